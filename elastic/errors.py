@@ -1,0 +1,29 @@
+"""What can go wrong around the training loop, grouped by what a caller would do about it."""
+
+
+class ElasticError(Exception):
+    """Any error of membership, coordination or the training loop."""
+
+
+class Fenced(ElasticError):
+    """This worker's generation is over: unwind, then wait for the next one."""
+
+
+class Stopped(ElasticError):
+    """The job is over for this worker: release everything and return."""
+
+
+class ConfigError(ElasticError):
+    """A setting is wrong or contradicts another: correct the named field."""
+
+
+class CoordinatorError(ElasticError):
+    """The coordinator cannot be reached or refused: check its address and that it runs."""
+
+
+class LeaseExpired(ElasticError):
+    """The lease ran out: the holder must stop acting before it asks for a new one."""
+
+
+class JobFailed(ElasticError):
+    """The job cannot go on (its own code fails, or too few nodes are left): see the reason."""
