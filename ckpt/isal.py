@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL:
 
 def address_of(buffer: Buffer) -> int:
     """Return the address of a contiguous buffer's first byte; the caller keeps it alive."""
-    return int(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)
+    return int(np.frombuffer(memoryview(buffer), dtype=np.uint8).ctypes.data)
 
 
 _MAX_CRC_BYTES = 1 << 30
