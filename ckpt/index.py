@@ -27,11 +27,17 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor: torch dtype name, global shape, and the chunks this writer holds of it."""
+    """One tensor: torch dtype name, global shape, and the chunks this writer holds of it.
+
+    ``grid`` is the shape of a cell when the boxes of *all* writers are the cells of one regular
+    grid (ragged at the tensor's edges only), as after an even or uneven split along any dim: the
+    largest extent per dim. None says nothing; see ``ckpt.grid.common_grid``.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    grid: tuple[int, ...] | None = None
 
 
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,14 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from typing_extensions import Buffer
+
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _candidates() -> Iterator[str]:
@@ -29,19 +32,36 @@ def _candidates() -> Iterator[str]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the loaded ISA-L. Raises ``OSError`` naming what was tried and the remedy."""
-    tried = list(_candidates())
-    for path in tried:
+    tried: list[str] = []
+    for path in _candidates():  # the system's is looked for last: that starts a compiler
+        tried.append(path)
         try:
             lib = ctypes.CDLL(path)
         except OSError:
             continue
         lib.crc32_iscsi.restype = ctypes.c_uint32
         lib.crc32_iscsi.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
+        _declare_erasure(lib)
         return lib
     raise OSError(
         f"no ISA-L library found (tried {tried or 'none'}): install the pyeclib wheel, or the "
         "system package libisal2"
     )
+
+
+def _declare_erasure(lib: ctypes.CDLL) -> None:
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    table = ctypes.POINTER(ctypes.c_void_p)
+    lib.ec_init_tables.argtypes = [number, number, pointer, pointer]
+    lib.ec_init_tables.restype = None
+    lib.ec_encode_data.argtypes = [number, number, number, pointer, table, table]
+    lib.ec_encode_data.restype = None
+    lib.ec_encode_data_update.argtypes = [number] * 4 + [pointer, pointer, table]
+    lib.ec_encode_data_update.restype = None
+    lib.gf_gen_cauchy1_matrix.argtypes = [pointer, number, number]
+    lib.gf_gen_cauchy1_matrix.restype = None
+    lib.gf_invert_matrix.argtypes = [pointer, pointer, number]
+    lib.gf_invert_matrix.restype = number
 
 
 def address_of(buffer: Buffer) -> int:
@@ -62,3 +82,54 @@ def crc32c(buffer: Buffer, value: int = 0) -> int:
     for at in range(0, view.nbytes, _MAX_CRC_BYTES):
         state = lib.crc32_iscsi(start + at, min(_MAX_CRC_BYTES, view.nbytes - at), state)
     return int(state) ^ 0xFFFFFFFF
+
+
+def encode_tables(coefficients: Sequence[int]) -> Bytes:
+    """Return ISA-L's expanded tables for one output row over ``len(coefficients)`` inputs."""
+    row = np.array(coefficients, dtype=np.uint8)
+    tables = np.zeros(32 * len(row), dtype=np.uint8)
+    library().ec_init_tables(len(row), 1, address_of(row.data), address_of(tables.data))
+    return tables
+
+
+def encode_row(
+    sources: Sequence[Buffer],
+    tables: Bytes,
+    into: Buffer,
+) -> None:
+    """Overwrite ``into`` with the combination of ``sources``; all have the length of ``into``."""
+    inputs = (ctypes.c_void_p * len(sources))(*[address_of(each) for each in sources])
+    output = (ctypes.c_void_p * 1)(address_of(into))
+    nbytes = memoryview(into).nbytes
+    library().ec_encode_data(nbytes, len(sources), 1, address_of(tables.data), inputs, output)
+
+
+def encode_update(
+    column: int,
+    source: Buffer,
+    tables: Bytes,
+    into: Buffer,
+) -> None:
+    """Add to ``into`` what input ``column`` contributes; ``source`` has the length of ``into``."""
+    output = (ctypes.c_void_p * 1)(address_of(into))
+    nbytes, k = memoryview(into).nbytes, len(tables) // 32
+    library().ec_encode_data_update(
+        nbytes, k, 1, column, address_of(tables.data), address_of(source), output
+    )
+
+
+def cauchy_matrix(n: int, k: int) -> Bytes:
+    """Return the n by k encoding matrix: identity, then Cauchy rows; any k rows are invertible."""
+    matrix = np.zeros((n, k), dtype=np.uint8)
+    library().gf_gen_cauchy1_matrix(address_of(matrix.reshape(-1).data), n, k)
+    return matrix
+
+
+def invert(matrix: Bytes) -> Bytes | None:
+    """Return the inverse over GF(256), None for a singular matrix."""
+    work, inverse = matrix.copy(), np.zeros_like(matrix)
+    size = matrix.shape[0]
+    singular = library().gf_invert_matrix(
+        address_of(work.reshape(-1).data), address_of(inverse.reshape(-1).data), size
+    )
+    return None if singular else inverse

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from ckpt.errors import CkptError, FencedError, PeerError
 from ckpt.types import Json
@@ -30,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 1 << 30
 """Larger frames are refused by the socket: a bound on what a peer can make us allocate."""
+
+_LOST, _REFUSED = int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_CONNECT_RETRIED)
+_REFUSALS = 3
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
@@ -242,11 +246,17 @@ class Server:
 class Client:
     """Asks one server; safe to share between threads, one request at a time.
 
-    Reconnects by itself. A reply that comes after its deadline is dropped.
+    Reconnects by itself. A reply that comes after its deadline is dropped. With ``watch`` a call
+    also ends as soon as the connection is lost or refused: for a server that, once gone, does not
+    come back at this address.
     """
 
-    def __init__(self, address: str, key: RunKey, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, address: str, key: RunKey, *, timeout_s: float = 10.0, watch: bool = False
+    ) -> None:
         self.address, self._key, self._timeout_s = address, key, timeout_s
+        self._watch = watch
+        self._monitor: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._context = zmq.Context()
@@ -261,6 +271,8 @@ class Client:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        if self._watch:
+            self._monitor = socket.get_monitor_socket(_LOST | _REFUSED)
         socket.connect(self.address)
         return socket
 
@@ -282,6 +294,7 @@ class Client:
             number = next(self._numbers)
             try:
                 header = _encode(_Header(id=number, op=op, body=body))
+                self._connection_events()  # of before this call
                 self._socket.send_multipart([header, *frames], copy=False)
                 return self._await(number, op, wait_s)
             except zmq.ZMQError as error:
@@ -289,7 +302,16 @@ class Client:
 
     def _await(self, number: int, op: str, wait_s: float) -> tuple[Json, list[memoryview]]:
         deadline = time.monotonic() + wait_s
-        while self._socket.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))):
+        lost = f"no answer to {op} within {wait_s:g} s"
+        refusals = 0
+        while ready := self._poll(deadline - time.monotonic()):
+            if self._socket not in ready:
+                events = self._connection_events()
+                refusals += events.count(_REFUSED)
+                if _LOST in events or refusals >= _REFUSALS:
+                    lost = f"nobody serves there any more: no answer to {op}"
+                    break
+                continue
             parts = self._socket.recv_multipart(copy=False)
             header = _decode_header(parts[0].buffer)
             if header.id != number:
@@ -300,11 +322,33 @@ class Client:
                 raise FencedError(header.error)
             raise PeerError(header.error, kind=header.error_kind or "")
         # A server that comes back must not work off what its clients gave up long ago.
-        self._socket.close(0)
+        self._disconnect()
         self._socket = self._connect()
-        raise PeerError(f"{self.address}: no answer to {op} within {wait_s:g} s")
+        raise PeerError(f"{self.address}: {lost}")
+
+    def _poll(self, left_s: float) -> list[Any]:
+        """Wait for an answer or an event of the connection; return the sockets that have one."""
+        poller = zmq.Poller()
+        for socket in (self._socket, self._monitor):
+            if socket is not None:
+                poller.register(socket, zmq.POLLIN)
+        return [socket for socket, _ in poller.poll(max(0, math.ceil(left_s * 1000)))]
+
+    def _connection_events(self) -> list[int]:
+        """Return what has happened to the connection since the last look."""
+        events = []
+        while self._monitor is not None and self._monitor.poll(0):
+            events.append(int(recv_monitor_message(self._monitor)["event"]))
+        return events
+
+    def _disconnect(self) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor = None
+        self._socket.close(0)
 
     def close(self) -> None:
         """Close the socket; a call under way in another thread ends first."""
         with self._lock:
+            self._disconnect()
             self._context.destroy(linger=0)

@@ -1,0 +1,151 @@
+"""The settings of an RL job: one frozen value, read once from a JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from adapters.rl.ledger import BatchPlan
+from adapters.rl.loss import LossConfig
+from adapters.rl.model import ModelConfig
+from adapters.rl.trajectory import Limits
+from elastic.errors import ConfigError
+
+ROLE = "rollout"
+"""The role of rollout workers, the first part of their seats."""
+
+
+class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Supervised steps before the reinforcement: ``steps`` of ``rows`` examples each."""
+
+    steps: int = 80
+    rows: int = 64
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps is {self.steps}, needed: 0 or more")
+        if self.rows < 1:
+            raise ValueError(f"rows is {self.rows}, needed: at least 1")
+
+
+class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An asynchronous RL job in mode ``fixed_lag(eta)``.
+
+    A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
+    parts. ``warm_start`` is the directory of the warmed-up model: read when it has one, written
+    by `adapters.rl.sft`; None starts from random weights. ``exact_weight`` is the weight of the
+    exact match in the reward, the rest is the task's shaped score. ``slots`` and
+    ``log_every_ticks`` are of each rollout worker.
+    """
+
+    task: str = "spell_backward"
+    task_seed: int = 7
+    exact_weight: float = 1.0
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    warm: WarmStart = WarmStart()
+    warm_start: str | None = None
+    steps: int = 60
+    groups: int = 8
+    group: int = 8
+    microbatches: int = 8
+    eta: int = 2
+    max_new_tokens: int = 8
+    lr: float = 1e-3
+    lr_warmup_steps: int = 5
+    max_norm: float = 1.0
+    slots: int = 32
+    log_every_ticks: int = 4
+    held_out: int = 256
+    evaluate_every: int = 10
+    parity: int = 1
+    min_dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
+        if self.group < 2:
+            raise ValueError(f"group is {self.group}: an advantage needs at least 2 samples")
+        if self.groups * self.group % self.microbatches:
+            raise ValueError(
+                f"{self.groups} groups x {self.group} samples do not part into "
+                f"{self.microbatches} equal microbatches"
+            )
+        if self.eta < 0:
+            raise ValueError(f"eta is {self.eta}, needed: 0 or more")
+        if not 0 <= self.exact_weight <= 1:
+            raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
+        if self.log_every_ticks < 1:
+            raise ValueError(f"log_every_ticks is {self.log_every_ticks}, needed: at least 1")
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The shape of the job as the ledger sees it."""
+        return BatchPlan(
+            groups=self.groups,
+            group=self.group,
+            eta=self.eta,
+            steps=self.steps,
+            limits=self.limits,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """When an answer is over."""
+        return Limits(context=self.model.context, max_new_tokens=self.max_new_tokens)
+
+    @property
+    def rows(self) -> int:
+        """Number of samples in a batch."""
+        return self.groups * self.group
+
+    @property
+    def keep(self) -> int:
+        """Snapshots to keep in memory: all versions that may still be asked to sample."""
+        return max(2, self.eta + 1)
+
+
+def load_config(path: Path) -> RLConfig:
+    """Read a JSON file. Raises ``ConfigError`` naming file and field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RLConfig)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: {error}; see RLConfig for the fields there are") from error
+
+
+def save_config(config: RLConfig, path: Path) -> None:
+    """Write ``config`` as a JSON file."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
+
+
+def preset(name: str) -> RLConfig:
+    """Return a named configuration. Raises ``ConfigError`` for a name that is not known."""
+    try:
+        return _PRESETS[name]
+    except KeyError:
+        raise ConfigError(f"preset {name!r} is not known; choose one of {[*_PRESETS]}") from None
+
+
+_PRESETS: dict[str, RLConfig] = {
+    "quick": RLConfig(steps=60, evaluate_every=20),
+    "full": RLConfig(steps=250, groups=16, lr=5e-4, evaluate_every=25),
+    "tiny": RLConfig(
+        task="reverse",
+        model=ModelConfig(width=64, layers=1),
+        warm=WarmStart(steps=40, rows=32, lr=3e-3),
+        exact_weight=0.5,
+        steps=6,
+        groups=4,
+        group=4,
+        microbatches=4,
+        slots=8,
+        held_out=16,
+        evaluate_every=3,
+    ),
+}

@@ -1,0 +1,51 @@
+"""Held-out exact match, without sampling: one teacher-forced pass over the right answers.
+
+A greedy answer is right exactly when every token of the right answer is the most likely one
+after the tokens before it; a sampled answer is right with the product of their probabilities.
+So one forward pass gives both, with no sampling noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adapters.rl.loss import target_logprobs
+from adapters.rl.task import END, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Problems as padded tensors: tokens [rows, length], answer mask [rows, length - 1]."""
+
+    tokens: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem], *, length: int) -> HeldOut:
+        """Lay out problems with their right answers."""
+        tokens = torch.zeros(len(problems), length, dtype=torch.long)
+        mask = torch.zeros(len(problems), length - 1, dtype=torch.bool)
+        for row, problem in enumerate(problems):
+            text = problem.prompt + problem.answer + bytes([END])
+            tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            mask[row, len(problem.prompt) - 1 : len(text) - 1] = True
+        return cls(tokens=tokens, mask=mask)
+
+    def share(self, rank: int, *, world_size: int) -> HeldOut:
+        """Return every ``world_size``-th row, beginning with ``rank``."""
+        return HeldOut(tokens=self.tokens[rank::world_size], mask=self.mask[rank::world_size])
+
+
+@torch.no_grad()
+def exact_matches(model: nn.Module, problems: HeldOut) -> Tensor:
+    """Return [expected number of right sampled answers, right greedy answers], float64."""
+    logits = model(problems.tokens)
+    greedy = logits[:, :-1].argmax(-1) == problems.tokens[:, 1:]
+    right = (greedy | ~problems.mask).all(1).double().sum()
+    logprobs = target_logprobs(logits, problems.tokens).double()
+    expected = (logprobs * problems.mask).sum(1).exp().sum()
+    return torch.stack([expected, right])

@@ -1,0 +1,132 @@
+"""The one script of an RL job: every worker runs it, and its seat says which part it plays.
+
+Under ``holdfast run`` seats ``trainer/N`` train and ``rollout/N`` sample. Started by hand it is
+the whole job: one trainer rank, with a rollout worker on a thread beside it. Each part imports
+only what it needs: imports are most of a worker's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from adapters.rl.config import ROLE, RLConfig, load_config, preset
+from ckpt.errors import CkptError
+from ckpt.types import Json
+from elastic.channel import Channel, Phase, connect
+from elastic.errors import ConfigError, ElasticError, Stopped
+from elastic.records import TRAINER, Roster
+from elastic.solo import SoloChannel
+
+
+class ThreadHost:
+    """Stands in for a channel when the rollout worker is a thread of the trainer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.node, self.key, self.sidecar = channel.node, channel.key, channel.sidecar
+        self.seat, self.incarnation = f"{ROLE}/0", uuid.uuid4().hex
+
+    def roster(self) -> Roster:
+        """Return the trainer's roster."""
+        return self._channel.roster()
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """The trainer's own heartbeat is the process's."""
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record the event as the trainer's."""
+        self._channel.emit(kind, **fields)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play this process's part; return the exit status."""
+    options = _parse(arguments)
+    torch.set_num_threads(1)
+    try:
+        config = load_config(options.config) if options.config else preset(options.preset)
+        channel = connect()
+        if isinstance(channel, SoloChannel):
+            _alone(channel, config, options.result)
+        elif channel.role == TRAINER:
+            _train(channel, config, options.result)
+        else:
+            _roll_out(channel, config)
+    except Stopped:
+        return 0
+    except (ElasticError, CkptError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def _train(channel: Channel, config: RLConfig, result: Path | None) -> None:
+    from adapters.rl.server import RolloutServer
+    from adapters.rl.trainer import Trainer
+
+    server = RolloutServer(channel.key)
+    try:
+        Trainer(config, server, result=result).run()
+    finally:
+        server.close()
+
+
+def _roll_out(channel: Channel, config: RLConfig) -> None:
+    from adapters.rl.rollout import RolloutWorker
+
+    channel.ready(after=0, spec=None, info={})
+    RolloutWorker(channel, config, stopped=channel.stopped).run()
+    channel.done()
+
+
+def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
+    """Be trainer and rollout worker in one process, warm-up included."""
+    from adapters.rl import sft
+    from adapters.rl.rollout import RolloutWorker
+
+    over = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="holdfast-warm-") as directory:
+        if config.warm.steps and config.warm_start is None:
+            config = msgspec.structs.replace(config, warm_start=directory)
+        if config.warm_start is not None:
+            sft.prepare(config)
+        worker = RolloutWorker(ThreadHost(channel), config, stopped=over.is_set)
+        thread = threading.Thread(target=worker.run, name="rollout", daemon=True)
+        thread.start()
+        try:
+            _train(channel, config, result)
+        finally:
+            over.set()
+            thread.join(timeout=5)
+            channel.close()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="An asynchronous, elastic RL job.")
+    parser.add_argument("--config", type=Path, help="JSON file of the job (see RLConfig)")
+    parser.add_argument(
+        "--preset", default="quick", help="used without --config: quick, full, tiny"
+    )
+    parser.add_argument("--result", type=Path, help="where rank 0 writes the outcome (JSON)")
+    return parser.parse_args(arguments)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: to tear down an interpreter full of torch takes seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    _leave(main())

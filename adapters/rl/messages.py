@@ -1,0 +1,63 @@
+"""What rollout workers and the trainer's rollout server say to each other. Pure values.
+
+There is one operation, ``exchange``: a worker says what it holds, hands in what it finished and
+asks for work; the answer is the server's view. It is its own heartbeat and announcement, so a
+new server learns everything from the first exchange.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.rl.ledger import Assignment
+from adapters.rl.trajectory import SampleId, Trajectory
+
+EXCHANGE = "exchange"
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout worker: its seat, its process's incarnation, and the node that has its log."""
+
+    seat: str
+    incarnation: str
+    node: str
+
+    @property
+    def log(self) -> str:
+        """Name of its record log."""
+        return f"{self.seat.replace('/', '-')}-{self.incarnation}"
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's side.
+
+    ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of tokens of
+    each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None before
+    the first; ``again`` marks ``finished`` samples that were sent before, to another server.
+    """
+
+    worker: Worker
+    generation: int
+    finished: tuple[Trajectory, ...] = ()
+    again: bool = False
+    running: tuple[tuple[int, int, int], ...] = ()
+    free: int = 0
+    version: int | None = None
+    loaded_in: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's side.
+
+    ``leading``: this is rank 0 of the generation meant; all else is void when it is not.
+    ``abandon``: samples to stop working on; ``reload``: the worker's weights belong to a
+    rolled-back future, everything at work with them is void; ordinals below ``released`` are
+    trained and protected, nothing of them needs to be kept; ``over``: no work will come.
+    """
+
+    leading: bool
+    work: tuple[Assignment, ...] = ()
+    abandon: tuple[SampleId, ...] = ()
+    reload: bool = False
+    released: int = 0
+    over: bool = False

@@ -1,0 +1,244 @@
+"""A rollout worker: claims work, pulls weights, samples, logs, delivers.
+
+It follows whoever is rank 0 and never ends because the trainer is away: it goes on with what it
+has, keeps every finished sample until that is trained and protected, and hands all of it to the
+next leader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from adapters.rl.config import RLConfig
+from adapters.rl.engine import Engine
+from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.model import LanguageModel
+from adapters.rl.token_log import TokenLog
+from adapters.rl.trajectory import SampleId, Trajectory
+from adapters.rl.weights import pull
+from ckpt.errors import CkptError, NotFoundError, PeerError
+from ckpt.sidecar.client import SidecarClient
+from ckpt.transport import Client, RunKey
+from ckpt.types import Json
+from elastic.channel import Phase
+from elastic.records import Roster
+
+_EXCHANGE_TIMEOUT_S = 0.6
+_HEARTBEAT_S = 0.25
+_RETRY_S = 0.02
+_AWAIT_VERSION_S = 0.05
+
+
+class Host(Protocol):
+    """What a rollout worker needs of its surroundings: a channel, or a stand-in for one."""
+
+    node: str
+    seat: str
+    incarnation: str
+    sidecar: str
+    key: RunKey
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard."""
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """Show progress."""
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The way to the leader of one generation."""
+
+    generation: int
+    client: Client
+
+
+class RolloutWorker:
+    """See the module's docstring; ``stopped`` tells when to end."""
+
+    def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
+        self._host, self._config, self._stopped = host, config, stopped
+        self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        self._engine = Engine(
+            config=config.model, limits=config.limits, slots=config.slots, seed=config.seed
+        )
+        self._names = [name for name, _ in LanguageModel(config.model).named_parameters()]
+        self._sidecar: SidecarClient | None = None
+        self._log = TokenLog(self._client, self._worker.log)
+        self._link: _Link | None = None
+        self._held: dict[SampleId, Trajectory] = {}
+        self._unsent: set[SampleId] = set()
+        self._again = False
+        self._next_exchange = 0.0
+        self._ticks = 0
+        self._told_idle = True
+
+    def run(self) -> None:
+        """Work until stopped."""
+        try:
+            while not self._stopped():
+                self._follow()
+                if self._due():
+                    self._exchange()
+                self._tell()
+                self._sample()
+        finally:
+            if self._link:
+                self._link.client.close()
+            if self._sidecar:
+                self._sidecar.close()
+
+    # -- the leader --------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Point the link at rank 0 of the newest generation."""
+        record = self._host.roster().generation
+        if record is None or (self._link and self._link.generation == record.number):
+            return
+        address = record.members[0].info.get("rollout")
+        if self._link:
+            self._link.client.close()
+        client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)
+        self._link = _Link(record.number, client)
+        self._unsent, self._again = set(self._held), True
+        self._next_exchange = 0.0
+
+    def _due(self) -> bool:
+        if self._link is None:
+            return False
+        now, free = time.monotonic(), self._engine.free
+        wanting = bool(self._unsent) or free * 4 >= self._engine.slots
+        return now >= self._next_exchange and (wanting or now >= self._next_exchange + _HEARTBEAT_S)
+
+    def _exchange(self) -> None:
+        link = self._link
+        assert link is not None
+        sent = sorted(self._unsent & self._held.keys())
+        exchange = Exchange(
+            worker=self._worker,
+            generation=link.generation,
+            finished=tuple(self._held[key] for key in sent),
+            again=self._again,
+            running=tuple((*key, count) for key, count in self._engine.progress().items()),
+            free=self._engine.free,
+            version=self._engine.version,
+            loaded_in=self._engine.generation,
+        )
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        try:
+            body, _ = link.client.call(EXCHANGE, msgspec.to_builtins(exchange))
+            answer = msgspec.convert(body, Answer)
+        except PeerError:
+            answer = Answer(leading=False)
+        if not answer.leading:
+            self._again, self._next_exchange = True, time.monotonic() + _RETRY_S
+            return
+        self._unsent -= set(sent)
+        self._again = False
+        self._obey(answer)
+
+    def _obey(self, answer: Answer) -> None:
+        engine = self._engine
+        if answer.reload:
+            engine.unload()
+        engine.drop(set(answer.abandon))
+        if answer.released:
+            self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
+            self._log.release(answer.released)
+        if answer.work and self._ready_for(answer.work[0].version):
+            for assignment in answer.work:
+                engine.put(assignment.trajectory)
+        pause_s = _RETRY_S if answer.over or not (engine.idle or engine.free == 0) else 0.0
+        self._next_exchange = time.monotonic() + pause_s
+
+    # -- sampling ----------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Record when sampling begins and when it pauses."""
+        if self._engine.idle != self._told_idle:
+            self._told_idle = self._engine.idle
+            self._host.emit("sampling", samples=len(self._engine.progress()))
+
+    def _sample(self) -> None:
+        """Feed some tokens, or wait a moment where there is nothing to do."""
+        engine = self._engine
+        if engine.idle:
+            self._host.beat(step=self._ticks, phase=Phase.IDLE)
+            pause = self._next_exchange - time.monotonic() if self._link else _RETRY_S
+            if pause > 0:
+                time.sleep(min(pause, _RETRY_S))
+            return
+        for _ in range(self._config.log_every_ticks):
+            self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
+            self._ticks += 1
+            for trajectory in engine.tick():
+                self._held[trajectory.key] = trajectory
+                self._unsent.add(trajectory.key)
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        self._log.append(engine.take_deltas(), self._holding)
+
+    def _holding(self) -> list[Trajectory]:
+        return [*self._held.values(), *self._engine.running()]
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def _ready_for(self, version: int) -> bool:
+        """Have the weights of ``version`` in the engine; False when the leader changed first."""
+        engine, link = self._engine, self._link
+        if engine.version == version:
+            return True
+        while link is not None and not self._stopped():
+            roster = self._host.roster()
+            if roster.generation is None or roster.generation.number != link.generation:
+                return False
+            try:
+                pulled = pull(
+                    self._names,
+                    version=version,
+                    client=self._client(),
+                    node=self._host.node,
+                    roster=roster,
+                    key=self._host.key,
+                )
+            except NotFoundError:
+                self._await_version(version, link.generation)
+                continue
+            except CkptError:
+                time.sleep(_RETRY_S)
+                continue
+            engine.load(pulled.tensors, version=version, generation=link.generation)
+            self._host.emit(
+                "weights_pulled",
+                version=version,
+                seconds=pulled.seconds,
+                bytes=pulled.nbytes,
+                digest=pulled.digest,
+            )
+            return True
+        return False
+
+    def _await_version(self, version: int, generation: int) -> None:
+        """Wait a moment, at the sidecar, for the version to be protected."""
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        try:
+            self._client().protected_step(
+                generation=generation, at_least=version, timeout_s=_AWAIT_VERSION_S
+            )
+        except CkptError:
+            time.sleep(_RETRY_S)
+
+    def _client(self) -> SidecarClient:
+        """Return a client of the node's sidecar, wherever that now listens."""
+        if self._sidecar is None or self._sidecar.address != self._host.sidecar:
+            if self._sidecar is not None:
+                self._sidecar.close()
+            self._sidecar = SidecarClient(self._host.sidecar, self._host.key)
+        return self._sidecar

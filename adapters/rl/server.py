@@ -1,0 +1,368 @@
+"""The rollout server on rank 0: gives out work, takes samples, salvages what lost workers held.
+
+Every trainer process has one, for its whole life; the one of rank 0 *leads* for the time of a
+generation. Lost workers are known from the roster (their process is gone) or from their silence;
+their log is read from their node's sidecar or from its copy on the next node.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from adapters.rl.config import ROLE
+from adapters.rl.ledger import Assignment, Ledger
+from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.trajectory import SampleId, Trajectory, fold
+from ckpt.errors import CkptError, NotFoundError, PeerError
+from ckpt.transport import Request, RunKey, Server
+from ckpt.types import Json
+from elastic.errors import ElasticError
+from elastic.records import Roster, WorkerState
+
+_log = logging.getLogger(__name__)
+
+_LONG_POLL_S = 0.25
+_LOG_RETRY_S = 0.1
+
+
+class Logs(Protocol):
+    """Reads record logs: the sidecar client, or a fake."""
+
+    def log_read(self, name: str, *, node: str) -> list[bytes]:
+        """Return all records of a log, wherever a copy of it is left."""
+
+
+class Emit(Protocol):
+    """Records an event."""
+
+    def __call__(self, kind: str, **fields: Json) -> None:
+        """Record it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for workers: to announce themselves to a new leader; before a silent one
+    counts as lost; for a lost one's log to be readable."""
+
+    announce_s: float = 1.0
+    silence_s: float = 10.0
+    log_s: float = 3.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    worker: Worker
+    heard: float
+    in_roster: bool = False
+    progress: dict[SampleId, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Term:
+    """The time of one generation during which this server leads."""
+
+    generation: int
+    ledger: Ledger
+    prompt_of: Callable[[int], bytes]
+    roster: Callable[[], Roster]
+    logs: Logs
+    emit: Emit
+    began: float
+    seen: dict[str, _Seen] = field(default_factory=dict)
+    lost: dict[str, tuple[Worker, int]] = field(default_factory=dict)
+    recovering: set[str] = field(default_factory=set)
+    announced: set[str] = field(default_factory=set)
+    released: int = 0
+    over: bool = False
+
+
+class LedgerState:
+    """The ledger and the workers whose logs still matter, as one tracked, locked state."""
+
+    def __init__(self, ledger: Ledger, server: RolloutServer) -> None:
+        self._ledger, self._server = ledger, server
+        self.workers: tuple[Worker, ...] = ()
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return both as JSON values."""
+        with self._server.lock:
+            workers = self._server.workers() or self.workers
+            return {
+                "ledger": self._ledger.state_dict(),
+                "workers": [msgspec.to_builtins(worker) for worker in workers],
+            }
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Replace both by what ``state_dict`` returned."""
+        self._ledger.load_state_dict(state["ledger"])
+        self.workers = tuple(msgspec.convert(w, Worker) for w in state["workers"])
+
+
+class RolloutServer:
+    """See the module's docstring. ``lock`` guards the ledger of the current term."""
+
+    def __init__(self, key: RunKey, *, patience: Patience | None = None) -> None:
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._patience = patience or Patience()
+        self._term: Term | None = None
+        self._waiting: list[tuple[float, Exchange, Request]] = []
+        self._salvage: queue.SimpleQueue[tuple[Term, Worker] | None] = queue.SimpleQueue()
+        self._server = Server(self._handle, key=key, tick=self._tick)
+        self.address = self._server.address
+        threading.Thread(target=self._salvage_all, name="rollout-salvage", daemon=True).start()
+
+    # -- the trainer's side ------------------------------------------------------------------
+
+    def lead(self, term: Term, *, former: tuple[Worker, ...] = ()) -> None:
+        """Begin to lead; the logs of ``former`` workers that are gone are read first."""
+        with self._changed:
+            self._term = term
+            alive = _alive(term.roster())
+            for worker in former:
+                if worker.incarnation not in alive:
+                    self._lose(term, worker)
+            self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Stop leading: the generation is over."""
+        with self._changed:
+            self._term = None
+            self._answer_waiting(everyone=True)
+
+    def close(self) -> None:
+        """Stop serving for good."""
+        self.retire()
+        self._salvage.put(None)
+        self._server.close()
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Return the workers that may hold samples not yet trained, lost ones included."""
+        term = self._term
+        if term is None:
+            return ()
+        return (
+            *(seen.worker for seen in term.seen.values()),
+            *(worker for worker, _ in term.lost.values()),
+        )
+
+    def advance(self, completed: int, *, protected: int) -> None:
+        """Admit what ``completed`` steps allow; let go of what ``protected`` steps used."""
+        with self._changed:
+            term = self._leading()
+            term.ledger.admit(completed, term.prompt_of)
+            term.released = max(term.released, protected * term.ledger.plan.groups)
+            term.lost = {key: lost for key, lost in term.lost.items() if lost[1] > term.released}
+            self._answer_waiting()
+
+    def wait_batch(self, step: int, *, timeout_s: float) -> list[Trajectory] | None:
+        """Return the samples of ``step``, or None when they are not complete in time."""
+        with self._changed:
+            term = self._leading()
+            self._changed.wait_for(lambda: term.ledger.batch(step) is not None, timeout_s)
+            return term.ledger.batch(step)
+
+    def finish(self) -> None:
+        """Tell workers that ask that no more work will come."""
+        with self._changed:
+            self._leading().over = True
+            self._answer_waiting()
+
+    def _leading(self) -> Term:
+        if self._term is None:
+            raise ElasticError("this rollout server leads no generation")
+        return self._term
+
+    # -- the workers' side (I/O thread) ------------------------------------------------------
+
+    def _handle(self, request: Request) -> None:
+        if request.op != EXCHANGE:
+            raise PeerError(f"operation {request.op!r} is not known; the one there is: {EXCHANGE}")
+        try:
+            exchange = msgspec.convert(request.body, Exchange)
+        except msgspec.ValidationError as error:
+            raise PeerError(f"malformed exchange: {error}") from error
+        with self._changed:
+            term, worker = self._term, exchange.worker
+            self._waiting = [held for held in self._waiting if held[1].worker != worker]
+            if term is None or term.generation != exchange.generation:
+                request.reply(msgspec.to_builtins(Answer(leading=False)))
+                return
+            reload, abandon = self._take(term, exchange)
+            answer = self._offer(term, exchange, reload=reload, abandon=abandon)
+            if answer is None:
+                self._waiting.append((time.monotonic() + _LONG_POLL_S, exchange, request))
+            else:
+                request.reply(msgspec.to_builtins(answer))
+            self._changed.notify_all()
+
+    def _take(self, term: Term, exchange: Exchange) -> tuple[bool, set[SampleId]]:
+        """Note what the worker says and hands in; return whether it must reload, and abandon."""
+        worker, ledger = exchange.worker, term.ledger
+        seen = term.seen.setdefault(worker.incarnation, _Seen(worker=worker, heard=0.0))
+        term.lost.pop(worker.incarnation, None)
+        term.announced.add(worker.incarnation)
+        seen.heard = time.monotonic()
+        for trajectory in exchange.finished:
+            ledger.deliver(trajectory, again=exchange.again)
+        running = {(ordinal, sample): count for ordinal, sample, count in exchange.running}
+        reload = exchange.version is not None and not ledger.current(
+            generation=exchange.loaded_in, version=exchange.version
+        )
+        held = set() if reload else running.keys()
+        abandon = ledger.hold(worker.incarnation, held)
+        ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - held)
+        seen.progress = {} if reload else running
+        return reload, abandon
+
+    def _offer(
+        self, term: Term, exchange: Exchange, *, reload: bool, abandon: set[SampleId]
+    ) -> Answer | None:
+        """Return the answer, or None while an idle worker should rather wait for work."""
+        bound = exchange.version if exchange.running and not reload else None
+        work: tuple[Assignment, ...] = ()
+        if exchange.free and self._settled(term):
+            work = tuple(
+                term.ledger.claim(exchange.worker.incarnation, free=exchange.free, version=bound)
+            )
+        idle = exchange.free > 0 and not exchange.running
+        if idle and not (work or abandon or reload or term.over or exchange.finished):
+            return None
+        return Answer(
+            leading=True,
+            work=work,
+            abandon=tuple(sorted(abandon)),
+            reload=reload,
+            released=term.released,
+            over=term.over,
+        )
+
+    def _settled(self, term: Term) -> bool:
+        """Whether it is known what the living hold and what the lost left behind."""
+        if term.recovering:
+            return False
+        if time.monotonic() - term.began > self._patience.announce_s:
+            return True
+        return _alive(term.roster()) <= term.announced
+
+    def _answer_waiting(self, *, everyone: bool = False) -> None:
+        now, term = time.monotonic(), self._term
+        still: list[tuple[float, Exchange, Request]] = []
+        for deadline, exchange, request in self._waiting:
+            answer: Answer | None = Answer(leading=False)
+            if term is not None and term.generation == exchange.generation:
+                answer = self._offer(term, exchange, reload=False, abandon=set())
+                if answer is None and (everyone or now >= deadline):
+                    answer = Answer(leading=True, released=term.released, over=term.over)
+            if answer is None:
+                still.append((deadline, exchange, request))
+            else:
+                request.reply(msgspec.to_builtins(answer))
+        self._waiting = still
+
+    # -- lost workers ------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        with self._changed:
+            term = self._term
+            if term is not None:
+                self._look_for_lost(term)
+            if self._waiting:
+                self._answer_waiting()
+
+    def _look_for_lost(self, term: Term) -> None:
+        alive, now = _alive(term.roster()), time.monotonic()
+        for seen in list(term.seen.values()):
+            present = seen.worker.incarnation in alive
+            silent = now - seen.heard > self._patience.silence_s
+            if (seen.in_roster and not present) or silent:
+                self._lose(term, seen.worker)
+            seen.in_roster = seen.in_roster or present
+
+    def _lose(self, term: Term, worker: Worker) -> None:
+        if worker.incarnation in term.recovering:
+            return
+        term.lost[worker.incarnation] = (worker, term.ledger.admitted)
+        term.recovering.add(worker.incarnation)
+        self._salvage.put((term, worker))
+
+    def _salvage_all(self) -> None:
+        """Read the logs of lost workers, one after another (own thread: reading may block)."""
+        while (job := self._salvage.get()) is not None:
+            term, worker = job
+            records = self._read_log(term, worker)
+            with self._changed:
+                term.recovering.discard(worker.incarnation)
+                if term is self._term:
+                    self._recover(term, worker, records)
+                    self._answer_waiting()
+                    self._changed.notify_all()
+
+    def _read_log(self, term: Term, worker: Worker) -> list[bytes]:
+        deadline = time.monotonic() + self._patience.log_s
+        while True:
+            try:
+                return term.logs.log_read(worker.log, node=worker.node)
+            except NotFoundError:
+                return []
+            except CkptError as error:
+                if time.monotonic() > deadline or term is not self._term:
+                    _log.warning("log of %s is lost: %s", worker.seat, error)
+                    return []
+                time.sleep(_LOG_RETRY_S)
+
+    def _recover(self, term: Term, worker: Worker, records: list[bytes]) -> None:
+        ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)
+        ledger.lose(worker.incarnation)
+        before = ledger.counters.tokens_recovered
+        pieces = fold(records)
+        reported = seen.progress if seen else {}
+        unfinished = set(reported)
+        for key, piece in pieces.items():
+            prompt = ledger.prompt(key[0])
+            if prompt is not None:
+                trajectory = Trajectory(
+                    ordinal=piece.ordinal,
+                    sample=piece.sample,
+                    prompt=prompt,
+                    tokens=piece.tokens,
+                    logprobs=piece.logprobs,
+                    stamps=piece.stamps,
+                )
+                finished = ledger.plan.limits.finished(trajectory)
+                unfinished = unfinished - {key} if finished else unfinished | {key}
+                ledger.recover(trajectory)
+        lost = sum(
+            max(0, count - (len(pieces[key].tokens) if key in pieces else 0))
+            for key, count in reported.items()
+        )
+        ledger.counters.tokens_resampled += lost
+        term.emit(
+            "rollout_recovered",
+            worker=worker.seat,
+            samples=len(pieces),
+            unfinished=len(unfinished),
+            tokens=ledger.counters.tokens_recovered - before,
+            resampled=lost,
+        )
+
+
+def _alive(roster: Roster) -> set[str]:
+    """Return the incarnations of the rollout workers that run."""
+    return {
+        worker.incarnation
+        for node in roster.nodes
+        for worker in node.workers
+        if worker.seat.startswith(f"{ROLE}/") and worker.state in _RUNNING
+    }
+
+
+_RUNNING = (WorkerState.READY, WorkerState.ACTIVE)

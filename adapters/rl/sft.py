@@ -1,0 +1,104 @@
+"""The supervised warm-up: one process, a pure function of the configuration.
+
+Run by hand: ``python -m adapters.rl.sft --config FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+import ckpt
+from adapters.rl.config import RLConfig, load_config
+from adapters.rl.model import LanguageModel, build_model
+from adapters.rl.task import END, Task, make_task
+from adapters.rl.weights import MODEL
+from ckpt import catalog
+from ckpt.errors import CkptError
+from ckpt.restore import read_tensors
+from ckpt.source import StoreSource
+from elastic.errors import ConfigError, ElasticError
+
+_FIRST_ORDINAL = 1 << 23
+"""Warm-up prompts lie far behind those the reinforcement will see."""
+
+_LR_WARMUP_STEPS = 20
+
+
+def prepare(config: RLConfig) -> bool:
+    """Make the warm start unless its directory has one; return whether it was made now."""
+    if config.warm_start is None:
+        raise ConfigError("the configuration names no warm_start directory to prepare")
+    if catalog.latest(config.warm_start) is not None:
+        return False
+    task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
+    ckpt.save(config.warm_start, {MODEL: warm_up(config, task)}, step=0)
+    return True
+
+
+def warm_up(config: RLConfig, task: Task) -> LanguageModel:
+    """Return a model trained on right answers for the configured number of steps."""
+    torch.set_num_threads(1)
+    model = build_model(config.model, seed=config.seed)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.warm.lr, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    for step in range(config.warm.steps):
+        tokens, targets = _examples(config, task, step=step)
+        for group in optimizer.param_groups:
+            group["lr"] = config.warm.lr * min(1.0, (step + 1) / _LR_WARMUP_STEPS)
+        logits = model(tokens[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
+        optimizer.step()
+    return model
+
+
+def load_warm_start(model: LanguageModel, root: str) -> None:
+    """Fill ``model`` from a warm start. Raises ``NotFoundError`` where there is none."""
+    step = catalog.latest(root)
+    if step is None:
+        raise ConfigError(
+            f"{root}: no warm start there; make it with: python -m adapters.rl.sft --config FILE"
+        )
+    names = [name for name, _ in model.named_parameters()]
+    with StoreSource(root, step) as source:
+        tensors = read_tensors(source, [f"{MODEL}.{name}" for name in names])
+    model.load_state_dict({name: tensors[f"{MODEL}.{name}"] for name in names})
+
+
+def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens [rows, context] and targets [rows, context - 1]; -100 where not the answer."""
+    rows = config.warm.rows
+    tokens = torch.zeros(rows, config.model.context, dtype=torch.long)
+    targets = torch.full((rows, config.model.context - 1), -100)
+    for row in range(rows):
+        problem = task.train(_FIRST_ORDINAL + step * rows + row)
+        text = problem.prompt + problem.answer + bytes([END])
+        tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        answer = slice(len(problem.prompt), len(text))
+        targets[row, answer.start - 1 : answer.stop - 1] = tokens[row, answer]
+    return tokens, targets
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare the warm start a configuration file names."""
+    parser = argparse.ArgumentParser(description="Make the warm start of an RL job.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file of the job")
+    options = parser.parse_args(arguments)
+    try:
+        prepare(load_config(options.config))
+    except (ElasticError, CkptError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""What is asked and what an answer is worth: prompts as a pure function of their ordinal.
+
+A prompt belongs to the held-out split when a hash of its text says so; training ordinals skip
+those, so the splits stay disjoint whatever the underlying data set repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from elastic.errors import ConfigError
+
+VOCABULARY = 128
+"""ASCII: a token is a byte below this."""
+
+END = 10
+"""The newline that ends an answer."""
+
+_HELD_OUT_SHARE = 26 / 256
+_TRAIN_STRIDE = 16
+"""Items set aside per training ordinal; the first that is not held out is its prompt."""
+
+_HELD_OUT_START = 1 << 29
+_CYCLE = 1 << 25
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and its right answer, both ASCII without the end token."""
+
+    prompt: bytes
+    answer: bytes
+
+
+class Source(Protocol):
+    """An endless, indexable supply of problems that also scores attempts."""
+
+    def item(self, index: int) -> Problem:
+        """Return problem ``index``, the same at every call."""
+
+    def score(self, index: int, text: str) -> float:
+        """Return how good ``text`` is as an answer to problem ``index``, from 0 to 1."""
+
+
+class Task:
+    """Training prompts by ordinal, held-out prompts by number, and the reward."""
+
+    def __init__(self, source: Source, *, exact_weight: float = 0.5) -> None:
+        self._source, self._exact_weight = source, exact_weight
+
+    def train(self, ordinal: int) -> Problem:
+        """Return the prompt of a training ordinal."""
+        return self._source.item(self._index(ordinal))
+
+    def held_out(self, count: int) -> list[Problem]:
+        """Return the first ``count`` distinct held-out problems."""
+        found: dict[bytes, Problem] = {}
+        for problem in self._scan(_HELD_OUT_START):
+            found.setdefault(problem.prompt, problem)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def reward(self, ordinal: int, tokens: bytes) -> float:
+        """Return what the sampled ``tokens`` earn: exact match with end token, and shaped score.
+
+        An answer that never ended is scored with a stray byte behind it, so that stopping in
+        time is part of being right.
+        """
+        index = self._index(ordinal)
+        ended = tokens.endswith(bytes([END]))
+        text = (tokens[:-1] if ended else tokens + b"\x01").decode("latin-1")
+        exact = float(text.encode("latin-1") == self._source.item(index).answer)
+        shaped = self._source.score(index, text)
+        return self._exact_weight * exact + (1.0 - self._exact_weight) * shaped
+
+    def _index(self, ordinal: int) -> int:
+        start = ordinal % _CYCLE * _TRAIN_STRIDE
+        for index in range(start, start + _TRAIN_STRIDE):
+            if not is_held_out(self._source.item(index).prompt):
+                return index
+        raise ConfigError(
+            f"the task has no training prompt for ordinal {ordinal}: all {_TRAIN_STRIDE} items "
+            "of it are held out; choose a task with more distinct prompts"
+        )
+
+    def _scan(self, start: int) -> Iterator[Problem]:
+        for index in range(start, start + 200_000):
+            problem = self._source.item(index)
+            if is_held_out(problem.prompt):
+                yield problem
+
+
+def is_held_out(prompt: bytes) -> bool:
+    """Tell whether a prompt belongs to the held-out tenth."""
+    return hashlib.blake2s(prompt).digest()[0] < _HELD_OUT_SHARE * 256
+
+
+class Reverse:
+    """The built-in source: reverse a random string of lower-case letters."""
+
+    def __init__(
+        self, *, seed: int, shortest: int = 3, longest: int = 5, letters: int = 26
+    ) -> None:
+        self._seed, self._shortest, self._longest = seed, shortest, longest
+        self._letters = "abcdefghijklmnopqrstuvwxyz"[:letters]
+
+    def item(self, index: int) -> Problem:
+        """Return problem ``index``."""
+        random = Random(f"{self._seed}:{index}")
+        length = random.randint(self._shortest, self._longest)
+        word = "".join(random.choices(self._letters, k=length))
+        return Problem(prompt=f"{word}>".encode(), answer=word[::-1].encode())
+
+    def score(self, index: int, text: str) -> float:
+        """Return the share of positions that are right; a right answer with junk gets 0.8."""
+        answer = self.item(index).answer.decode()
+        if text == answer:
+            return 1.0
+        matches = sum(a == b for a, b in zip(answer, text, strict=False))
+        return 0.8 if matches == len(answer) else matches / len(answer)
+
+
+class ReasoningGym:
+    """A data set of ``reasoning-gym``; importing it takes a second, so only who scores does."""
+
+    def __init__(self, name: str, *, seed: int) -> None:
+        import reasoning_gym  # type: ignore[import-untyped]
+
+        settings, self._compact = _GYM[name]
+        self._set = reasoning_gym.create_dataset(name, size=2**31 - 1, seed=seed, **settings)
+
+    def item(self, index: int) -> Problem:
+        """Return problem ``index``, its question shortened to what varies."""
+        entry = self._set[index]
+        prompt = self._compact(entry["question"])
+        return Problem(
+            prompt=prompt.encode("ascii", "replace"),
+            answer=str(entry["answer"]).encode("ascii", "replace"),
+        )
+
+    def score(self, index: int, text: str) -> float:
+        """Return the data set's own score."""
+        return float(self._set.score_answer(text, self._set[index]))
+
+
+_GYM: dict[str, tuple[dict[str, Any], Callable[[str], str]]] = {
+    "spell_backward": (
+        {"min_word_len": 3, "max_word_len": 5},
+        lambda question: question.rsplit(": ", 1)[1] + ">",
+    ),
+    "chain_sum": (
+        {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+        lambda question: question.split("problem: ")[1].replace(" ", ""),
+    ),
+}
+
+
+def make_task(name: str, *, seed: int, exact_weight: float = 0.5) -> Task:
+    """Return the named task; without reasoning-gym installed ``spell_backward`` is ``reverse``.
+
+    Raises ``ConfigError`` for a name that is not known.
+    """
+    if name == "reverse" or (name == "spell_backward" and not gym_installed()):
+        return Task(Reverse(seed=seed), exact_weight=exact_weight)
+    if name not in _GYM:
+        raise ConfigError(f"task {name!r} is not known; choose one of {['reverse', *_GYM]}")
+    if not gym_installed():
+        raise ConfigError(f"task {name!r} needs reasoning-gym: pip install 'holdfast[rl]'")
+    return Task(ReasoningGym(name, seed=seed), exact_weight=exact_weight)
+
+
+def gym_installed() -> bool:
+    """Tell whether reasoning-gym can be imported."""
+    return importlib.util.find_spec("reasoning_gym") is not None

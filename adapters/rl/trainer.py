@@ -1,0 +1,263 @@
+"""The trainer: FSDP2 ranks that take batches from the ledger, under `elastic.resilient`.
+
+Publishing a policy version is the snapshot after its step; nothing else is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+import elastic
+from adapters.rl.batch import Batch, collate, packed_shape
+from adapters.rl.config import RLConfig
+from adapters.rl.evaluate import HeldOut, exact_matches
+from adapters.rl.ledger import Ledger
+from adapters.rl.loss import group_advantages, policy_loss, target_logprobs
+from adapters.rl.model import LanguageModel, build_model, weights_hash
+from adapters.rl.server import LedgerState, RolloutServer, Term
+from adapters.rl.sft import load_warm_start
+from adapters.rl.task import Task, make_task
+from ckpt.types import Json
+
+_WAIT_S = 0.05
+
+
+class Trainer:
+    """The training function and what lives beside it for the whole process.
+
+    ``result``: where rank 0 writes the outcome at the end.
+    """
+
+    def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
+        self._config, self._server, self._result = config, server, result
+        self._task: Task = make_task(
+            config.task, seed=config.task_seed, exact_weight=config.exact_weight
+        )
+        _import_early()
+        self._held_out = HeldOut.of(
+            self._task.held_out(config.held_out), length=config.model.context
+        )
+
+    def run(self) -> None:
+        """Train to the end, through every change of the world."""
+        config = self._config
+        resilient = elastic.resilient(
+            mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp),
+            batch=elastic.Batch(microbatches=config.microbatches),
+            snapshot_every=1,
+            parity=config.parity,
+            keep=config.keep,
+            exact=True,
+            seed=config.seed,
+            announce=lambda: {"rollout": self._server.address},
+        )
+        resilient(self.train)()
+
+    def train(self, run: elastic.Run) -> None:
+        """Train in one generation (called again in the next)."""
+        config = self._config
+        model = self._build(run)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        ledger = Ledger(config.plan)
+        state = LedgerState(ledger, self._server)
+        history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
+        run.track(model=model, optimizer=optimizer, ledger=state, history=history)
+        try:
+            if run.is_leader:
+                self._lead(run, ledger, state)
+            for step in run.steps(config.steps):
+                if step % config.evaluate_every == 0:
+                    self._evaluate(run, model, history)
+                self._step(run, model, optimizer, step=step, history=history, ledger=ledger)
+            self._finish(run, model, history=history, ledger=ledger)
+        finally:
+            self._server.retire()
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    def _build(self, run: elastic.Run) -> LanguageModel:
+        config = self._config
+        model = build_model(config.model, seed=config.seed)
+        if config.warm_start is not None and not _restores(run):
+            load_warm_start(model, config.warm_start)
+        return shard(model, run.mesh)
+
+    def _lead(self, run: elastic.Run, ledger: Ledger, state: LedgerState) -> None:
+        ledger.resume(run.generation, restored=run.completed)
+        term = Term(
+            generation=run.generation,
+            ledger=ledger,
+            prompt_of=lambda ordinal: self._task.train(ordinal).prompt,
+            roster=run.roster,
+            logs=run.sidecar,
+            emit=run.emit,
+            began=time.monotonic(),
+        )
+        self._server.lead(term, former=state.workers)
+
+    # -- one step ----------------------------------------------------------------------------
+
+    def _step(
+        self,
+        run: elastic.Run,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        step: int,
+        history: dict[str, list[Json]],
+        ledger: Ledger,
+    ) -> None:
+        config = self._config
+        batch = self._batch(run, step, ledger).trimmed()
+        tokens = batch.token_count
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
+        for index in run.microbatches():
+            part = batch.part(index, of=config.microbatches)
+            loss = policy_loss(
+                target_logprobs(model(part.tokens), part.tokens),
+                part,
+                config=config.loss,
+                scale=config.microbatches / max(1, tokens),
+            )
+            run.backward(loss)
+        run.clip_grad_norm_(model.parameters(), config.max_norm)
+        run.step(optimizer)
+        reward = float(batch.rewards.double().mean())
+        history["reward"].append(reward)
+        run.log(reward=reward, tokens=tokens, staleness=step - max(0, step - config.eta))
+
+    def _batch(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
+        """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
+        config = self._config
+        length = config.model.context
+        packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
+        if run.is_leader:
+            packed.copy_(self._gather(run, step, ledger).pack())
+        dist.broadcast(packed, group=run.mesh.get_group(), group_src=0)
+        return Batch.unpack(packed)
+
+    def _gather(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
+        protected = run.sidecar.protected_step(generation=run.generation)
+        self._server.advance(step, protected=max(0, protected))
+        samples, began = None, time.perf_counter()
+        while samples is None:
+            run.check()
+            samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
+        run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
+        with self._server.lock:
+            ledger.train(step)
+        rewards = torch.tensor([self._task.reward(s.ordinal, s.tokens) for s in samples])
+        return collate(
+            samples,
+            rewards,
+            group_advantages(rewards, self._config.group),
+            rows=self._config.rows,
+            length=self._config.model.context,
+        )
+
+    # -- evaluation and end ------------------------------------------------------------------
+
+    def _evaluate(
+        self, run: elastic.Run, model: LanguageModel, history: dict[str, list[Json]]
+    ) -> None:
+        share = self._held_out.share(run.rank, world_size=run.world_size)
+        counts = exact_matches(model, share)
+        reshard(model)
+        dist.all_reduce(counts, group=run.mesh.get_group())
+        expected, greedy = (counts / len(self._held_out.tokens)).tolist()
+        history["held_out"].append([run.completed, round(expected, 6)])
+        history["greedy"].append([run.completed, round(greedy, 6)])
+        run.log(held_out=expected, held_out_greedy=greedy)
+
+    def _finish(
+        self,
+        run: elastic.Run,
+        model: LanguageModel,
+        *,
+        history: dict[str, list[Json]],
+        ledger: Ledger,
+    ) -> None:
+        self._evaluate(run, model, history)
+        digest = weights_hash(full_tensors(model))
+        if not run.is_leader:
+            return
+        self._server.finish()
+        with self._server.lock:
+            violations = ledger.check()
+            outcome = {
+                "final_hash": digest,
+                "steps": run.completed,
+                "reward": history["reward"],
+                "heldout": history["held_out"],
+                "heldout_greedy": history["greedy"],
+                "ledger": {
+                    **msgspec.to_builtins(ledger.counters),
+                    "ordinals": ledger.counts(),
+                    "ok": not violations,
+                    "violations": violations,
+                },
+                "staleness_max": ledger.staleness_max,
+            }
+        if self._result is not None:
+            write_result(self._result, outcome)
+
+
+def shard(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
+    """Shard the model over the mesh with FSDP2: each block on its own, then the rest."""
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back the full parameters that a forward pass without a backward left behind."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def full_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter whole; collective."""
+    return {
+        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _import_early() -> None:
+    """Have what the first optimizer imports (1 s) imported before this worker is ready.
+
+    The hundred thousands of objects that imports leave are then hidden from the collector, which
+    runs at every change of generation.
+    """
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    gc.collect()
+    gc.freeze()
+
+
+def write_result(path: Path, outcome: dict[str, Json]) -> None:
+    """Replace ``path`` by the outcome, old or new but never half."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
+    draft.replace(path)
+
+
+def _restores(run: elastic.Run) -> bool:
+    """Whether the generation begins from a snapshot, so that initial weights do not matter."""
+    record = run.roster().generation
+    return record is not None and record.number == run.generation and record.restore is not None

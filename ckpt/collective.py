@@ -1,0 +1,88 @@
+"""The ranks of a torch.distributed world acting as one: exchange JSON, agree on failure."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ckpt import errors
+from ckpt.errors import CkptError, PeerError
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong on a rank."""
+
+    kind: str
+    message: str
+
+
+class World:
+    """The default process group, or a world of one where there is none."""
+
+    def __init__(self) -> None:
+        alone = not (dist.is_available() and dist.is_initialized())
+        self.rank = 0 if alone else dist.get_rank()
+        self.size = 1 if alone else dist.get_world_size()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's ``value``, in rank order, as it comes out of JSON. Collective."""
+        if self.size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
+        device = torch.device("cpu")
+        if dist.get_backend() == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+        size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
+        sizes = [torch.empty_like(size) for _ in range(self.size)]
+        dist.all_gather(sizes, size)
+        lengths = [int(n.item()) for n in sizes]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        mine[: data.numel()] = data.to(device)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine)
+        return [
+            msgspec.json.decode(part[:length].cpu().numpy().tobytes())
+            for part, length in zip(everyone, lengths, strict=True)
+        ]
+
+    def agreed(self) -> Agreed:
+        """Return a context in which a failure of one rank is raised on every rank. Collective."""
+        return Agreed(self)
+
+
+class Agreed:
+    """Ends when every rank has ended it; raises on all ranks what was raised on one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return  # an interrupt: this process ends, which the others notice
+        mine = Failure(kind=type(error).__name__, message=str(error)) if error else None
+        everyone = self._world.gather(mine)
+        if error is not None:
+            return
+        for rank, found in enumerate(everyone):
+            if found is not None:
+                raise _error(rank, msgspec.convert(found, Failure))
+
+
+def _error(rank: int, failure: Failure) -> CkptError:
+    kind = getattr(errors, failure.kind, None)
+    text = f"rank {rank}: {failure.message}"
+    if isinstance(kind, type) and issubclass(kind, CkptError):
+        return kind(text)
+    return PeerError(f"rank {rank}: {failure.kind}: {failure.message}", kind=failure.kind)

@@ -1,0 +1,286 @@
+"""Take a training state apart into named tensors and plain values; nothing is copied here.
+
+A state is a mapping of names to modules, optimizers, objects with ``state_dict`` and
+``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
+the result are dotted paths: ``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``,
+``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from ckpt import dtypes, plain
+from ckpt.errors import StateError
+from ckpt.names import WRAPPER_ATTRIBUTES, join
+from ckpt.optimizers import OptimizerParts, Setter, flatten_optimizer
+from ckpt.types import Json
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives and takes its state as a tree of tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state that ``state_dict`` returned earlier."""
+        ...
+
+
+class PerRank:
+    """A plain value, or a small CPU tensor, that every rank keeps for itself (a random state).
+
+    Restored at the rank that saved it; ranks beyond the saved world keep what they have.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """A Stateful object: the tensors in its state, by the name they are stored under."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    load: Callable[[Any], Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class FlatState:
+    """A state taken apart. ``tensors`` are the live ones; values are JSON, copied now.
+
+    ``volatile`` names the tensors that may change before the next optimizer step (buffers, loose
+    tensors, state of Stateful objects); all others are parameters and optimizer state.
+    ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored whole.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    volatile: set[str] = field(default_factory=set)
+    values: dict[str, Json] = field(default_factory=dict)
+    rank_values: dict[str, Json] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    setters: dict[str, Setter] = field(default_factory=dict)
+    rank_setters: dict[str, Setter] = field(default_factory=dict)
+    trees: dict[str, Tree] = field(default_factory=dict)
+    optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
+
+
+def flatten(state: Mapping[str, Any]) -> FlatState:
+    """Take ``state`` apart. Raises ``StateError`` naming the path of what cannot be captured.
+
+    FSDP2 modules that are still gathered are resharded, as they are before an optimizer step.
+    """
+    walker = _Flattener()
+    walker.mapping("", state)
+    walker.add_optimizers()
+    return walker.flat
+
+
+def _is_plain(value: object) -> bool:
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return True
+    if isinstance(value, Mapping):
+        return all(_is_plain(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return False
+
+
+def check_tensor(fqn: str, tensor: torch.Tensor) -> None:
+    """Raise ``StateError`` where the tensor is not plain bytes, or not materialised."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if nn.parameter.is_lazy(local) or local.is_meta:
+        raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
+    if local.layout != torch.strided:
+        raise StateError(f"{fqn}: layout {local.layout} cannot be captured; use a dense tensor")
+    if local.dtype not in dtypes.NAME_OF:
+        raise StateError(
+            f"{fqn}: dtype {local.dtype} cannot be captured; keep its integer values and scales"
+        )
+    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise StateError(
+            f"{fqn}: tensor subclass {type(local).__name__} cannot be captured; keep the plain "
+            "tensors it is made of"
+        )
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.flat = FlatState()
+        self._first: dict[int, str] = {}
+        self._pending: list[tuple[str, Optimizer]] = []
+
+    def visit(self, name: str, value: Any, setter: Setter) -> None:
+        if isinstance(value, nn.Module):
+            self._module(name, value)
+        elif isinstance(value, Optimizer):
+            self._pending.append((name, value))
+        elif isinstance(value, torch.Tensor):
+            self.tensor(name, value, volatile=True)
+        elif isinstance(value, PerRank):
+            self._per_rank(name, value)
+        elif isinstance(value, Stateful):
+            self._tree(name, value.state_dict(), value.load_state_dict)
+        elif isinstance(value, Mapping) and not _is_plain(value):
+            self.mapping(name, value)
+        elif isinstance(value, list | tuple) and not _is_plain(value):
+            self._sequence(name, value)
+        else:
+            self.value(name, plain.encode(value, name), setter)
+
+    def mapping(self, name: str, value: Mapping[Any, Any]) -> None:
+        for key, item in value.items():
+            if not isinstance(key, str) or not key:
+                raise StateError(f"{name or 'state'}: key {key!r} is not a name; use string keys")
+            path = join(name, key)
+            self.visit(path, item, _item_setter(path, value, key, item))
+
+    def _sequence(self, name: str, value: list[Any] | tuple[Any, ...]) -> None:
+        for i, item in enumerate(value):
+            path = join(name, str(i))
+            self.visit(path, item, _item_setter(path, value, i, item))
+
+    def value(self, name: str, value: Json, setter: Setter) -> None:
+        self._claim(name)
+        self.flat.values[name] = value
+        self.flat.setters[name] = setter
+
+    def tensor(self, name: str, tensor: torch.Tensor, *, volatile: bool) -> str:
+        """Add a tensor, or an alias where the same object came before; return its own name."""
+        first = self._first.get(id(tensor))
+        if first == name:
+            return name
+        self._claim(name)
+        if first is not None:
+            self.flat.aliases[name] = first
+            return first
+        check_tensor(name, tensor)
+        self._first[id(tensor)] = name
+        self.flat.tensors[name] = tensor
+        if volatile:
+            self.flat.volatile.add(name)
+        return name
+
+    def _claim(self, name: str) -> None:
+        flat = self.flat
+        if name in flat.tensors or name in flat.values or name in flat.aliases:
+            raise StateError(f"{name}: two entries of the state have this name; rename one")
+
+    def _per_rank(self, name: str, holder: PerRank) -> None:
+        self.flat.rank_values[name] = plain.encode(holder.value, name, leaf=encode_small_tensor)
+        self.flat.rank_setters[name] = lambda value: setattr(holder, "value", value)
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        for child in module.modules():
+            if isinstance(child, FSDPModule):
+                child.reshard()
+        self._walk(name, module)
+
+    def _walk(self, name: str, module: nn.Module) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                self.tensor(join(name, key), parameter, volatile=False)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                self.tensor(join(name, key), buffer, volatile=True)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            path = join(name, "_extra_state")
+            self._tree(path, module.get_extra_state(), module.set_extra_state)
+        parallel = isinstance(module, DistributedDataParallel | DataParallel)
+        for key, child in module._modules.items():
+            hidden = key in WRAPPER_ATTRIBUTES or (parallel and key == "module")
+            if child is not None:
+                self._walk(name if hidden else join(name, key), child)
+
+    def _tree(self, name: str, state: Any, load: Callable[[Any], Any]) -> None:
+        tree = Tree(load=load)
+
+        def leaf(path: str, value: Any) -> Json:
+            if isinstance(value, torch.Tensor):
+                stored = self.tensor(path, value, volatile=True)
+                tree.tensors[stored] = value
+                return {"$tensor": stored}
+            if isinstance(value, PerRank):
+                self._per_rank(path, value)
+                return {"$rank": path}
+            return plain.refuse(path, value)
+
+        self._claim(name)
+        self.flat.values[name] = plain.encode(state, name, leaf=leaf)
+        self.flat.trees[name] = tree
+
+    def add_optimizers(self) -> None:
+        for name, optimizer in self._pending:
+            parts = flatten_optimizer(
+                name,
+                optimizer,
+                names=self._first,
+                tensor=self.tensor,
+                value=self.value,
+            )
+            self.flat.optimizers[name] = parts
+
+
+def encode_small_tensor(path: str, value: Any) -> Json:
+    """Encode a CPU tensor of at most 64 KiB inside a per-rank value, as ``$data``."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return plain.refuse(path, value)
+    check_tensor(path, value)
+    if value.device.type != "cpu" or value.nbytes > 1 << 16:
+        raise StateError(
+            f"{path}: a per-rank tensor of {value.nbytes} bytes on {value.device} cannot be "
+            "captured; only small CPU tensors (64 KiB) can"
+        )
+    data = dtypes.as_carrier(value.contiguous()).numpy().tobytes()
+    inner = {"dtype": dtypes.NAME_OF[value.dtype], "shape": list(value.shape)}
+    return {"$data": inner | plain.encode(data, path)}
+
+
+def decode_small_tensor(tag: str, payload: Any) -> Any:
+    """Decode what ``encode_small_tensor`` made."""
+    if tag != "$data":
+        return plain.no_tags(tag, payload)
+    data = bytearray(plain.decode({"$bytes": payload["$bytes"]}))
+    tensor = torch.empty(payload["shape"], dtype=dtypes.BY_NAME[payload["dtype"]])
+    if data:
+        dtypes.as_carrier(tensor).view(-1).view(torch.uint8).copy_(
+            torch.frombuffer(data, dtype=torch.uint8)
+        )
+    return tensor
+
+
+def _item_setter(path: str, holder: Any, key: Any, old: Any) -> Setter:
+    """Return a function that replaces ``holder[key]``, inside the old container if it is one."""
+
+    def assign(value: Any) -> None:
+        if isinstance(old, MutableMapping) and isinstance(value, Mapping):
+            old.clear()
+            old.update(value)
+        elif isinstance(old, MutableSequence) and isinstance(value, list):
+            old[:] = value
+        elif isinstance(holder, MutableMapping | MutableSequence):
+            holder[key] = value
+        else:
+            raise StateError(
+                f"{path}: a plain value inside a {type(holder).__name__} cannot be put back; "
+                "use a dict or a list"
+            )
+
+    return assign

@@ -1,0 +1,121 @@
+"""What the committer adds so that every Zarr chunk exists in one piece.
+
+Where the savers' boxes are the cells of a regular grid, their packs hold every Zarr chunk already,
+edges padded. Other layouts (flat ranges, unequal boxes) leave cells that no saver had whole: those
+are put together and stored once more, in a pack of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ckpt import pack
+from ckpt.assemble import Assembler, Parts
+from ckpt.errors import CorruptError
+from ckpt.grid import cells, common_grid, fault_of_cover, split_grid, whole
+from ckpt.index import Chunk, ShardIndex, TensorEntry
+from ckpt.layout import Box
+from ckpt.manifest import PackIndex, TensorRecord, WriterRecord
+from ckpt.source import PackSource
+from ckpt.store.base import Store
+from ckpt.zarr_view import is_stored_cell
+
+MERGED = -1
+"""The writer number of the committer's own pack."""
+
+
+def describe(packs: Iterable[PackIndex], parts: Mapping[str, Parts]) -> dict[str, TensorRecord]:
+    """Return every tensor's record, with the cells of its Zarr array."""
+    agreed: dict[str, set[tuple[int, ...] | None]] = {fqn: set() for fqn in parts}
+    for index in packs:
+        for fqn, tensor in index.tensors.items():
+            if tensor.chunks:
+                agreed[fqn].add(tensor.cell)
+    return {
+        fqn: TensorRecord(dtype=part.dtype.name, shape=part.shape, cell=_cell(part, agreed[fqn]))
+        for fqn, part in parts.items()
+    }
+
+
+def _cell(part: Parts, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
+    boxes = [ref.chunk.box for ref in part.chunks]
+    if not boxes:
+        return tuple(max(n, 1) for n in part.shape)
+    if len(agreed) == 1 and (cell := next(iter(agreed))) is not None:
+        return cell
+    if (grid := common_grid(part.shape, boxes)) is not None:
+        return grid
+    largest = tuple(max(extents) for extents in zip(*(box.shape for box in boxes), strict=True))
+    return split_grid(largest, part.shape, part.dtype.itemsize)
+
+
+def check_cover(parts: Mapping[str, Parts], *, origin: str) -> None:
+    """Raise ``CorruptError`` unless the chunks hold every tensor exactly once."""
+    for fqn, part in parts.items():
+        if fault := fault_of_cover(part.shape, [ref.chunk.box for ref in part.chunks]):
+            raise CorruptError(
+                f"{origin}: tensor {fqn} of shape {part.shape}: {fault}; nothing was committed: "
+                "save again, every rank with the same state"
+            )
+
+
+def merge(
+    store: Store,
+    folder: str,
+    source: PackSource,
+    tensors: Mapping[str, TensorRecord],
+    *,
+    like: ShardIndex,
+    stem: str,
+) -> WriterRecord | None:
+    """Store the cells that no pack has in one piece; None when there are none."""
+    entries = {}
+    for fqn, missing in _missing(source.packs.values(), tensors).items():
+        record = tensors[fqn]
+        chunks = tuple(Chunk(box=box, at=0, nbytes=0, crc32c=0) for box in missing)
+        entries[fqn] = TensorEntry(
+            dtype=record.dtype, shape=record.shape, chunks=chunks, grid=record.cell
+        )
+    if not entries:
+        return None
+    index = ShardIndex(
+        run=like.run,
+        generation=like.generation,
+        step=like.step,
+        writer=MERGED,
+        world_size=like.world_size,
+        payload_bytes=0,
+        tensors=entries,
+    )
+    assembler = Assembler(source)
+    return pack.write(
+        store,
+        index,
+        lambda ref: assembler.bytes(ref.fqn, ref.chunk.box),
+        folder=folder,
+        stem=stem,
+        verify=False,
+    )
+
+
+def _missing(
+    packs: Iterable[PackIndex], tensors: Mapping[str, TensorRecord]
+) -> dict[str, list[Box]]:
+    stored: dict[str, set[tuple[int, ...]]] = {fqn: set() for fqn in tensors}
+    for index in packs:
+        for fqn, tensor in index.tensors.items():
+            cell = tensors[fqn].cell
+            stored[fqn].update(
+                chunk.box.offset for chunk in tensor.chunks if is_stored_cell(chunk, tensor, cell)
+            )
+    return {
+        fqn: missing
+        for fqn, record in tensors.items()
+        if (
+            missing := [
+                box
+                for box in cells(whole(record.shape), record.cell)
+                if box.offset not in stored[fqn]
+            ]
+        )
+    }

@@ -1,0 +1,172 @@
+"""What all parts of a sidecar share: the lock, the book, the slots, waiting requests, threads.
+
+Handlers run on the transport's I/O thread under ``lock`` and must be quick; long work goes to
+`Core.submit` and takes the lock only to note its result.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeAlias
+
+from ckpt.arena import Arena
+from ckpt.errors import CkptError
+from ckpt.sidecar.messages import Message
+from ckpt.sidecar.slots import Slot, Slots
+from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, Snapshot, SnapshotKey
+from ckpt.transport import Request, RunKey
+from ckpt.world import SnapshotWorld
+
+_log = logging.getLogger(__name__)
+
+Op: TypeAlias = tuple[type[Message], Callable[[Request, Any], None]]
+"""The type of a request's body and the handler that takes it."""
+
+HEAVY_THREADS = 2
+HOLD_S = 10.0
+"""For how long an inventory keeps everything it named, if no generation follows it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiter:
+    """A request that waits for a state: ``attempt`` returns whether it has been answered."""
+
+    request: Request
+    deadline_s: float
+    attempt: Callable[[], bool]
+    expire: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Listeners:
+    """Who is told of what happens to snapshots; called under the lock."""
+
+    commit: list[Callable[[Snapshot], None]] = field(default_factory=list)
+    protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
+    release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
+    adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
+
+
+class Core:
+    """The shared state of a sidecar and the ways to change it."""
+
+    def __init__(self, arena: Arena, key: RunKey, *, run: str, node: str) -> None:
+        self.arena, self.key, self.run, self.node = arena, key, run, node
+        self.lock = threading.RLock()
+        self.book = Book()
+        self.slots = Slots(arena)
+        self.on = Listeners()
+        self.counters: Counter[str] = Counter()
+        self._waiters: list[Waiter] = []
+        self._held_until_s = 0.0
+        self._heavy = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy")
+        self._slow = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="slow")
+
+    def apply(self, instructions: list[Instruction]) -> None:
+        """Carry out what the book says, then look again at every waiting request."""
+        for each in instructions:
+            match each:
+                case Commit(snapshot=snapshot):
+                    for slot in self.slots.of(snapshot.key):
+                        self.slots.commit(slot)
+                    for listener in self.on.commit:
+                        listener(snapshot)
+                case Protect(snapshot=snapshot):
+                    for listener in self.on.protect:
+                        listener(snapshot)
+                case Release(key=key):
+                    self.release(key)
+                    for forget in self.on.release:
+                        forget(key)
+        self.changed()
+
+    def release(self, key: SnapshotKey) -> None:
+        """Free the slots of a snapshot; those beyond what the ranks here need are removed."""
+        for slot in self.slots.of(key):
+            self.slots.release(slot, surplus=self._is_surplus())
+
+    def unpin(self, *slots: Slot) -> None:
+        """Let go of slots that were pinned; what that frees may be waited for."""
+        with self.lock:
+            freed = [self.slots.unpin(slot) for slot in slots]
+            if any(freed):
+                self.changed()
+
+    def hold_back(self) -> None:
+        """Release nothing for a while: a plan may count on what an inventory names."""
+        self.book.hold_back()
+        self._held_until_s = monotonic() + HOLD_S
+
+    def _is_surplus(self) -> bool:
+        world = self.book.world
+        ranks = world.rank_nodes.count(self.node) if world else 0
+        keep = world.keep if world else 0
+        return len(self.slots.all()) > ranks * (keep + 2)
+
+    def changed(self) -> None:
+        """Answer the waiting requests that can be answered now."""
+        waiting, self._waiters = self._waiters, []
+        for waiter in waiting:
+            if not self._try(waiter):
+                self._waiters.append(waiter)
+
+    def wait(self, waiter: Waiter) -> None:
+        """Keep a request until it can be answered or its deadline passes."""
+        if not self._try(waiter):
+            self._waiters.append(waiter)
+
+    def tick(self) -> None:
+        """Let the requests whose deadline has passed expire, and an old hold end."""
+        with self.lock:
+            now_s = monotonic()
+            if now_s > self._held_until_s and (due := self.book.go_on()):
+                self.apply(due)
+            late = [each for each in self._waiters if each.deadline_s <= now_s]
+            self._waiters = [each for each in self._waiters if each.deadline_s > now_s]
+            for waiter in late:
+                try:
+                    waiter.expire()
+                except CkptError as error:
+                    waiter.request.refuse(error)
+
+    @staticmethod
+    def _try(waiter: Waiter) -> bool:
+        try:
+            return waiter.attempt()
+        except CkptError as error:
+            waiter.request.refuse(error)
+            return True
+
+    def submit(self, request: Request | None, work: Callable[[], None], *, slow: bool) -> None:
+        """Run ``work`` on a thread, without the lock.
+
+        Its errors are the answer to ``request``; where there is none they are logged. ``slow``
+        work waits for peers or disks and must not hold up checksums and encoding.
+        """
+
+        def run() -> None:
+            try:
+                work()
+            except CkptError as error:
+                if request is None:
+                    _log.warning("%s: %s", self.node, error)
+                else:
+                    request.refuse(error)
+            except Exception as error:
+                _log.exception("%s: background work failed", self.node)
+                if request is not None:
+                    request.refuse(CkptError(f"failed inside the sidecar: {error!r}"))
+                raise
+
+        (self._slow if slow else self._heavy).submit(run)
+
+    def close(self) -> None:
+        """Take no more work; what runs is not waited for."""
+        self._heavy.shutdown(wait=False, cancel_futures=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,134 @@
+"""Start a node's sidecar process, and end it without leaving shared memory behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from ckpt.arena import arena_path, hold, sweep
+from ckpt.errors import PeerError
+from ckpt.sidecar.server import SidecarConfig
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+
+
+class SidecarProcess:
+    """A running sidecar, tied to this process by a lifeline: a pipe whose end it watches.
+
+    This object also holds the arena directory's lock, so that no `sweep` takes the directory
+    between a crash of the sidecar and the start of its successor.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], address: str, arena_dir: Path, lock_fd: int
+    ) -> None:
+        self.process, self.address, self.arena_dir = process, address, arena_dir
+        self.pid = process.pid
+        self._lock_fd = lock_fd
+
+    @property
+    def lifeline(self) -> int:
+        """The descriptor whose closing ends the sidecar."""
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno()
+
+    def stop(self) -> None:
+        """End the sidecar and see to it that its shared memory is gone. May be repeated."""
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.release()
+        sweep(self.arena_dir.parent, exactly=self.arena_dir.name)
+
+    def release(self) -> None:
+        """Let go of the arena directory's lock only (a successor's process holds its own)."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def start_sidecar(
+    *,
+    run: str,
+    node: str,
+    key_file: Path,
+    run_dir: Path | None = None,
+    host: str = "127.0.0.1",
+    arena_dir: Path | None = None,
+) -> SidecarProcess:
+    """Start the sidecar of ``node`` and return once it serves.
+
+    A directory that a crashed sidecar of this node left is taken over. Its messages go to
+    ``run_dir/logs/sidecar-<node>.log``, or nowhere. Raises ``PeerError`` with the end of them
+    when it does not start.
+    """
+    directory = arena_dir or arena_path(run, node)
+    config = SidecarConfig(
+        run=run,
+        node=node,
+        key_file=str(key_file),
+        arena_dir=str(directory),
+        host=host,
+        parent_pid=os.getpid(),
+    )
+    log = None
+    if run_dir is not None:
+        log = run_dir / "logs" / f"sidecar-{node}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+    lock_fd = hold(directory)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, lock_fd)
+        process = _spawn(config, log)
+        on_failure.callback(_kill, process)
+        address = _await_address(process, log)
+        on_failure.pop_all()
+    return SidecarProcess(process, address, directory, lock_fd)
+
+
+def _spawn(config: SidecarConfig, log: Path | None) -> subprocess.Popen[bytes]:
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ckpt.sidecar",
+        "--config",
+        msgspec.json.encode(config).decode(),
+    ]
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
+        return subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _await_address(process: subprocess.Popen[bytes], log: Path | None) -> str:
+    assert process.stdout is not None
+    deadline_s, text = monotonic() + START_TIMEOUT_S, b""
+    while not text.endswith(b"\n"):
+        left_s = deadline_s - monotonic()
+        if not select.select([process.stdout], [], [], max(left_s, 0))[0]:
+            raise PeerError(f"the sidecar did not start within {START_TIMEOUT_S:g} s; see {log}")
+        if not (part := process.stdout.read(4096)):
+            said = log.read_text(errors="replace")[-2000:].strip() if log else "(not captured)"
+            raise PeerError(f"the sidecar exited with {process.wait()} while starting: {said}")
+        text += part
+    return str(msgspec.json.decode(text)["address"])

@@ -1,0 +1,198 @@
+"""Operations of whoever reads: locate, open, read, what is held, the verified inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ckpt.block import block_bytes, verify_block
+from ckpt.errors import CorruptError, NotFoundError
+from ckpt.isal import crc32c
+from ckpt.sidecar.core import Core, Op
+from ckpt.sidecar.messages import (
+    Holdings,
+    Key,
+    Locate,
+    Nothing,
+    OpenBlock,
+    Opened,
+    Read,
+    ReadRow,
+    unparse,
+)
+from ckpt.sidecar.parity import Parities
+from ckpt.sidecar.slots import Slot
+from ckpt.transport import Request
+from ckpt.world import BlockSource, Inventory, ParityEntry, RestorePoint
+
+
+class Reading:
+    """Serves blocks and parity rows. ``rebuild(request, body)`` answers for a lost block."""
+
+    def __init__(
+        self,
+        core: Core,
+        parities: Parities,
+        *,
+        rebuild: Callable[[OpenBlock, Callable[[Slot], None], Request], None],
+    ) -> None:
+        self._core, self._parities, self._rebuild = core, parities, rebuild
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {
+            "locate": (Locate, self._locate),
+            "open": (OpenBlock, self._open),
+            "read": (Read, self._read),
+            "row": (ReadRow, self._read_row),
+            "holdings": (Key, self._holdings),
+            "inventory": (Nothing, self._inventory),
+        }
+
+    def _locate(self, request: Request, body: Locate) -> None:
+        core = self._core
+        snapshot = core.book.find(body.step, generation=body.generation)
+        world = snapshot.world
+        now = {peer.node: peer.address for peer in (core.book.world or world).peers}
+        then = {peer.node: peer.address for peer in world.peers}
+        live = sorted({*now, core.node})
+        sources = []
+        for rank, node in enumerate(world.rank_nodes):
+            gone = node not in live
+            sources.append(
+                BlockSource(
+                    rank=rank,
+                    node=live[rank % len(live)] if gone else node,
+                    rebuilt=gone or now.get(node, then[node]) != then[node],
+                )
+            )
+        point = RestorePoint(world=world, step=snapshot.step, sources=tuple(sources))
+        request.reply(unparse(point))
+
+    def _open(self, request: Request, body: OpenBlock) -> None:
+        slot = self._core.slots.holding((body.world.generation, body.step, body.rank))
+
+        def answer(found: Slot) -> None:
+            if found.entry is None:
+                raise NotFoundError(f"the block of rank {body.rank} was released meanwhile")
+            opened = Opened(path=str(found.file.path), payload_bytes=found.entry.payload_bytes)
+            request.reply(unparse(opened), [bytes(found.file.index_view(found.entry))])
+
+        if slot is not None:
+            answer(slot)
+        elif body.rebuilt:
+            self._rebuild(body, answer, request)
+        else:
+            raise self._not_held(body.world.generation, body.step, body.rank)
+
+    def _not_held(self, generation: int, step: int, rank: int) -> NotFoundError:
+        return NotFoundError(
+            f"node {self._core.node} has no block of rank {rank}, step {step}, generation "
+            f"{generation}: it was released or lost; locate the step again"
+        )
+
+    def _read(self, request: Request, body: Read) -> None:
+        core = self._core
+        slot = core.slots.holding((body.generation, body.step, body.rank))
+        if slot is None or slot.entry is None:
+            raise self._not_held(body.generation, body.step, body.rank)
+        limit = block_bytes(slot.entry)
+        for at, nbytes in body.ranges:
+            if at < 0 or nbytes < 0 or at + nbytes > limit:
+                raise NotFoundError(f"bytes {at}+{nbytes} are outside the block of {limit:,} bytes")
+        core.slots.pin(slot)
+
+        def copy() -> None:
+            try:
+                view = slot.view()
+                parts = [bytes(view[at : at + nbytes]) for at, nbytes in body.ranges]
+            finally:
+                core.unpin(slot)
+            request.reply([crc32c(part) for part in parts], [b"".join(parts)])
+
+        core.submit(request, copy, slow=False)
+
+    def _read_row(self, request: Request, body: ReadRow) -> None:
+        row = self._parities.get((body.generation, body.step), (body.stripe, body.row))
+        if row is None or row.entry is None or body.at + body.nbytes > row.nbytes:
+            raise NotFoundError(
+                f"node {self._core.node} has no parity row {body.row} of stripe {body.stripe}, "
+                f"step {body.step}, generation {body.generation}"
+            )
+
+        def copy() -> None:
+            with row.lock:
+                part = row.part(body.at, body.nbytes)
+            request.reply([crc32c(part)], [part])
+
+        self._core.submit(request, copy, slow=False)
+
+    def _holdings(self, request: Request, body: Key) -> None:
+        request.reply(unparse(holdings_of(self._core, self._parities, body)))
+
+    def _inventory(self, request: Request, body: Nothing) -> None:
+        core = self._core
+        core.hold_back()
+        slots = [slot for slot in core.slots.all() if slot.entry and not slot.leaving]
+        for slot in slots:
+            core.slots.pin(slot)
+        core.submit(request, lambda: self._verify_all(request, slots), slow=False)
+
+    def _verify_all(self, request: Request, slots: Sequence[Slot]) -> None:
+        core = self._core
+        bad = [slot for slot in slots if not _is_intact(slot)]
+        parities = self._verified_rows()
+        with core.lock:
+            for slot in bad:
+                core.counters["corrupt_blocks"] += 1
+                slot.leaving = True
+            for slot in slots:
+                core.slots.unpin(slot)
+            snapshots = core.book.snapshots
+            held = [slot for slot in slots if slot not in bad and slot.entry and slot.key]
+            blocks = [slot.entry for slot in held if slot.key and slot.key[:2] in snapshots]
+            worlds = {each.world.generation: each.world for each in snapshots.values()}
+            inventory = Inventory(
+                node=core.node,
+                worlds=tuple(worlds[number] for number in sorted(worlds)),
+                blocks=tuple(entry for entry in blocks if entry),
+                parities=tuple(entry for entry in parities if entry.generation in worlds),
+                sealed=tuple(
+                    entry for each in snapshots.values() for entry in each.entries.values()
+                ),
+            )
+            core.changed()
+        request.reply(unparse(inventory))
+
+    def _verified_rows(self) -> list[ParityEntry]:
+        good = []
+        for row in self._parities.sealed():
+            with row.lock:
+                intact = row.is_intact()
+            if intact and row.entry:
+                good.append(row.entry)
+            else:
+                self._core.counters["corrupt_parities"] += 1
+                self._parities.drop_row(row)
+        return good
+
+
+def _is_intact(slot: Slot) -> bool:
+    if slot.entry is None:
+        return False
+    try:
+        verify_block(slot.view(), slot.entry, origin=slot.file.path.name)
+    except CorruptError:
+        return False
+    return True
+
+
+def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
+    """Return what this node has of a snapshot; called under the lock."""
+    key = (body.generation, body.step)
+    slots = [slot for slot in core.slots.of(key) if not slot.leaving]
+    snapshot = core.book.snapshots.get(key)
+    return Holdings(
+        blocks=tuple(slot.entry for slot in slots if slot.entry),
+        parities=tuple(row.entry for row in parities.sealed(key) if row.entry),
+        sealed=tuple(snapshot.entries.values()) if snapshot else (),
+    )

@@ -1,0 +1,169 @@
+"""A sidecar: its parts put together behind one authenticated socket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from pathlib import Path
+
+import msgspec
+
+from ckpt.arena import Arena
+from ckpt.block import SlotState
+from ckpt.errors import NotFoundError
+from ckpt.sidecar.core import Core, Op
+from ckpt.sidecar.exchange import Exchange
+from ckpt.sidecar.logs import Logs
+from ckpt.sidecar.messages import Adopt, Nothing, parse
+from ckpt.sidecar.parity import Parities
+from ckpt.sidecar.persistence import Persistence
+from ckpt.sidecar.reading import Reading
+from ckpt.sidecar.rebuild import Rebuild
+from ckpt.sidecar.state import Phase
+from ckpt.sidecar.writing import Writing
+from ckpt.transport import Request, RunKey, Server
+from ckpt.types import Json
+from ckpt.world import BlockEntry, SnapshotWorld
+
+_log = logging.getLogger(__name__)
+_WORLDS = "worlds.json"
+
+
+class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sidecar process is told; ``lifeline`` is a descriptor whose end-of-file ends it."""
+
+    run: str
+    node: str
+    key_file: str
+    arena_dir: str
+    host: str = "127.0.0.1"
+    lifeline: int = 0
+    parent_pid: int | None = None
+
+
+class Sidecar:
+    """Serves one node's arenas until `stop` is asked for; `stopped` is then set."""
+
+    def __init__(self, config: SidecarConfig, key: RunKey) -> None:
+        self.config = config
+        self.stopped = threading.Event()
+        arena = Arena.open(Path(config.arena_dir), run=config.run)
+        self.core = core = Core(arena, key, run=config.run, node=config.node)
+        self.parities = parities = Parities()
+        self.exchange = exchange = Exchange(core, parities)
+        self.persistence = Persistence(core, exchange)
+        self.logs = Logs(core, exchange)
+        rebuild = Rebuild(core, exchange, parities)
+        writing = Writing(core, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
+        reading = Reading(core, parities, rebuild=rebuild.request)
+        self._ops: dict[str, Op] = {
+            "adopt": (Adopt, self._adopt),
+            "status": (Nothing, self._status),
+            "stop": (Nothing, self._stop),
+        }
+        for part in (writing, reading, exchange, self.persistence, self.logs):
+            self._ops |= part.ops()
+        self._readopt()
+        self.server = Server(self._handle, key=key, bind=f"tcp://{config.host}:*", tick=core.tick)
+        self.address = self.server.address
+
+    def close(self, *, remove: bool) -> None:
+        """Stop serving; ``remove`` the shared memory or leave it for a successor."""
+        self.server.close()
+        self.exchange.close()
+        self.core.close()
+        if remove:
+            self.core.arena.remove()
+        else:
+            self.core.arena.release()
+
+    def _handle(self, request: Request) -> None:
+        if (op := self._ops.get(request.op)) is None:
+            raise NotFoundError(f"a sidecar has no operation {request.op!r}; update the caller")
+        kind, handler = op
+        body = parse(request.body, kind, op=request.op)
+        with self.core.lock:
+            handler(request, body)
+
+    def _on_sealed(self, entry: BlockEntry, persist: str | None) -> None:
+        if persist is not None:
+            self.persistence.want(entry, persist)
+        self.exchange.announce(entry)
+
+    def _adopt(self, request: Request, body: Adopt) -> None:
+        core = self.core
+        before = core.book.generation
+        instructions = core.book.adopt(body.world, body.restore)
+        if body.world.generation > before:
+            self._store_worlds()
+            for listener in core.on.adopt:
+                listener(body.world)
+        core.apply(instructions)
+        request.reply()
+
+    def _stop(self, request: Request, body: Nothing) -> None:
+        request.reply()
+        self.stopped.set()
+
+    def _store_worlds(self) -> None:
+        """Note the groups of all generations in memory, for a restarted sidecar."""
+        book = self.core.book
+        worlds = {each.world.generation: each.world for each in book.snapshots.values()}
+        if book.world is not None:
+            worlds[book.generation] = book.world
+        path = self.core.arena.directory / _WORLDS
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode([worlds[number] for number in sorted(worlds)]))
+        fresh.replace(path)
+
+    def _readopt(self) -> None:
+        """Take over the slots an earlier process of this node left, and its generation."""
+        core = self.core
+        worlds: dict[int, SnapshotWorld] = {}
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            text = (core.arena.directory / _WORLDS).read_bytes()
+            for world in msgspec.json.decode(text, type=list[SnapshotWorld]):
+                worlds[world.generation] = world
+        for file, entry, state in core.arena.scan():
+            if entry.generation not in worlds:
+                file.path.unlink(missing_ok=True)
+                file.close()
+                continue
+            core.slots.readopt(file, entry, state)
+            committed = state is SlotState.COMMITTED
+            core.book.readopt(worlds[entry.generation], entry, committed=committed)
+            core.counters["readopted"] += 1
+        if worlds:
+            core.book.world = worlds[max(worlds)]
+            for listener in core.on.adopt:
+                listener(core.book.world)
+
+    def _status(self, request: Request, body: Nothing) -> None:
+        core = self.core
+        slots = core.slots.all()
+        status: dict[str, Json] = {
+            "run": core.run,
+            "node": core.node,
+            "generation": core.book.generation,
+            "committed": core.book.newest(Phase.COMMITTED),
+            "protected": core.book.newest(Phase.PROTECTED),
+            "snapshots": [
+                {"generation": key[0], "step": key[1], "phase": each.phase.value}
+                for key, each in sorted(core.book.snapshots.items())
+            ],
+            "slots": {
+                state.name.lower(): sum(slot.state is state for slot in slots)
+                for state in SlotState
+            },
+            "bytes": {
+                "slots": core.slots.nbytes(),
+                "parity": self.parities.nbytes(),
+                "logs": self.logs.nbytes(),
+            },
+            "counters": dict(core.counters) | {"unauthenticated": self.server.refused},
+            **self.exchange.status(),
+            **self.persistence.status(),
+            **self.logs.status(),
+        }
+        request.reply(status)

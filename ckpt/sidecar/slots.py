@@ -1,0 +1,166 @@
+"""The slots of one node: which is free, which holds what, which must not be touched yet.
+
+Not thread-safe by itself: the server calls it under its lock. Only creating a slot is slow; it
+happens outside, in `Arena.create`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ckpt.arena import Arena, SlotFile, SlotHeader
+from ckpt.block import SlotState, block_bytes
+from ckpt.errors import CkptError
+from ckpt.sidecar.state import SlotEvent, SnapshotKey, move_slot
+from ckpt.world import BlockEntry
+
+BlockKey: TypeAlias = tuple[int, int, int]
+"""(generation, step, rank)."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """A slot and what is in it; ``pins`` counts the readers that rely on its bytes."""
+
+    number: int
+    file: SlotFile
+    state: SlotState = SlotState.EMPTY
+    key: BlockKey | None = None
+    entry: BlockEntry | None = None
+    pins: int = 0
+    leaving: bool = False
+    busy: bool = False
+    persisting: bool = False
+
+    def view(self) -> memoryview:
+        """Return the bytes of the block held."""
+        if self.entry is None:
+            raise CkptError(f"slot {self.number} is {self.state.name}: nothing to read")
+        return self.file.block(block_bytes(self.entry))
+
+
+class Slots:
+    """The table of slots."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._table: dict[int, Slot] = {}
+        self._next = 1
+        self.corrupt = 0
+
+    def all(self) -> list[Slot]:
+        """Return every slot."""
+        return list(self._table.values())
+
+    def add(self, file: SlotFile) -> Slot:
+        """Take a new file into the table."""
+        slot = Slot(number=self._next, file=file)
+        self._table[slot.number] = slot
+        self._next += 1
+        return slot
+
+    def get(self, number: int) -> Slot:
+        """Return a slot by number. Raises ``CkptError`` for one that is not there any more."""
+        if (slot := self._table.get(number)) is None:
+            raise CkptError(f"slot {number} is not there any more: its generation is over")
+        return slot
+
+    def holding(self, key: BlockKey) -> Slot | None:
+        """Return the slot with a sealed block of ``key``."""
+        for slot in self._table.values():
+            if slot.key == key and slot.entry is not None and not slot.leaving:
+                return slot
+        return None
+
+    def writing(self, key: BlockKey) -> Slot | None:
+        """Return the slot that is being written for ``key``."""
+        for slot in self._table.values():
+            if slot.key == key and slot.state is SlotState.WRITING:
+                return slot
+        return None
+
+    def of(self, key: SnapshotKey) -> list[Slot]:
+        """Return every slot that belongs to a snapshot, whatever its state."""
+        return [slot for slot in self._table.values() if slot.key and slot.key[:2] == key]
+
+    def used(self, generation: int, rank: int) -> int:
+        """Return how many slots ``rank`` has in use in ``generation``."""
+        return sum(
+            slot.key is not None and slot.key[0] == generation and slot.key[2] == rank
+            for slot in self._table.values()
+        )
+
+    def take_free(self, size_bytes: int) -> Slot | None:
+        """Return the smallest free slot that holds ``size_bytes``."""
+        fitting = [
+            slot
+            for slot in self._table.values()
+            if slot.state is SlotState.EMPTY and slot.key is None
+            if slot.file.capacity >= size_bytes
+        ]
+        return min(fitting, key=lambda slot: slot.file.capacity, default=None)
+
+    def begin(self, slot: Slot, key: BlockKey) -> None:
+        """EMPTY → WRITING."""
+        self._move(slot, SlotEvent.ACQUIRE)
+        slot.key = key
+        header = SlotHeader(state=slot.state, generation=key[0], step=key[1], rank=key[2])
+        slot.file.write_header(header, run=self._arena.run)
+
+    def seal(self, slot: Slot, entry: BlockEntry) -> None:
+        """WRITING → SEALED with the verified ``entry``."""
+        self._move(slot, SlotEvent.SEAL)
+        slot.entry = entry
+        slot.file.write_header(SlotHeader.of(entry, slot.state), run=self._arena.run)
+
+    def commit(self, slot: Slot) -> None:
+        """SEALED → COMMITTED; others stay as they are."""
+        if slot.state is SlotState.SEALED and slot.entry is not None:
+            self._move(slot, SlotEvent.COMMIT)
+            slot.file.write_header(SlotHeader.of(slot.entry, slot.state), run=self._arena.run)
+
+    def readopt(self, file: SlotFile, entry: BlockEntry, state: SlotState) -> Slot:
+        """Take a slot that an earlier process sealed."""
+        slot = self.add(file)
+        slot.state, slot.entry = state, entry
+        slot.key = (entry.generation, entry.step, entry.rank)
+        return slot
+
+    def release(self, slot: Slot, *, surplus: bool = False) -> None:
+        """Free a slot, once nobody reads it; remove the file where it is ``surplus``."""
+        if slot.pins or slot.busy:
+            slot.leaving = True
+            return
+        if surplus:
+            self.discard(slot)
+        elif slot.state is not SlotState.EMPTY:
+            self._move(slot, SlotEvent.RELEASE)
+            slot.key = slot.entry = None
+            slot.leaving = False
+            slot.file.write_header(SlotHeader(state=slot.state), run=self._arena.run)
+
+    def discard(self, slot: Slot) -> None:
+        """Remove a slot's file: a stale writer that still has it mapped writes to nowhere."""
+        self._table.pop(slot.number, None)
+        slot.file.path.unlink(missing_ok=True)
+        slot.file.close()
+
+    def pin(self, slot: Slot) -> None:
+        """Keep the bytes until `unpin`."""
+        slot.pins += 1
+
+    def unpin(self, slot: Slot) -> bool:
+        """Let go; return whether that freed the slot."""
+        slot.pins -= 1
+        if slot.pins == 0 and slot.leaving and slot.number in self._table:
+            self.release(slot)
+            return True
+        return False
+
+    def nbytes(self) -> int:
+        """Return the shared memory in use."""
+        return sum(slot.file.capacity for slot in self._table.values())
+
+    def _move(self, slot: Slot, event: SlotEvent) -> None:
+        slot.state = move_slot(slot.state, event, slot=slot.number)

@@ -1,0 +1,210 @@
+"""Operations of workers that write: acquire, seal, abandon, and waiting for protection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from ckpt.block import SlotState, block_bytes, verify_block
+from ckpt.errors import CapacityError, CkptError, FencedError, MismatchError, PeerError
+from ckpt.sidecar.core import Core, Op, Waiter
+from ckpt.sidecar.messages import Abandon, Acquire, Await, Seal, SlotGrant, unparse
+from ckpt.sidecar.slots import BlockKey, Slot
+from ckpt.sidecar.state import Phase
+from ckpt.transport import Request
+from ckpt.world import BlockEntry, SnapshotWorld
+
+EXTRA_SLOTS = 2
+"""A rank's slots beyond ``keep``: one being protected while another is written."""
+
+
+class Writing:
+    """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
+
+    One more while a checkpoint is being written from one of them.
+    ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        on_sealed: Callable[[BlockEntry, str | None], None],
+        on_abandoned: Callable[[int, int], None],
+    ) -> None:
+        self._core = core
+        self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
+        self._creating: set[BlockKey] = set()
+        core.on.adopt.append(self._fence)
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {
+            "acquire": (Acquire, self._acquire),
+            "seal": (Seal, self._seal),
+            "abandon": (Abandon, self._abandon),
+            "protected_step": (Await, self._protected_step),
+        }
+
+    def _fence(self, _world: SnapshotWorld) -> None:
+        """Take away what older generations were still writing."""
+        for slot in self._core.slots.all():
+            if slot.state is SlotState.WRITING:
+                self._core.slots.discard(slot)
+
+    def _check(self, generation: int, rank: int) -> SnapshotWorld:
+        world = self._core.book.require(generation)
+        if not 0 <= rank < len(world.rank_nodes) or world.rank_nodes[rank] != self._core.node:
+            raise MismatchError(
+                f"rank {rank} has no place on node {self._core.node} in generation {generation}"
+            )
+        return world
+
+    def _acquire(self, request: Request, body: Acquire) -> None:
+        core = self._core
+        self._check(body.generation, body.rank)
+        key = (body.generation, body.step, body.rank)
+        if core.book.is_gone(key[:2]) or core.slots.holding(key):
+            raise MismatchError(f"step {body.step} is already sealed or given up; snapshot a later")
+        core.apply(core.book.go_on())
+
+        def attempt() -> bool:
+            self._check(body.generation, body.rank)
+            return self._grant(request, body, key)
+
+        def expire() -> None:
+            held = [slot for slot in core.slots.all() if slot.key and slot.key[2] == body.rank]
+            steps = sorted(slot.key[1] for slot in held if slot.key)
+            raise CapacityError(
+                f"no slot became free within {body.timeout_s:g} s: rank {body.rank} has "
+                f"{len(held)} in use (steps {steps}, newest protected "
+                f"{core.book.newest(Phase.PROTECTED)}); snapshot less often, or see why peers do "
+                "not answer"
+            )
+
+        deadline_s = monotonic() + body.timeout_s
+        core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire))
+
+    def _grant(self, request: Request, body: Acquire, key: BlockKey) -> bool:
+        core = self._core
+        if slot := core.slots.writing(key):
+            _reply_grant(request, slot)
+            return True
+        world = core.book.require(body.generation)
+        pending = sum(other[2] == body.rank for other in self._creating)
+        persisting = any(
+            slot.persisting and slot.key and slot.key[2] == body.rank for slot in core.slots.all()
+        )
+        used = core.slots.used(body.generation, body.rank) + pending - persisting
+        if key in self._creating or used >= world.keep + EXTRA_SLOTS:
+            return False
+        if slot := core.slots.take_free(body.size_bytes):
+            core.slots.begin(slot, key)
+            _reply_grant(request, slot)
+            return True
+        for slot in core.slots.all():  # free but too small: the state has grown
+            if slot.state is SlotState.EMPTY and not slot.busy:
+                core.slots.discard(slot)
+        self._creating.add(key)
+        core.submit(request, lambda: self._create(request, body.size_bytes, key), slow=False)
+        return True
+
+    def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
+        core = self._core
+        try:
+            file = core.arena.create(size_bytes)
+        finally:
+            with core.lock:
+                self._creating.discard(key)
+        with core.lock:
+            slot = core.slots.add(file)
+            try:
+                self._check(key[0], key[2])
+            except CkptError:
+                core.slots.discard(slot)
+                raise
+            core.slots.begin(slot, key)
+            _reply_grant(request, slot)
+            core.changed()
+
+    def _seal(self, request: Request, body: Seal) -> None:
+        core, entry = self._core, body.entry
+        self._check(entry.generation, entry.rank)
+        slot = core.slots.get(body.slot_id)
+        key = (entry.generation, entry.step, entry.rank)
+        if slot.entry == entry:
+            request.reply()  # asked again after a lost answer
+            return
+        if slot.key != key or slot.state is not SlotState.WRITING or slot.busy:
+            raise CkptError(
+                f"slot {slot.number} is {slot.state.name} for (generation, step, rank) {slot.key}, "
+                f"not being written for {key}"
+            )
+        if block_bytes(entry) > slot.file.capacity:
+            raise CapacityError(
+                f"a block of {block_bytes(entry):,} bytes is not in a slot of "
+                f"{slot.file.capacity:,}; acquire the full size"
+            )
+        slot.busy = True
+        core.submit(request, lambda: self._verify(request, slot, body), slow=False)
+
+    def _verify(self, request: Request, slot: Slot, body: Seal) -> None:
+        core, entry = self._core, body.entry
+        key = (entry.generation, entry.step)
+        failed: CkptError | None = None
+        try:
+            verify_block(slot.file.block(block_bytes(entry)), entry, origin=slot.file.path.name)
+        except CkptError as error:
+            failed = error
+        with core.lock:
+            slot.busy = False
+            if entry.generation != core.book.generation or slot.key is None:
+                raise FencedError(f"generation {entry.generation} is over")
+            if failed or core.book.is_gone(key):
+                core.counters["seals_refused"] += 1
+                core.slots.release(slot)
+                self._give_up(key)
+                raise failed or PeerError(f"step {entry.step} was given up by another rank")
+            core.slots.seal(slot, entry)
+            self._on_sealed(entry, body.persist)
+            core.apply(core.book.seal(entry))
+        request.reply()
+
+    def _abandon(self, request: Request, body: Abandon) -> None:
+        core = self._core
+        slot = core.slots.get(body.slot_id)
+        if slot.state is SlotState.WRITING and slot.key is not None and not slot.busy:
+            key = slot.key[:2]
+            core.slots.release(slot)
+            self._give_up(key)
+        request.reply()
+
+    def _give_up(self, key: tuple[int, int]) -> None:
+        self._on_abandoned(*key)
+        self._core.apply(self._core.book.give_up(key))
+
+    def _protected_step(self, request: Request, body: Await) -> None:
+        core = self._core
+        generation = core.book.generation if body.generation is None else body.generation
+
+        def newest() -> int:
+            core.book.require(generation)
+            return core.book.newest(Phase.PROTECTED, generation=generation)
+
+        def attempt() -> bool:
+            step = newest()
+            if body.at_least is not None and step < body.at_least and body.timeout_s > 0:
+                return False
+            request.reply(step)
+            return True
+
+        def expire() -> None:
+            request.reply(newest())
+
+        deadline_s = monotonic() + body.timeout_s
+        core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire))
+
+
+def _reply_grant(request: Request, slot: Slot) -> None:
+    grant = SlotGrant(slot_id=slot.number, path=str(slot.file.path), capacity=slot.file.capacity)
+    request.reply(unparse(grant))

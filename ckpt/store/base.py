@@ -1,0 +1,70 @@
+"""What a checkpoint needs of the place it is kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from typing_extensions import Buffer
+
+from ckpt.manifest import FileRecord
+
+
+class Readable(Protocol):
+    """An open file of the store; reads of several threads do not disturb each other."""
+
+    nbytes: int
+
+    def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
+        """Fill ``buffers`` one after the other from offset ``at``; return the bytes read.
+
+        Less than asked means that the file ends there.
+        """
+
+    def close(self) -> None:
+        """Release the file."""
+
+
+class Store(Protocol):
+    """Named files below one root. Names are relative, with slashes.
+
+    Every implementation publishes whole files only: a name shows the old bytes or the new ones,
+    durably, whatever happens in between. Errors: ``NotFoundError`` for a name that is not there,
+    ``StoreError`` when the place refuses (full, read-only, forbidden).
+    """
+
+    root: str
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names directly below the folder ``prefix``, sorted; none if it is absent."""
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None when it is not there."""
+
+    def read(self, name: str) -> bytes:
+        """Return a small file's bytes."""
+
+    def open(self, name: str) -> Readable:
+        """Open a file for ranged reads."""
+
+    def write(self, name: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Write a file from ``parts``, replacing what was there, and return its record.
+
+        A part must not change before the call returns.
+        """
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file unless one is there; say whether this call wrote it."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; those that are not there are passed over."""
+
+    def sweep(self, folder: str) -> None:
+        """Remove what killed writers left directly below a folder."""
+
+    def locked(self, folder: str) -> AbstractContextManager[None]:
+        """Keep other committers out of a folder."""
+
+    def where(self, name: str) -> str:
+        """Return the name as people and tools outside find it."""

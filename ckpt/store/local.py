@@ -1,0 +1,272 @@
+"""Checkpoints in a directory of this machine (or one mounted here).
+
+A file is written under a temporary name, fsynced, renamed into place, and its directory fsynced.
+A writer holds a lock on its temporary file, so what a killed writer left is known as such, without
+looking at a clock, and swept by the next writer in that directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import Buffer
+
+from ckpt.errors import NotFoundError, StoreError
+from ckpt.isal import crc32c
+from ckpt.manifest import FileRecord
+
+_TEMPORARY: Final = ".tmp"
+_BATCH_BYTES: Final = 8 << 20
+_BATCH_PARTS: Final = 512
+_IOV_MAX: Final = 1024
+
+_serial = itertools.count()
+
+_ROOM: Final = "make room there or choose another place; nothing committed before is harmed"
+_RIGHTS: Final = "change the permissions or choose a place that can be written"
+_REMEDIES: Final = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another file system",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "a file was needed there: choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "the disk fails: choose another place",
+}
+
+
+@contextlib.contextmanager
+def _refusals(path: Path, doing: str) -> Iterator[None]:
+    """Turn what the system refuses into ``StoreError`` with the path and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: not there (cannot {doing}); check the path") from error
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "see what the system says and try again")
+        raise StoreError(f"{path}: cannot {doing}: {error.strerror}; {remedy}") from error
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class LocalFile:
+    """An open file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._fd = path, -1
+        with _refusals(path, "open it for reading"):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.nbytes = os.fstat(self._fd).st_size
+
+    def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
+        """Fill ``buffers`` from offset ``at``; return the bytes read."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        done = 0
+        with _refusals(self._path, "read it"):
+            while views:
+                got = os.preadv(self._fd, views[:_IOV_MAX], at + done)
+                done += got
+                views = _behind(views, got)
+                if not got:
+                    break
+        return done
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _behind(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return what is left of ``views`` behind their first ``nbytes``."""
+    for number, view in enumerate(views):
+        if nbytes < view.nbytes:
+            return [view[nbytes:], *views[number + 1 :]]
+        nbytes -= view.nbytes
+    return []
+
+
+class LocalStore:
+    """A directory."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(Path(root).absolute())
+
+    def _path(self, name: str) -> Path:
+        return Path(self.root, name)
+
+    def where(self, name: str) -> str:
+        """Return the absolute path."""
+        return str(self._path(name))
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names in the folder ``prefix``, temporary files left out."""
+        path = self._path(prefix)
+        try:
+            with _refusals(path, "list it"):
+                return sorted(p.name for p in path.iterdir() if p.suffix != _TEMPORARY)
+        except NotFoundError:
+            return []
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size, None when it is not there."""
+        try:
+            with _refusals(self._path(name), "look at it"):
+                return self._path(name).stat().st_size
+        except NotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes."""
+        with _refusals(self._path(name), "read it"):
+            return self._path(name).read_bytes()
+
+    def open(self, name: str) -> LocalFile:
+        """Open a file for ranged reads."""
+        return LocalFile(self._path(name))
+
+    def write(self, name: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Write a file durably and atomically from ``parts``; return its record."""
+        path = self._path(name)
+        with self._temporary(path) as (temporary, fd):
+            size, checksum = _write_all(fd, parts, path)
+            with _refusals(path, "write it"):
+                os.fsync(fd)
+                temporary.rename(path)
+                _fsync_directory(path.parent)
+        return FileRecord(path=name, nbytes=size, crc32c=checksum)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless one of that name is there; say whether this call wrote it."""
+        path = self._path(name)
+        with self._temporary(path) as (temporary, fd):
+            _write_all(fd, [data], path)
+            with _refusals(path, "write it"):
+                os.fsync(fd)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                temporary.unlink()
+                _fsync_directory(path.parent)
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; those that are not there are passed over."""
+        for name in names:
+            with _refusals(self._path(name), "remove it"):
+                self._path(name).unlink(missing_ok=True)
+
+    def sweep(self, folder: str) -> None:
+        """Remove the temporary files of writers that are gone."""
+        with _refusals(self._path(folder), "clean it"):
+            _sweep(self._path(folder))
+
+    @contextlib.contextmanager
+    def locked(self, folder: str) -> Iterator[None]:
+        """Hold the lock of a folder against other processes of this machine."""
+        path = self._path(folder)
+        with _refusals(path, "lock it"):
+            path.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _refusals(path, "lock it"):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _temporary(self, path: Path) -> Iterator[tuple[Path, int]]:
+        """Yield a locked new file beside ``path``; afterwards it is gone (or renamed)."""
+        with _refusals(path.parent, "write in it"):
+            _make_directories(path.parent)
+            _sweep(path.parent)
+            temporary, fd = _locked_file(path)
+        try:
+            yield temporary, fd
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            os.close(fd)
+
+
+def _make_directories(path: Path) -> None:
+    """Create ``path`` and what is missing above it, durably."""
+    missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        _fsync_directory(folder.parent)
+
+
+def _locked_file(path: Path) -> tuple[Path, int]:
+    """Create a temporary file for ``path`` and lock it before anybody sweeps it."""
+    while True:
+        temporary = path.parent / f".{path.name}.{os.getpid()}-{next(_serial)}{_TEMPORARY}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return temporary, fd
+        os.close(fd)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the temporary files of writers that are gone (nobody holds their lock)."""
+    for path in folder.glob(f".*{_TEMPORARY}"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(fd)
+
+
+def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> tuple[int, int]:
+    """Write ``parts`` in large batches; return bytes written and their CRC32C."""
+    size = checksum = 0
+    batch: list[memoryview] = []
+    batch_bytes = 0
+
+    def flush() -> None:
+        nonlocal batch
+        left = batch
+        with _refusals(path, "write it"):
+            while left:
+                left = _behind(left, os.writev(fd, left[:_IOV_MAX]))
+        batch = []
+
+    for part in parts:
+        view = memoryview(part).cast("B")
+        if not view.nbytes:
+            continue
+        checksum = crc32c(view, checksum)
+        size += view.nbytes
+        batch.append(view)
+        batch_bytes += view.nbytes
+        if batch_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_PARTS:
+            flush()
+            batch_bytes = 0
+    flush()
+    return size, checksum

@@ -1,0 +1,124 @@
+"""Blocks of random bytes, and a worker that writes them: for tests of arenas and sidecars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckpt.arena import SlotFile
+from ckpt.index import Chunk, ShardIndex, TensorEntry, encode_index
+from ckpt.isal import crc32c
+from ckpt.layout import Box
+from ckpt.sidecar.client import SidecarClient
+from ckpt.world import BlockEntry, SidecarPeer, SnapshotWorld
+
+INDEX_ROOM_BYTES = 4096
+
+
+def random_payload(nbytes: int, *, seed: Sequence[int]) -> bytes:
+    """Return bytes that depend on ``seed`` alone."""
+    return np.random.default_rng(list(seed)).bytes(nbytes)
+
+
+def make_index(
+    payload: bytes, *, run: str, generation: int, step: int, rank: int, world_size: int
+) -> ShardIndex:
+    """Describe ``payload`` as two halves of one tensor per rank."""
+    half = len(payload) // 2
+    chunks = tuple(
+        Chunk(
+            box=Box(offset=(at,), shape=(len(part),)),
+            at=at,
+            nbytes=len(part),
+            crc32c=crc32c(part),
+        )
+        for at, part in ((0, payload[:half]), (half, payload[half:]))
+    )
+    return ShardIndex(
+        run=run,
+        generation=generation,
+        step=step,
+        writer=rank,
+        world_size=world_size,
+        payload_bytes=len(payload),
+        tensors={f"w{rank}": TensorEntry(dtype="uint8", shape=(len(payload),), chunks=chunks)},
+    )
+
+
+def make_block(
+    payload: bytes, *, generation: int = 1, step: int = 1, rank: int = 0, world_size: int = 1
+) -> tuple[BlockEntry, bytes]:
+    """Return a whole block and its entry."""
+    index = make_index(
+        payload,
+        run="test",
+        generation=generation,
+        step=step,
+        rank=rank,
+        world_size=world_size,
+    )
+    text = encode_index(index)
+    entry = BlockEntry(
+        generation=generation,
+        step=step,
+        rank=rank,
+        payload_bytes=len(payload),
+        index_bytes=len(text),
+        index_crc32c=crc32c(text),
+    )
+    return entry, payload + bytes(-len(payload) % 8) + text
+
+
+def make_world(
+    addresses: dict[str, str],
+    *,
+    run: str = "test",
+    rank_nodes: Sequence[str] | None = None,
+    generation: int = 1,
+    parity: int = 0,
+    keep: int = 2,
+) -> SnapshotWorld:
+    """Return a group; one rank per node unless ``rank_nodes`` says otherwise."""
+    return SnapshotWorld(
+        run=run,
+        generation=generation,
+        peers=tuple(SidecarPeer(node=node, address=at) for node, at in addresses.items()),
+        rank_nodes=tuple(addresses if rank_nodes is None else rank_nodes),
+        parity=parity,
+        keep=keep,
+    )
+
+
+def write_block(  # noqa: PLR0913 - a block has this many coordinates
+    client: SidecarClient,
+    world: SnapshotWorld,
+    *,
+    step: int,
+    rank: int,
+    nbytes: int,
+    persist: str | None = None,
+    timeout_s: float = 10.0,
+) -> bytes:
+    """Do what a worker does for one snapshot; return the payload."""
+    payload = random_payload(nbytes, seed=(world.generation, step, rank))
+    index = make_index(
+        payload,
+        run=world.run,
+        generation=world.generation,
+        step=step,
+        rank=rank,
+        world_size=len(world.rank_nodes),
+    )
+    grant = client.acquire(
+        generation=world.generation,
+        step=step,
+        rank=rank,
+        size_bytes=nbytes + INDEX_ROOM_BYTES,
+        timeout_s=timeout_s,
+    )
+    slot = SlotFile.open(grant.path)
+    slot.block(nbytes)[:] = payload
+    client.seal(slot_id=grant.slot_id, entry=slot.finish(index), persist=persist)
+    slot.close()
+    return payload

@@ -1,0 +1,101 @@
+"""A sidecar's slots without the sidecar: for tests of code that writes or reads blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt.arena import SlotFile, SlotHeader, run_digest
+from ckpt.block import SlotState, verify_block
+from ckpt.errors import CkptError, NotFoundError
+from ckpt.sidecar.client import BlockHandle
+from ckpt.world import BlockEntry, BlockSource, SnapshotWorld
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeGrant:
+    """A slot to write."""
+
+    slot_id: int
+    path: str
+    capacity: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeSidecar:
+    """Gives out slots in ``directory`` and checks what is sealed; every step has its own slot.
+
+    ``refuse`` is raised by the next ``acquire``; ``gate``, while clear, holds ``acquire`` back.
+    """
+
+    directory: Path
+    run: str = "test"
+    refuse: CkptError | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+    sealed: dict[tuple[int, int], BlockEntry] = field(default_factory=dict)
+    persisted: dict[int, str] = field(default_factory=dict)
+    abandoned: list[int] = field(default_factory=list)
+    _slots: dict[int, tuple[SlotFile, SlotHeader]] = field(default_factory=dict)
+    _held: dict[tuple[int, int], SlotFile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def acquire(
+        self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
+    ) -> FakeGrant:
+        """Make a slot."""
+        self.gate.wait(timeout_s)
+        if self.refuse is not None:
+            error, self.refuse = self.refuse, None
+            raise error
+        number = len(self._slots) + 1
+        slot = SlotFile.create(self.directory / f"{number:06d}.slot", size_bytes)
+        header = SlotHeader(state=SlotState.WRITING, generation=generation, step=step, rank=rank)
+        slot.write_header(header, run=run_digest(self.run))
+        self._slots[number] = (slot, header)
+        return FakeGrant(slot_id=number, path=str(slot.path), capacity=slot.capacity)
+
+    def seal(self, *, slot_id: int, entry: BlockEntry, persist: str | None = None) -> None:
+        """Verify a written slot, as the sidecar does."""
+        slot, _ = self._slots[slot_id]
+        block = slot.block(entry.payload_bytes + entry.index_bytes)
+        verify_block(block, entry, origin=f"slot {slot_id}")
+        slot.write_header(SlotHeader.of(entry, SlotState.SEALED), run=run_digest(self.run))
+        self.sealed[entry.step, entry.rank] = entry
+        self._held[entry.step, entry.rank] = slot
+        if persist is not None:
+            self.persisted[entry.step] = persist
+
+    def abandon(self, slot_id: int) -> None:
+        """Note that a slot will not be sealed."""
+        self.abandoned.append(slot_id)
+
+    def slot(self, step: int, rank: int = 0) -> SlotFile:
+        """Return the sealed slot of a step."""
+        return self._held[step, rank]
+
+    def open_block(self, world: SnapshotWorld, step: int, source: BlockSource) -> BlockHandle:
+        """Open a sealed block."""
+        if (step, source.rank) not in self.sealed:
+            raise NotFoundError(f"no block of rank {source.rank}, step {step}")
+        slot, entry = self._held[step, source.rank], self.sealed[step, source.rank]
+        return BlockHandle(
+            index=bytes(slot.index_view(entry)),
+            path=str(slot.path),
+            payload_bytes=entry.payload_bytes,
+        )
+
+    def read(
+        self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        """Return bytes of a sealed block."""
+        slot = self._held[step, rank]
+        return [memoryview(bytes(slot.block(at + n)[at:])) for at, n in ranges]
+
+    def close(self) -> None:
+        """Unmap the slots."""
+        for slot, _ in self._slots.values():
+            slot.close()

@@ -1,0 +1,155 @@
+"""A checkpoint as a Zarr v3 hierarchy: metadata and where each chunk lies. Pure but for `group`.
+
+One array per tensor, named by its FQN, in one flat group; tied tensors appear under each name.
+Chunks are encoded by Zarr's own ``bytes`` and ``crc32c`` codecs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+
+from ckpt.manifest import (
+    CRC_BYTES,
+    FORMAT,
+    Manifest,
+    PackedChunk,
+    PackedTensor,
+    PackIndex,
+    TensorRecord,
+    stored_bytes,
+)
+from ckpt.types import Json
+from ckpt.zarr_dtypes import dtype_of
+
+if TYPE_CHECKING:
+    import zarr
+
+    from ckpt.source import StoreSource
+
+_TEMPLATE: Final = "{{root}}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a Zarr chunk lies: a range of a pack."""
+
+    path: str
+    at: int
+    nbytes: int
+
+
+def array_name(fqn: str) -> str:
+    """Return the Zarr name of a tensor: the FQN, with what a name may not have quoted."""
+    name = quote(fqn, safe="=+,@[]()")
+    if name.startswith("__"):
+        return f"%5F{name[1:]}"
+    return name if name.strip(".") else name.replace(".", "%2E")
+
+
+def is_stored_cell(chunk: PackedChunk, tensor: PackedTensor, cell: tuple[int, ...]) -> bool:
+    """Say whether a chunk is stored just as the Zarr chunk of its place."""
+    shape = tensor.cell if chunk.padded else chunk.box.shape
+    return shape == cell and all(o % c == 0 for o, c in zip(chunk.box.offset, cell, strict=True))
+
+
+def chunk_key(chunk: PackedChunk, cell: tuple[int, ...]) -> str:
+    """Return the key of the Zarr chunk whose low corner is the chunk's."""
+    numbers = (o // c for o, c in zip(chunk.box.offset, cell, strict=True))
+    return "/".join(("c", *map(str, numbers)))
+
+
+def chunk_places(
+    tensors: Mapping[str, TensorRecord], indexes: Mapping[int, PackIndex]
+) -> Iterator[tuple[str, str, Stored]]:
+    """Yield (FQN, chunk key, place) for every stored chunk that is a cell of its array."""
+    for index in indexes.values():
+        for fqn, tensor in index.tensors.items():
+            cell = tensors[fqn].cell
+            for chunk in tensor.chunks:
+                if is_stored_cell(chunk, tensor, cell):
+                    nbytes = stored_bytes(chunk, tensor) + CRC_BYTES
+                    yield (
+                        fqn,
+                        chunk_key(chunk, cell),
+                        Stored(path=index.pack, at=chunk.at, nbytes=nbytes),
+                    )
+
+
+def array_metadata(fqn: str, tensor: TensorRecord) -> Json:
+    """Return the ``zarr.json`` of a tensor."""
+    dtype = dtype_of(tensor.dtype, origin=f"tensor {fqn}")
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(tensor.shape),
+        "data_type": dtype.zarr,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(tensor.cell)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": dtype.fill,
+        "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
+        "attributes": {"torch_dtype": tensor.dtype},
+    }
+
+
+def group_metadata(*, run: str, step: int, values: Mapping[str, Json]) -> Json:
+    """Return the ``zarr.json`` of the group; plain values are its attributes."""
+    attributes = {"holdfast": {"format": FORMAT, "run": run, "step": step}, "values": dict(values)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def hierarchy(
+    tensors: Mapping[str, TensorRecord],
+    aliases: Mapping[str, str],
+    indexes: Mapping[int, PackIndex],
+    *,
+    group: Json,
+) -> tuple[dict[str, bytes], dict[str, Stored]]:
+    """Return the whole hierarchy by Zarr key: documents, and places of chunks."""
+    names: dict[str, list[str]] = {fqn: [array_name(fqn)] for fqn in tensors}
+    for alias, fqn in aliases.items():
+        names[fqn].append(array_name(alias))
+    documents = {"zarr.json": msgspec.json.encode(group)}
+    for fqn, tensor in tensors.items():
+        document = msgspec.json.encode(array_metadata(fqn, tensor))
+        documents.update({f"{name}/zarr.json": document for name in names[fqn]})
+    places = {
+        f"{name}/{key}": place
+        for fqn, key, place in chunk_places(tensors, indexes)
+        for name in names[fqn]
+    }
+    return documents, places
+
+
+def references(documents: Mapping[str, bytes], places: Mapping[str, Stored], *, root: str) -> bytes:
+    """Return a reference map (kerchunk, version 1) of the hierarchy.
+
+    Paths are made of the template ``root``, the folder when it was written: a reader of a folder
+    that was moved overrides it (``template_overrides={"root": …}``).
+    """
+    refs: dict[str, Json] = {key: data.decode() for key, data in documents.items()}
+    for key, place in places.items():
+        refs[key] = [f"{_TEMPLATE}/{place.path}", place.at, place.nbytes]
+    return msgspec.json.encode({"version": 1, "templates": {"root": root}, "refs": refs})
+
+
+def group(source: StoreSource) -> zarr.Group:
+    """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors."""
+    import zarr
+
+    from ckpt.zarr_store import CheckpointStore
+
+    manifest = source.manifest
+    documents, places = hierarchy(
+        manifest.tensors, manifest.aliases, source.all_packs(), group=_described(manifest)
+    )
+    return zarr.open_group(CheckpointStore(source, documents, places), mode="r")
+
+
+def _described(manifest: Manifest) -> Json:
+    return group_metadata(run=manifest.run, step=manifest.step, values=manifest.values)

@@ -1,0 +1,240 @@
+"""Carrying out what the decisions say: seating, fencing, inventories, proposals, generations.
+
+Nothing is decided here. `elastic.seating.seat` and `elastic.agree.decide` look at the view as it
+is at the coordinator; this module makes it so and publishes what became of it, which changes the
+view, and so on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from ckpt.types import Json
+from ckpt.world import Inventory
+from elastic import agree, seating
+from elastic.agent.config import AgentConfig
+from elastic.agent.crew import Crew
+from elastic.agent.registry import Registry
+from elastic.agent.reporting import Reporter, public_roster
+from elastic.agent.sidecar import SidecarKeeper
+from elastic.coordinator.base import Entry
+from elastic.membership import View
+from elastic.records import GenerationRecord, NodeRecord, Outcome
+
+_PROGRESS_EVERY_S = 0.5
+_NODES_WAIT_S = 10.0
+_RETRY_S = 0.1
+_MAX_SIDECAR_FAILURES = 5
+
+
+class Conductor:
+    """The node's part in the job; all methods run on the loop's thread."""
+
+    def __init__(
+        self, config: AgentConfig, *, incarnation: str, crew: Crew, reporter: Reporter
+    ) -> None:
+        self._config, self._incarnation = config, incarnation
+        self._crew, self._reporter = crew, reporter
+        self._sidecar: SidecarKeeper
+        self._registry: Registry
+        self.view = View(run=config.run, nodes={}, wanted=config.wanted)
+        self._started_s = time.monotonic()
+        self._seen = agree.Seen()
+        self._again_s: float | None = 0.0
+        self._known = 0
+        self._fencing = 0
+        self._fenced = 0
+        self._inventory: Inventory | None = None
+        self._inventory_asked = False
+        self._progress = -1
+        self._progress_asked_s = 0.0
+        self._sidecar_failures = 0
+        self.failure = ""
+
+    def attach(self, *, sidecar: SidecarKeeper, registry: Registry) -> None:
+        """Say what to act through; before anything else."""
+        self._sidecar, self._registry = sidecar, registry
+
+    def look(self, entries: Iterable[Entry]) -> None:
+        """Take a new state of the run's keys."""
+        before = self.view
+        self.view = View.from_entries(entries, run=self._config.run, wanted=self._config.wanted)
+        self._again_s = 0.0
+        self._note_losses(before)
+        self._crew.tell(public_roster(self.view))
+        if before.nodes.get(self._config.node) and self._config.node not in self.view.nodes:
+            self._registry.forget()
+
+    def _note_losses(self, before: View) -> None:
+        lost = [name for name in before.nodes if name not in self.view.nodes]
+        speaker = min(self.view.nodes, default=None)
+        if speaker == self._config.node and not self.view.outcome:
+            for name in lost:
+                self._reporter.emit("detected", what="node_lost", victim=name)
+
+    def carry_on(self) -> None:
+        """Bring the node to where the view says it should be, as far as it can be now."""
+        now_s = time.monotonic()
+        self._enter()
+        if self._sidecar.address:
+            mine = seating.assigned(self.view.seating, self._config.node)
+            self._crew.follow(mine, sidecar=self._sidecar.address)
+        if self._again_s is not None and now_s >= self._again_s:
+            self._again_s = None
+            self._seat(now_s)
+            self._decide(now_s)
+        self._settle_fence()
+        self._ask_progress(now_s)
+
+    def patience_s(self, now_s: float) -> float | None:
+        """How long until there is something to decide without anything happening."""
+        return None if self._again_s is None else max(0.0, self._again_s - now_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that should be looked at often."""
+        return self._fencing > self._fenced or not self._sidecar.address
+
+    def _again(self, at_s: float | None) -> None:
+        if at_s is not None:
+            self._again_s = at_s if self._again_s is None else min(at_s, self._again_s)
+
+    def _seat(self, now_s: float) -> None:
+        waiting = now_s - self._started_s < _NODES_WAIT_S
+        decision, reason = seating.seat(
+            self.view,
+            progress=self._progress,
+            max_attempts=self._config.max_attempts,
+            expect_nodes=self._config.nodes if waiting else 0,
+        )
+        match decision:
+            case seating.Seat(seats=seats, expected=expected):
+                if self._registry.seat(seats, expected=expected):
+                    self._reporter.emit("seated", reason=reason)
+                self._again(now_s + _RETRY_S)
+            case seating.Exhausted():
+                self.finish(Outcome(ok=False, message=reason))
+            case seating.Keep():
+                if not self.view.seating_revision:
+                    self._again(now_s + _RETRY_S)
+
+    def _decide(self, now_s: float) -> None:
+        self._seen = agree.observe(self.view, self._seen, now_s=now_s)
+        decision, reason = agree.decide(self.view, self._seen, node=self._config.node, now_s=now_s)
+        match decision:
+            case agree.Fence(generation=generation):
+                self._fence(generation, reason=reason)
+            case agree.Propose(record=record, expected=expected):
+                if self._registry.propose(record, expected=expected):
+                    self._reporter.emit("proposed", **_proposal(record, reason))
+                self._again(now_s + _RETRY_S)
+            case agree.Finish(outcome=outcome):
+                self.finish(outcome)
+            case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
+                self._again(until_s)
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the job for all nodes, unless it has ended already."""
+        if not self._registry.finish(outcome):
+            self._again(time.monotonic() + _RETRY_S)
+
+    # -- the generation: in and out -------------------------------------------------------------
+
+    def _enter(self) -> None:
+        record = self.view.generation
+        if record and record.number > self._known and self._sidecar.address:
+            self._known = record.number
+            self._progress = max(self._progress, record.restore.step if record.restore else -1)
+            if self._config.node in record.nodes and record.number > self._fencing:
+                self._sidecar.adopt(record)
+
+    def generation_adopted(self, record: GenerationRecord) -> None:
+        """See `SidecarEvents`."""
+        if record.number > self._fencing:
+            self._crew.begin(record)
+
+    def _fence(self, generation: int, *, reason: str) -> None:
+        if generation > self._fencing:
+            self._fencing, self._inventory_asked = generation, False
+            self._reporter.emit("fencing", generation=generation, reason=reason)
+            self._crew.fence(generation)
+
+    def _settle_fence(self) -> None:
+        """Ask for the inventory as soon as nobody acts in the fenced generation any more."""
+        if self._fencing == self._fenced or self._inventory_asked or not self._sidecar.address:
+            return
+        if self._crew.parked(self._fencing):
+            self._inventory_asked = True
+            self._sidecar.take_inventory(self._fencing)
+
+    def inventory_taken(self, inventory: Inventory, *, generation: int) -> None:
+        """See `SidecarEvents`."""
+        if generation == self._fencing:
+            self._fenced, self._inventory = generation, inventory
+            self._reporter.emit("fenced", generation=generation)
+
+    # -- the sidecar -----------------------------------------------------------------------------
+
+    def sidecar_started(self) -> None:
+        """See `SidecarEvents`."""
+        self._sidecar_failures, self._inventory_asked, self.failure = 0, False, ""
+        self._reporter.emit("sidecar_started", pid=self._sidecar.pid, address=self._sidecar.address)
+
+    def sidecar_ended(self, *, pid: int) -> None:
+        """See `SidecarEvents`."""
+        victim = f"{self._config.node}/sidecar"
+        self._reporter.emit("detected", what="sidecar_exit", victim=victim, pid=pid)
+
+    def sidecar_failed(self, error: Exception) -> None:
+        """See `SidecarEvents`; a node that cannot have a sidecar is of no use to the job."""
+        self._sidecar_failures += 1
+        self.failure = f"its sidecar does not start: {error}"
+        self._reporter.emit("sidecar_failed", error=str(error))
+
+    @property
+    def unusable(self) -> bool:
+        """Whether the node should leave the job: its sidecar does not start."""
+        return self._sidecar_failures >= _MAX_SIDECAR_FAILURES
+
+    def _ask_progress(self, now_s: float) -> None:
+        active = self._known > self._fencing
+        if active and now_s - self._progress_asked_s > _PROGRESS_EVERY_S:
+            self._progress_asked_s = now_s
+            self._sidecar.ask_progress(self._known)
+
+    def step_protected(self, step: int) -> None:
+        """See `SidecarEvents`."""
+        self._progress = max(self._progress, step)
+
+    # -- what the node says --------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Publish the node's record as it is now."""
+        record = NodeRecord(
+            node=self._config.node,
+            incarnation=self._incarnation,
+            domain=self._config.domain,
+            sidecar=self._sidecar.address,
+            slots=self._config.slots,
+            workers=self._crew.table.records(),
+            fenced=self._fenced,
+            inventory=self._inventory,
+            sidecar_starts=self._sidecar.starts,
+        )
+        if not self._registry.publish(record):
+            self._again(time.monotonic() + _RETRY_S)
+
+
+def _proposal(record: GenerationRecord, reason: str) -> dict[str, Json]:
+    restore = record.restore
+    how = "none"
+    if restore:
+        how = "parity" if any(source.rebuilt for source in restore.sources) else "memory"
+    return {
+        "generation": record.number,
+        "ranks": [member.seat for member in record.members],
+        "restore_step": restore.step if restore else None,
+        "restore_how": how,
+        "reason": reason,
+    }

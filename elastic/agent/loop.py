@@ -1,0 +1,205 @@
+"""The agent: one loop over whatever happens to a node.
+
+Inputs are the exits and stops of children, the workers' channels, changes at the coordinator,
+answers of the sidecar, the parent's lifeline and the clock. After each of them `Conductor`
+brings the node to where the decisions say it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckpt.transport import RunKey
+from elastic.agent.conduct import Conductor
+from elastic.agent.config import AgentConfig
+from elastic.agent.crew import Crew
+from elastic.agent.inbox import Inbox
+from elastic.agent.lease import LeaseKeeper
+from elastic.agent.registry import Registry
+from elastic.agent.reporting import NodeProcesses, Reporter
+from elastic.agent.sidecar import SidecarKeeper
+from elastic.agent.watch import Mirror, Watch
+from elastic.agent.workers import Worker
+from elastic.coordinator.base import Entry, Event
+from elastic.coordinator.embedded import EmbeddedCoordinator
+from elastic.errors import CoordinatorError
+from elastic.membership import run_prefix
+from elastic.node_sidecar import SidecarPlan
+from elastic.records import Outcome, WorkerState
+
+_IDLE_TICK_S = 0.25
+_BUSY_TICK_S = 0.02
+_CALL_TIMEOUT_S = 1.0
+
+
+class Agent:
+    """One node's agent, from its start to the end of the job or of its parent."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config, self._timing = config, config.timing
+        self._key = RunKey.load(Path(config.key_file))
+        self._selector = selectors.DefaultSelector()
+        self._inbox = Inbox()
+        self._mirror = Mirror()
+        self._reporter = Reporter(Path(config.run_dir), node=config.node)
+        self._crew = Crew(
+            config,
+            selector=self._selector,
+            reporter=self._reporter,
+            job_failed=lambda reason: self._conductor.finish(Outcome(ok=False, message=reason)),
+        )
+        self._conductor = Conductor(
+            config, incarnation=uuid.uuid4().hex, crew=self._crew, reporter=self._reporter
+        )
+        plan = SidecarPlan(
+            run=config.run,
+            node=config.node,
+            key=self._key,
+            key_file=Path(config.key_file),
+            run_dir=Path(config.run_dir),
+        )
+        self._sidecar = SidecarKeeper(
+            plan,
+            inbox=self._inbox,
+            events=self._conductor,
+            stop_grace_s=config.timing.stop_grace_s,
+        )
+        self._ending: Outcome | None = None
+        self._ending_s = 0.0
+        self._orphaned = False
+
+    def serve(self, *, lifeline: int) -> int:
+        """Run until the job or the parent ends; return the process's exit status."""
+        self._wire(lifeline)
+        self._connect()
+        while not self._orphaned and not self._conductor.unusable:
+            for key, mask in self._selector.select(self._patience_s()):
+                key.data(mask)
+            self._crew.check()
+            if self._ending is None:
+                self._sidecar.check()
+                self._conductor.carry_on()
+                self._conductor.publish()
+            elif self._crew.end_late(time.monotonic() - self._ending_s, grace_s=self._grace_s):
+                break
+            self._list_processes()
+        return self._leave()
+
+    def _wire(self, lifeline: int) -> None:
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        self._signals = (woken, waker)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._orphan())
+        read = selectors.EVENT_READ
+        self._selector.register(woken, read, lambda mask: woken.recv(4096))
+        self._selector.register(lifeline, read, lambda mask: self._on_lifeline(lifeline))
+        self._selector.register(self._inbox, read, lambda mask: self._on_inbox())
+
+    def _connect(self) -> None:
+        self._coordinator = self._connection()
+        self._take_lease()
+        registry = Registry(
+            self._coordinator, run=self._config.run, lease=lambda: self._lease.lease
+        )
+        self._conductor.attach(sidecar=self._sidecar, registry=registry)
+        self._watch = Watch(
+            self._connection(),
+            run_prefix(self._config.run),
+            start=lambda entries: self._inbox.post(lambda: self._on_entries(entries)),
+            change=lambda events: self._inbox.post(lambda: self._on_changes(events)),
+        )
+
+    def _connection(self) -> EmbeddedCoordinator:
+        return EmbeddedCoordinator(self._config.coordinator, self._key, timeout_s=_CALL_TIMEOUT_S)
+
+    def _patience_s(self) -> float:
+        """How long the loop may sleep when nothing happens."""
+        suspicious = self._crew.suspicious or self._sidecar.suspicious
+        if self._ending or self._conductor.busy or suspicious:
+            return _BUSY_TICK_S
+        due_s = self._conductor.patience_s(time.monotonic())
+        return _IDLE_TICK_S if due_s is None else min(_IDLE_TICK_S, due_s)
+
+    def _on_inbox(self) -> None:
+        for delivery in self._inbox.take():
+            delivery()
+
+    def _on_lifeline(self, lifeline: int) -> None:
+        if not os.read(lifeline, 4096):
+            self._orphan()
+
+    def _orphan(self) -> None:
+        self._orphaned = True
+
+    # -- the coordinator ----------------------------------------------------------------------
+
+    def _take_lease(self) -> None:
+        self._lease = LeaseKeeper(
+            self._connection(),
+            timing=self._timing,
+            fence=self._crew.table.kill_all,
+            lost=lambda: self._inbox.post(self._on_lease_lost),
+        )
+
+    def _on_lease_lost(self) -> None:
+        """The node was away for too long and has killed its workers: register anew."""
+        self._reporter.emit("detected", what="lease_lost", victim=self._config.node)
+        try:
+            self._take_lease()
+        except CoordinatorError:
+            self._inbox.post(self._on_lease_lost)
+
+    def _on_entries(self, entries: Sequence[Entry]) -> None:
+        self._mirror.reset(entries)
+        self._look()
+
+    def _on_changes(self, events: Sequence[Event]) -> None:
+        self._mirror.apply(events)
+        self._look()
+
+    def _look(self) -> None:
+        self._conductor.look(self._mirror.entries.values())
+        outcome = self._conductor.view.outcome
+        if outcome and self._ending is None:
+            self._ending, self._ending_s = outcome, time.monotonic()
+            self._crew.stop(outcome.message)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _grace_s(self, worker: Worker) -> float:
+        """A worker that completed its part may still write its results."""
+        completed = self._ending and self._ending.ok and worker.state is WorkerState.DONE
+        return self._timing.done_grace_s if completed else self._timing.stop_timeout_s
+
+    def _list_processes(self) -> None:
+        workers = {worker.seat: worker.child.pid for worker in self._crew.table.living()}
+        self._reporter.list_processes(
+            NodeProcesses(
+                agent=os.getpid(),
+                sidecar=self._sidecar.pid,
+                workers=workers,
+                failure="; ".join(self._crew.failures) or self._conductor.failure,
+            )
+        )
+
+    def _leave(self) -> int:
+        """End what is left, fast when orphaned; the sidecar removes its shared memory."""
+        self._watch.close()
+        self._crew.table.kill_all()
+        for worker in self._crew.table.living():
+            worker.child.wait(timeout_s=self._timing.stop_timeout_s)
+        self._sidecar.stop()
+        self._lease.close()
+        self._list_processes()
+        self._reporter.close()
+        return 1 if self._orphaned or self._conductor.unusable or self._crew.failures else 0

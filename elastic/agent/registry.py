@@ -1,0 +1,55 @@
+"""The node's writes at the coordinator: under its lease, and never fatal when it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic.coordinator.base import Coordinator
+from elastic.errors import CoordinatorError, LeaseExpired
+from elastic.membership import encode, generation_key, node_key, outcome_key, seating_key
+from elastic.records import GenerationRecord, NodeRecord, Outcome, Seating
+
+
+class Registry:
+    """Writes the records of one run. A write that fails says so; the caller tries again later.
+
+    ``lease`` is the lease the node's record is held under.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, run: str, lease: Callable[[], int]) -> None:
+        self._coordinator, self._run, self._lease = coordinator, run, lease
+        self._published: tuple[NodeRecord, int] | None = None
+
+    def publish(self, record: NodeRecord) -> bool:
+        """Publish the node's record when it or the lease has changed; whether it stands."""
+        lease = self._lease()
+        if (record, lease) == self._published:
+            return True
+        try:
+            self._coordinator.put(node_key(self._run, record.node), encode(record), lease=lease)
+        except (CoordinatorError, LeaseExpired):
+            return False
+        self._published = record, lease
+        return True
+
+    def forget(self) -> None:
+        """Publish again whatever comes: the record was deleted by someone else."""
+        self._published = None
+
+    def seat(self, seats: tuple[Seating, ...], *, expected: int) -> bool:
+        """Change the seating; False when another was faster or the coordinator is away."""
+        return self._set(seating_key(self._run), seats, expected=expected)
+
+    def propose(self, record: GenerationRecord, *, expected: int) -> bool:
+        """Append a generation to the chain; False as in `seat`."""
+        return self._set(generation_key(self._run), record, expected=expected)
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Write the job's outcome; False when there is one already, or as in `seat`."""
+        return self._set(outcome_key(self._run), outcome, expected=0)
+
+    def _set(self, key: str, value: object, *, expected: int) -> bool:
+        try:
+            return self._coordinator.compare_and_set(key, encode(value), expected=expected)
+        except CoordinatorError:
+            return False

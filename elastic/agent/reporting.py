@@ -1,0 +1,81 @@
+"""What a node tells people and tools: its events, the list of its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ckpt.types import Json
+from elastic import messages
+from elastic.events import EventWriter, events_file
+from elastic.membership import View
+from elastic.records import Roster
+
+PROCESSES_PATTERN = "processes-*.json"
+
+
+class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
+    """The process ids of a node: 0 for a sidecar that is down.
+
+    ``failure`` says what a worker did wrong after it had completed its part of the job.
+    """
+
+    agent: int
+    sidecar: int
+    workers: dict[str, int] = {}
+    failure: str = ""
+
+
+class Reporter:
+    """Writes a node's events, and keeps its list of processes up to date."""
+
+    def __init__(self, run_dir: Path, *, node: str) -> None:
+        self._run_dir, self._node = run_dir, node
+        self._events = EventWriter(events_file(run_dir, node), node=node)
+        self._processes: NodeProcesses | None = None
+
+    def emit(self, kind: str, *, seat: str | None = None, **fields: Json) -> None:
+        """Write an event of the agent's own."""
+        self._events.write(kind, source="agent", seat=seat, fields=fields)
+
+    def relay(self, seat: str, message: messages.Emit) -> None:
+        """Write an event of a worker, at the time it says."""
+        self._events.write(
+            message.kind, source="worker", seat=seat, t=message.t, fields=message.fields
+        )
+
+    def list_processes(self, processes: NodeProcesses) -> None:
+        """Replace the node's list when it has changed."""
+        if processes == self._processes:
+            return
+        self._processes = processes
+        path = processes_file(self._run_dir, self._node)
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(processes))
+        fresh.replace(path)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._events.close()
+
+
+def processes_file(run_dir: Path, node: str) -> Path:
+    """Return the file in which a node lists its processes."""
+    return run_dir / f"processes-{node}.json"
+
+
+def read_processes(run_dir: Path, node: str) -> NodeProcesses | None:
+    """Return the node's list, None before it has written one."""
+    try:
+        data = processes_file(run_dir, node).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=NodeProcesses)
+
+
+def public_roster(view: View) -> Roster:
+    """Return the roster without inventories: what workers need, at a tenth of the size."""
+    roster = view.roster()
+    nodes = tuple(msgspec.structs.replace(node, inventory=None) for node in roster.nodes)
+    return Roster(nodes=nodes, generation=roster.generation)

@@ -1,0 +1,82 @@
+"""Following the run's keys at the coordinator, on a thread with a connection of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from elastic.coordinator.base import Coordinator, Entry, Event, EventKind
+from elastic.errors import CoordinatorError
+
+_POLL_S = 1.0
+_RETRY_S = 0.1
+
+
+class Mirror:
+    """The entries under a prefix as the watch has seen them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+
+    def reset(self, entries: Sequence[Entry]) -> None:
+        """Take a whole range."""
+        self.entries = {entry.key: entry for entry in entries}
+
+    def apply(self, events: Sequence[Event]) -> None:
+        """Take changes in order; one older than what is known changes nothing."""
+        for event in events:
+            known = self.entries.get(event.key)
+            if known and known.revision > event.revision:
+                continue
+            if event.kind == EventKind.PUT:
+                self.entries[event.key] = Entry(
+                    key=event.key, value=event.value, revision=event.revision
+                )
+            else:
+                self.entries.pop(event.key, None)
+
+
+class Watch:
+    """Reads everything under ``prefix`` once, then hands over every change in order.
+
+    ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` again
+    when changes were missed.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        prefix: str,
+        *,
+        start: Callable[[Sequence[Entry]], None],
+        change: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._coordinator, self._prefix = coordinator, prefix
+        self._start, self._change = start, change
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        after: int | None = None
+        while not self._closed.is_set():
+            try:
+                after = self._once(after)
+            except CoordinatorError:
+                self._closed.wait(_RETRY_S)
+
+    def _once(self, after: int | None) -> int | None:
+        if after is None:
+            entries, after = self._coordinator.range(self._prefix)
+            self._start(entries)
+            return after
+        events, after = self._coordinator.watch(self._prefix, after=after, timeout_s=_POLL_S)
+        if any(event.kind == EventKind.RESET for event in events):
+            return None
+        if events:
+            self._change(events)
+        return after
+
+    def close(self) -> None:
+        """Stop following; returns without waiting for a poll under way."""
+        self._closed.set()

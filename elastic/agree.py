@@ -1,0 +1,382 @@
+"""When a generation ends and the next begins: what one agent is to do now. Pure.
+
+Every agent asks `decide` after every change of its view, and again when the moment comes that
+the answer names. The path is *fence → agree*: as soon as one agent finds the newest generation
+stale it fences its node and says so in its record, which makes the generation stale for all
+others too. When every node of the group has fenced (or is gone) and enough trainers are READY,
+each agent could propose the same next record; they do so one after the other, and the first
+compare-and-set wins. A loser, like anyone after a second failure, just decides again.
+
+Why it is safe: a record is only proposed from a view in which every node of the old group is
+gone or has fenced. A node that is gone lost its lease, and its agent had killed its workers
+before that. ``fenced`` never falls, and comes in one record with the workers' states. So no
+worker of an older generation acts any more when the next one is born.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic.membership import View, fenced_nodes, ready_trainers, role_of
+from elastic.plan import RestorePoints, changes, job_spec, plan
+from elastic.records import (
+    TRAINER,
+    GenerationRecord,
+    JobSpec,
+    Member,
+    NodeRecord,
+    Outcome,
+    WorkerRecord,
+    WorkerState,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """The generation stands; ask again at ``until_s`` at the latest (None: at the next change)."""
+
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Park or kill the local workers of ``generation`` and older, take the sidecar's inventory,
+    and publish both with ``fenced = generation``. DONE workers stay as they are. Asked again
+    while that is under way, the answer is the same."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """This node has fenced, others have yet to; ask again at ``until_s`` at the latest."""
+
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose:
+    """Compare-and-set ``record`` as the newest generation against revision ``expected``."""
+
+    record: GenerationRecord
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Write the job's outcome (compare-and-set from absent)."""
+
+    outcome: Outcome
+
+
+Decision = Idle | Fence | Wait | Propose | Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How patient agents are, in seconds.
+
+    ``join_settle_s``: how long no further trainer became ready before joiners are let in;
+    ``join_settle_max_s`` bounds it. ``holdoff_s``: the least life of a generation that only a
+    join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a trainer to come.
+    ``start_wait_s``: how long the first generation waits for trainers still starting once one
+    is ready. ``newcomer_wait_s``: how long a re-form waits for nodes outside the old group.
+    ``stagger_s``: by how much each next node proposes later.
+    """
+
+    join_settle_s: float = 0.1
+    join_settle_max_s: float = 1.0
+    holdoff_s: float = 0.5
+    node_settle_s: float = 1.0
+    start_wait_s: float = 30.0
+    newcomer_wait_s: float = 0.5
+    stagger_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """When this agent first saw what debounces count from (its own monotonic seconds).
+
+    ``since`` maps the incarnation of a READY trainer outside the generation, or the identity
+    of a node outside its group, to the time. It is threaded through `observe`.
+    """
+
+    number: int = -1
+    number_s: float = 0.0
+    fenced_s: float | None = None
+    since: Mapping[str, float] = field(default_factory=dict)
+
+
+def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
+    """Return what was seen up to now; call it with every new view before `decide`."""
+    names = [worker.incarnation for _, worker in _outside_trainers(view)]
+    names += [_node_mark(node) for node in _outside_nodes(view)]
+    same = seen.number == view.number
+    fenced_s = seen.fenced_s if same else None
+    if fenced_s is None and not _unfenced(view, group=True):
+        fenced_s = now_s
+    return Seen(
+        number=view.number,
+        number_s=seen.number_s if same else now_s,
+        fenced_s=fenced_s,
+        since={name: seen.since.get(name, now_s) for name in names},
+    )
+
+
+def decide(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy | None = None,
+    restore_points: RestorePoints | None = None,
+) -> tuple[Decision, str]:
+    """Return what the agent of ``node`` is to do now, and why."""
+    policy = policy or Policy()
+    me = view.nodes.get(node)
+    if view.outcome:
+        return Idle(), "the job has ended"
+    if me is None:
+        return Idle(), f"node {node} is not registered"
+    if view.generation is None:
+        return _first(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
+    broken = faults(view)
+    if finished := _finish(view, stale=bool(broken)):
+        if isinstance(finished[0], Finish):
+            return finished
+        if not broken:
+            return finished
+    if not broken:
+        joins, until_s = _joins(view, seen, now_s=now_s, policy=policy)
+        if not joins:
+            return Idle(until_s=until_s), f"generation {view.number} stands"
+        broken = joins
+    if me.fenced < view.number:
+        return Fence(generation=view.number), "; ".join(broken)
+    if finished:
+        return Wait(), finished[1]
+    return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
+
+
+def faults(view: View) -> list[str]:
+    """Return why the newest generation cannot go on, as clauses; nothing while it can.
+
+    It cannot when a node of its group is gone or lost its memory, when a member's worker is
+    dead or has left it, and when some node has fenced it.
+    """
+    if view.generation is None:
+        return []
+    clauses = changes(view)
+    clauses += [text for member in view.generation.members if (text := _lost(view, member))]
+    fenced = [name for name, node in view.nodes.items() if node.fenced >= view.number]
+    if fenced and not clauses:
+        clauses.append(f"node {fenced[0]} fenced generation {view.number}")
+    return clauses
+
+
+def _worker(view: View, member: Member) -> WorkerRecord | None:
+    node = view.nodes.get(member.node)
+    workers = node.workers if node else ()
+    return next((w for w in workers if w.incarnation == member.incarnation), None)
+
+
+def _lost(view: View, member: Member) -> str:
+    """Return how a member is lost to the newest generation, empty while it is not.
+
+    Members of lost nodes are passed over: the node says it.
+    """
+    if member.node not in view.nodes:
+        return ""
+    worker = _worker(view, member)
+    who = f"{member.seat} on {member.node}"
+    if worker is None:
+        return f"{who} is gone"
+    if worker.state is WorkerState.DEAD:
+        return f"{who} died ({worker.ending})" if worker.ending else f"{who} died"
+    if worker.state is WorkerState.READY and worker.ready_after >= view.number:
+        return f"{who} left generation {view.number}"
+    return ""
+
+
+def _is_working(view: View, member: Member) -> bool:
+    worker = _worker(view, member)
+    if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
+        return False
+    return not (worker.state is WorkerState.READY and worker.ready_after >= view.number)
+
+
+def _finish(view: View, *, stale: bool) -> tuple[Finish | Idle, str] | None:
+    """Return how far the job's end is, None while no member of the generation is DONE.
+
+    A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
+    of one means that the work of all is complete. The job ends when no member works any more.
+    """
+    if view.generation is None:
+        return None
+    members = view.generation.members
+    done = [w for m in members if (w := _worker(view, m)) and w.state is WorkerState.DONE]
+    if not done:
+        return None
+    working = [member.seat for member in members if _is_working(view, member)]
+    if working:
+        return Idle(), f"the work is complete; waiting for {', '.join(working)}"
+    result = next((worker.result for worker in done if worker.result is not None), None)
+    message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
+    return Finish(outcome=Outcome(ok=True, message=message, result=result)), message
+
+
+def _unfenced(view: View, *, group: bool) -> list[str]:
+    """Return who has not fenced the newest generation, in its group or outside it."""
+    inside = view.generation.nodes if view.generation else view.nodes
+    return [
+        name
+        for name, node in view.nodes.items()
+        if node.fenced < view.number and (name in inside) is group
+    ]
+
+
+def _outside_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
+    """Return the READY trainers that are not in the newest generation."""
+    members = view.generation.members if view.generation else ()
+    inside = {member.incarnation for member in members}
+    return [
+        (node, worker)
+        for node, worker in view.workers()
+        if worker.state is WorkerState.READY
+        and role_of(worker.seat) == TRAINER
+        and worker.incarnation not in inside
+        and node.sidecar
+    ]
+
+
+def _outside_nodes(view: View) -> list[NodeRecord]:
+    """Return the live nodes with a sidecar that are not in the newest generation's group."""
+    inside = view.generation.nodes if view.generation else {}
+    return [node for name, node in view.nodes.items() if node.sidecar and name not in inside]
+
+
+def _node_mark(node: NodeRecord) -> str:
+    return f"node:{node.node}:{node.incarnation}:{node.sidecar_starts}"
+
+
+def _pending_trainers(view: View, *, node: str | None = None) -> list[str]:
+    """Return the seated trainers that have yet to become READY (of one node, or of all)."""
+    pending = []
+    for order in view.seating:
+        if role_of(order.seat) != TRAINER or order.node not in view.nodes:
+            continue
+        worker = view.worker_of(order)
+        starting = worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD)
+        if starting and node in (None, order.node):
+            pending.append(order.seat)
+    return pending
+
+
+def _joins(
+    view: View, seen: Seen, *, now_s: float, policy: Policy
+) -> tuple[list[str], float | None]:
+    """Return who may join now, as clauses, or until when to wait for that."""
+    trainers = _outside_trainers(view)
+    spec = _spec_of_generation(view)
+    if view.generation and spec.dp is not None and len(view.generation.members) >= spec.dp:
+        trainers = []  # they are spares
+    ready_s = [seen.since.get(worker.incarnation, now_s) for _, worker in trainers]
+    nodes = [n for n in _outside_nodes(view) if not _pending_trainers(view, node=n.node)]
+    nodes_s = [seen.since.get(_node_mark(node), now_s) for node in nodes]
+    due_s = []
+    if ready_s:
+        settled_s = max(ready_s) + policy.join_settle_s
+        due_s.append(min(settled_s, min(ready_s) + policy.join_settle_max_s))
+    if nodes_s:
+        due_s.append(max(nodes_s) + policy.node_settle_s)
+    if not due_s:
+        return [], None
+    until_s = max(min(due_s), seen.number_s + policy.holdoff_s)
+    if now_s < until_s:
+        return [], until_s
+    clauses = [f"{worker.seat} on {node.node} wants to join" for node, worker in trainers]
+    return clauses + [f"node {node.node} wants to join" for node in nodes], None
+
+
+def _spec_of_generation(view: View) -> JobSpec:
+    members = view.generation.members if view.generation else ()
+    workers = (_worker(view, member) for member in members)
+    return next((w.spec for w in workers if w and w.spec), JobSpec())
+
+
+def _discord(view: View) -> str:
+    """Return how the READY trainers disagree about the job, empty when they do not."""
+    ready = [(node, worker) for node, worker in ready_trainers(view) if worker.spec]
+    for node, worker in ready[1:]:
+        first_node, first = ready[0]
+        if worker.spec != first.spec:
+            return (
+                f"{first.seat} on {first_node.node} asks for {first.spec} but {worker.seat} on "
+                f"{node.node} for {worker.spec}: run the same script with the same settings "
+                "everywhere"
+            )
+    return ""
+
+
+def _first(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy,
+    points: RestorePoints | None,
+) -> tuple[Decision, str]:
+    """Decide before the first generation: wait for the trainers that are still starting."""
+    seated = [order for order in view.seating if role_of(order.seat) == TRAINER]
+    workers = [view.worker_of(order) for order in seated]
+    if workers and all(worker and worker.state is WorkerState.DONE for worker in workers):
+        message = "every trainer has ended well without asking for a generation"
+        return Finish(outcome=Outcome(ok=True, message=message)), message
+    ready = ready_trainers(view)
+    if ready and job_spec(ready).dp is None and (pending := _pending_trainers(view)):
+        first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
+        if now_s < first_s + policy.start_wait_s:
+            why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
+            return Wait(until_s=first_s + policy.start_wait_s), why
+    return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=points)
+
+
+def _gather(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy,
+    points: RestorePoints | None,
+) -> tuple[Decision, str]:
+    """Decide once this node has fenced: wait for the others and for trainers, then propose."""
+    if lagging := _unfenced(view, group=True):
+        return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
+    quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
+    if newcomers := _unfenced(view, group=False):
+        until_s = quorum_s + policy.newcomer_wait_s
+        if now_s < until_s:
+            return Wait(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
+    if text := _discord(view):
+        return Finish(outcome=Outcome(ok=False, message=text)), text
+    ready = ready_trainers(view)
+    least = job_spec(ready).least
+    seats = view.wanted.get(TRAINER, 0)
+    if ready and least > seats:
+        text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
+        return Finish(outcome=Outcome(ok=False, message=text)), text
+    if len(ready) < least:
+        return Wait(), f"{len(ready)} of {least} trainers are ready"
+    turn_s = quorum_s + policy.stagger_s * sorted(fenced_nodes(view)).index(node)
+    if now_s < turn_s:
+        return Wait(until_s=turn_s), "another node proposes first"
+    record, reason = plan(view, restore_points=points)
+    return Propose(record=record, expected=view.generation_revision), reason
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and others"

@@ -1,0 +1,266 @@
+"""How a worker talks to the rest of the job: the one thing the training loop programs against.
+
+`connect()` gives the channel to this node's agent when one started the process, and a channel
+that plays agent and coordinator itself (`elastic.solo`) when the script was started by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ckpt.transport import RunKey
+from ckpt.types import Json
+from elastic import messages
+from elastic.control_page import ControlPage, Phase
+from elastic.errors import ElasticError, Stopped
+from elastic.records import GenerationRecord, JobSpec, Roster
+
+__all__ = ["WORKER_ENV", "AgentChannel", "Channel", "Phase", "WorkerConfig", "connect"]
+
+WORKER_ENV = "HOLDFAST_WORKER"
+"""Environment variable by which an agent tells a worker who it is (JSON of `WorkerConfig`)."""
+
+_ORPHANED_STATUS = 113
+_RECEIVE_BYTES = 1 << 16
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker is given at its start."""
+
+    channel_fd: int
+    page_fd: int
+    run: str
+    node: str
+    seat: str
+    attempt: int
+    incarnation: str
+    sidecar: str
+    key_file: str
+    settings: dict[str, Json] = {}
+
+
+class Channel(Protocol):
+    """A worker's view of the job. All methods may be called from any thread.
+
+    ``seat`` is ``"<role>/<number>"``; ``sidecar`` is the address of the local sidecar (it can
+    change between generations); ``settings`` are the launcher's overrides for the loop.
+    """
+
+    run: str
+    node: str
+    seat: str
+    incarnation: str
+    sidecar: str
+    key: RunKey
+    settings: dict[str, Json]
+
+    @property
+    def role(self) -> str:
+        """The seat's role: ``"trainer"``, or what else the job names."""
+
+    def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
+        """Say that this worker is parked and takes part in any generation newer than ``after``.
+
+        Roles other than trainers call it once, with ``after=0``, to publish ``info``.
+        """
+
+    def await_generation(self, *, after: int) -> GenerationRecord:
+        """Block until a generation newer than ``after`` contains this worker, and return it.
+
+        The newest is returned when several passed. Raises ``Stopped`` when the job ends.
+        """
+
+    def fenced(self, generation: int) -> bool:
+        """Whether ``generation`` is over (or the job is); one read of shared memory."""
+
+    def stopped(self) -> bool:
+        """Whether the job is over for this worker."""
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang."""
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event of this worker in the node's event file."""
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard: nodes (without inventories) and generation."""
+
+    def roster_version(self) -> int:
+        """Return a number that grows whenever the roster changes."""
+
+    def await_roster(self, *, after: int, timeout_s: float) -> int:
+        """Block until the roster's version is beyond ``after`` or the time is up; return it.
+
+        Raises ``Stopped`` when the job ends.
+        """
+
+    def done(self, result: Json = None) -> None:
+        """Say that this worker's part is complete; the job ends when every rank said so."""
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        """Say why this worker ends: a ``user_error`` ends the job, anything else is retried."""
+
+    def close(self) -> None:
+        """Release what the channel holds; the process may go on without it."""
+
+
+_connected: Channel | None = None
+
+
+def connect() -> Channel:
+    """Return this process's one channel: the agent's, or its own when run by hand.
+
+    Every call returns the same one; a channel of its own that was closed is replaced.
+    """
+    global _connected  # noqa: PLW0603 - the process has one agent, so one channel
+    config = os.environ.get(WORKER_ENV)
+    if config is None:
+        from elastic.solo import SoloChannel
+
+        if not isinstance(_connected, SoloChannel) or _connected.stopped():
+            _connected = SoloChannel()
+    elif not isinstance(_connected, AgentChannel):
+        _connected = AgentChannel(msgspec.json.decode(config, type=WorkerConfig))
+    return _connected
+
+
+class AgentChannel:
+    """The channel to this node's agent: a socket for messages, a shared page for the rest.
+
+    When the agent is gone the process ends at once: a worker without an agent cannot be fenced.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.run, self.node, self.seat = config.run, config.node, config.seat
+        self.incarnation, self.sidecar = config.incarnation, config.sidecar
+        self.key = RunKey.load(Path(config.key_file))
+        self.settings = config.settings
+        self._page = ControlPage(config.page_fd)
+        self._socket = socket.socket(fileno=config.channel_fd)
+        for fd in (config.page_fd, config.channel_fd):
+            os.set_inheritable(fd, False)  # a grandchild must not hold the lifeline open
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._record: GenerationRecord | None = None
+        self._roster, self._roster_version = Roster(), 0
+        self._stop_reason: str | None = None
+        threading.Thread(target=self._listen, name="agent-channel", daemon=True).start()
+
+    @property
+    def role(self) -> str:
+        """The part of the seat before the slash."""
+        return self.seat.partition("/")[0]
+
+    def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
+        """See `Channel.ready`."""
+        self._send(messages.Ready(after=after, spec=spec, info=info))
+
+    def await_generation(self, *, after: int) -> GenerationRecord:
+        """See `Channel.await_generation`."""
+        with self._changed:
+            while True:
+                self._check_stopped()
+                record = self._record
+                if record is not None and record.number > after:
+                    return record
+                self._changed.wait()
+
+    def fenced(self, generation: int) -> bool:
+        """See `Channel.fenced`."""
+        return self._page.fence >= generation
+
+    def stopped(self) -> bool:
+        """See `Channel.stopped`."""
+        return self._stop_reason is not None
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """See `Channel.beat`."""
+        self._page.beat(step=step, phase=phase)
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """See `Channel.emit`."""
+        self._send(messages.Emit(t=time.time(), kind=kind, fields=fields))
+
+    def roster(self) -> Roster:
+        """See `Channel.roster`."""
+        with self._changed:
+            return self._roster
+
+    def roster_version(self) -> int:
+        """See `Channel.roster_version`."""
+        with self._changed:
+            return self._roster_version
+
+    def await_roster(self, *, after: int, timeout_s: float) -> int:
+        """See `Channel.await_roster`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._roster_version > after or self._stop_reason is not None, timeout_s
+            )
+            self._check_stopped()
+            return self._roster_version
+
+    def done(self, result: Json = None) -> None:
+        """See `Channel.done`."""
+        self._send(messages.Done(result=result))
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        """See `Channel.fail`."""
+        self._send(messages.Fail(message=message, user_error=user_error))
+
+    def close(self) -> None:
+        """See `Channel.close`: the socket stays open, since its end is the worker's lifeline."""
+
+    def _check_stopped(self) -> None:
+        if self._stop_reason is not None:
+            raise Stopped(self._stop_reason)
+
+    def _send(self, message: messages.FromWorker) -> None:
+        line = messages.encode(message)
+        if len(line) > messages.MAX_LINE_BYTES:
+            raise ElasticError(
+                f"a message of {len(line)} bytes to the agent exceeds {messages.MAX_LINE_BYTES}: "
+                "announce or emit less"
+            )
+        with self._send_lock:
+            try:
+                self._socket.sendall(line)
+            except OSError:
+                os._exit(_ORPHANED_STATUS)
+
+    def _listen(self) -> None:
+        reader = messages.LineReader()
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(_ORPHANED_STATUS)
+            for line in reader.feed(data):
+                self._receive(messages.from_agent.decode(line))
+
+    def _receive(self, message: messages.FromAgent) -> None:
+        with self._changed:
+            match message:
+                case messages.Begin(record=record):
+                    self._record = record
+                    self._move_sidecar({p.node: p.address for p in record.snapshots.peers})
+                case messages.RosterChanged(roster=roster):
+                    self._roster, self._roster_version = roster, self._roster_version + 1
+                    self._move_sidecar({n.node: n.sidecar for n in roster.nodes})
+                case messages.Stop(reason=reason):
+                    self._stop_reason = reason
+                case messages.Fence():
+                    pass  # the control page says it already; this wakes whoever waits
+            self._changed.notify_all()
+
+    def _move_sidecar(self, addresses: dict[str, Any]) -> None:
+        self.sidecar = addresses.get(self.node) or self.sidecar

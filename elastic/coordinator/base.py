@@ -1,0 +1,84 @@
+"""The seam to the store that all agents agree through: leases, compare-and-set, watches."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+
+class EventKind(StrEnum):
+    """What happened to a key; RESET: the history asked for is gone, read the range again."""
+
+    PUT = "put"
+    DELETE = "delete"
+    RESET = "reset"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A key's value and the store revision that wrote it; ``lease`` deletes it when it ends."""
+
+    key: str
+    value: str
+    revision: int
+    lease: int | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A change with the store revision it made; ``value`` is empty unless it was a put."""
+
+    kind: EventKind
+    key: str
+    value: str
+    revision: int
+
+
+class Coordinator(Protocol):
+    """A linearizable key-value store; safe to share between threads.
+
+    Every change makes a new *revision* of the whole store. Every method raises
+    ``CoordinatorError`` when the store cannot be reached or refuses; a call that failed so may
+    or may not have taken effect.
+    """
+
+    def grant(self, ttl_s: float) -> int:
+        """Return a new lease that ends ``ttl_s`` after its last `keep_alive`."""
+
+    def keep_alive(self, lease: int) -> None:
+        """Start the lease's time anew. Raises ``LeaseExpired`` when it has ended."""
+
+    def revoke(self, lease: int) -> None:
+        """End a lease now and delete its keys; nothing happens when it has ended already."""
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry, or None when the key is absent."""
+
+    def range(self, prefix: str) -> tuple[list[Entry], int]:
+        """Return the entries whose keys start so, in key order, and the store's revision."""
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> int:
+        """Write and return the revision. Raises ``LeaseExpired`` when the lease has ended."""
+
+    def compare_and_set(
+        self, key: str, value: str, *, expected: int, lease: int | None = None
+    ) -> bool:
+        """Write if the entry's revision is ``expected`` (0: the key is absent); say if it was.
+
+        Raises ``LeaseExpired`` when the lease has ended.
+        """
+
+    def delete(self, key: str) -> bool:
+        """Delete, and say whether the key was there."""
+
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+        """Return the changes under ``prefix`` newer than revision ``after``, in order.
+
+        Blocks up to ``timeout_s`` while there are none, and then returns an empty list. The
+        integer is the ``after`` for the next call. With the ``after`` of a `range` or of the
+        last `watch`, no change is missed: one `EventKind.RESET` comes instead when the store no
+        longer remembers so far back.
+        """
+
+    def close(self) -> None:
+        """Release the connection; leases are left to end by themselves."""

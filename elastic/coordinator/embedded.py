@@ -1,0 +1,259 @@
+"""The coordinator that needs no installation: a `KeyValueTable` behind an authenticated socket.
+
+It lives in the launcher's process and memory. First version: it does not outlive the launcher,
+and neither does the job. A pause of the process itself ends no lease (they are put off by the
+length of the pause), because holders could not have kept them alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from ckpt.errors import CkptError, PeerError
+from ckpt.transport import Client, Request, RunKey, Server
+from ckpt.types import Json
+from elastic.clock import Clock, SystemClock
+from elastic.coordinator.base import Entry, Event
+from elastic.coordinator.memory import KeyValueTable
+from elastic.errors import CoordinatorError, ElasticError, LeaseExpired
+
+TICK_S = 0.02
+PAUSE_S = 0.3
+MAX_WATCH_S = 60.0
+_WATCH_SLICE_S = 1.0
+
+_T = TypeVar("_T")
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of every request; each operation uses its own."""
+
+    key: str = ""
+    value: str = ""
+    lease: int | None = None
+    expected: int = 0
+    after: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Watch:
+    request: Request
+    prefix: str
+    after: int
+    deadline_s: float
+
+
+class EmbeddedServer:
+    """Serves a table until closed; everything runs on the transport's one I/O thread.
+
+    Raises ``CoordinatorError`` when the address cannot be bound.
+    """
+
+    def __init__(
+        self, key: RunKey, *, bind: str = "tcp://127.0.0.1:*", clock: Clock | None = None
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._table = KeyValueTable()
+        self._watches: dict[bytes, _Watch] = {}
+        self._answered = 0
+        self._ticked_s = self._clock.now_s()
+        try:
+            self._server = Server(
+                self._handle,
+                key=key,
+                bind=bind,
+                tick=self._tick,
+                tick_s=TICK_S,
+                errors=(CkptError, ElasticError),
+            )
+        except PeerError as error:
+            raise CoordinatorError(f"the coordinator {error}") from error
+        self.address = self._server.address
+
+    def close(self) -> None:
+        """Stop serving; the table is forgotten."""
+        self._server.close()
+
+    def _handle(self, request: Request) -> None:
+        now_s = self._advance()
+        try:
+            body = msgspec.convert(request.body or {}, _Body)
+        except msgspec.ValidationError as error:
+            raise CoordinatorError(f"{request.op}: malformed request: {error}") from error
+        if request.op == "watch":
+            wait_s = min(body.seconds, MAX_WATCH_S)
+            # one watch per asking socket: a newer one takes the place of one given up
+            self._watches[request.peer] = _Watch(request, body.key, body.after, now_s + wait_s)
+            self._answer_watches(now_s, only=request.peer)
+        else:
+            request.reply(msgspec.to_builtins(self._apply(request.op, body, now_s=now_s)))
+
+    def _apply(self, op: str, body: _Body, *, now_s: float) -> Json:
+        table = self._table
+        match op:
+            case "grant":
+                return table.grant(body.seconds, now_s=now_s)
+            case "keep_alive":
+                return table.keep_alive(_lease(op, body), now_s=now_s)
+            case "revoke":
+                return table.revoke(_lease(op, body))
+            case "get":
+                return table.get(body.key)
+            case "range":
+                return table.range(body.key)
+            case "put":
+                return table.put(body.key, body.value, lease=body.lease)
+            case "compare_and_set":
+                return table.compare_and_set(
+                    body.key, body.value, expected=body.expected, lease=body.lease
+                )
+            case "delete":
+                return table.delete(body.key)
+        raise CoordinatorError(f"the coordinator knows no operation {op!r}")
+
+    def _advance(self) -> float:
+        now_s = self._clock.now_s()
+        if (pause_s := now_s - self._ticked_s) > PAUSE_S:
+            self._table.postpone(pause_s)
+        self._ticked_s = now_s
+        self._table.expire(now_s)
+        return now_s
+
+    def _tick(self) -> None:
+        self._answer_watches(self._advance())
+
+    def _answer_watches(self, now_s: float, *, only: bytes | None = None) -> None:
+        changed = self._table.revision != self._answered
+        for peer in [only] if only is not None else list(self._watches):
+            watch = self._watches[peer]
+            over = now_s >= watch.deadline_s
+            if not over and not changed and only is None:
+                continue
+            events = self._table.events(watch.prefix, after=watch.after)
+            if events or over:
+                del self._watches[peer]
+                watch.request.reply([msgspec.to_builtins(events), self._table.revision])
+        if only is None:
+            self._answered = self._table.revision
+
+
+def _lease(op: str, body: _Body) -> int:
+    if body.lease is None:
+        raise CoordinatorError(f"{op}: no lease was named")
+    return body.lease
+
+
+class EmbeddedCoordinator:
+    """A `Coordinator` that asks an `EmbeddedServer`; safe to share between threads.
+
+    Watches have connections of their own, so none of the other calls waits behind one. Of those
+    each waits for the one before it, at most ``timeout_s`` for an answer.
+    """
+
+    def __init__(self, address: str, key: RunKey, *, timeout_s: float = 5.0) -> None:
+        self.address, self._key, self._timeout_s = address, key, timeout_s
+        self._client = Client(address, key, timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        self._idle: list[Client] = []
+        self._closed = False
+
+    def grant(self, ttl_s: float) -> int:
+        """See `Coordinator.grant`."""
+        return _as(int, self._call("grant", seconds=ttl_s))
+
+    def keep_alive(self, lease: int) -> None:
+        """See `Coordinator.keep_alive`."""
+        self._call("keep_alive", lease=lease)
+
+    def revoke(self, lease: int) -> None:
+        """See `Coordinator.revoke`."""
+        self._call("revoke", lease=lease)
+
+    def get(self, key: str) -> Entry | None:
+        """See `Coordinator.get`."""
+        found = self._call("get", key=key)
+        return None if found is None else _as(Entry, found)
+
+    def range(self, prefix: str) -> tuple[list[Entry], int]:
+        """See `Coordinator.range`."""
+        return _as(tuple[list[Entry], int], self._call("range", key=prefix))
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> int:
+        """See `Coordinator.put`."""
+        return _as(int, self._call("put", key=key, value=value, lease=lease))
+
+    def compare_and_set(
+        self, key: str, value: str, *, expected: int, lease: int | None = None
+    ) -> bool:
+        """See `Coordinator.compare_and_set`."""
+        done = self._call("compare_and_set", key=key, value=value, expected=expected, lease=lease)
+        return _as(bool, done)
+
+    def delete(self, key: str) -> bool:
+        """See `Coordinator.delete`."""
+        return _as(bool, self._call("delete", key=key))
+
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+        """See `Coordinator.watch`."""
+        deadline_s = time.monotonic() + timeout_s
+        client = self._borrow()
+        try:
+            while True:  # in slices, so that `close` and a dead server are noticed
+                slice_s = max(0.0, min(_WATCH_SLICE_S, deadline_s - time.monotonic()))
+                body = {"key": prefix, "after": after, "seconds": slice_s}
+                reply = _ask(client, "watch", body, timeout_s=slice_s + self._timeout_s)
+                events, after = _as(tuple[list[Event], int], reply)
+                if events or self._closed or time.monotonic() >= deadline_s:
+                    return events, after
+        finally:
+            self._give_back(client)
+
+    def close(self) -> None:
+        """See `Coordinator.close`; a watch under way in another thread returns soon."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for client in [self._client, *idle]:
+            client.close()
+
+    def _call(self, op: str, **body: Json) -> Json:
+        return _ask(self._client, op, body, timeout_s=self._timeout_s)
+
+    def _borrow(self) -> Client:
+        with self._lock:
+            if self._closed:
+                raise CoordinatorError(f"{self.address}: this connection is closed")
+            if self._idle:
+                return self._idle.pop()
+        return Client(self.address, self._key, timeout_s=self._timeout_s)
+
+    def _give_back(self, client: Client) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(client)
+                return
+        client.close()
+
+
+def _ask(client: Client, op: str, body: Json, *, timeout_s: float) -> Json:
+    try:
+        return client.call(op, body, timeout_s=timeout_s)[0]
+    except PeerError as error:
+        if error.kind == LeaseExpired.__name__:
+            raise LeaseExpired(str(error)) from None
+        if error.kind:
+            raise CoordinatorError(str(error)) from None
+        raise CoordinatorError(f"the coordinator does not answer: {error}") from error
+
+
+def _as(kind: type[_T], reply: Json) -> _T:
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise CoordinatorError(f"the coordinator's answer is malformed: {error}") from error

@@ -1,0 +1,248 @@
+"""The coordinator's state: a key-value table with revisions, leases and a bounded history.
+
+`KeyValueTable` is the state machine alone (time comes in as a value; one thread at a time);
+`MemoryCoordinator` serves it to the threads of one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from elastic.clock import Clock, SystemClock
+from elastic.coordinator.base import Entry, Event, EventKind
+from elastic.errors import CoordinatorError, LeaseExpired
+
+MAX_VALUE_BYTES = 64 << 20
+MAX_HISTORY_EVENTS = 10_000
+MAX_HISTORY_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class _Lease:
+    ttl_s: float
+    ends_s: float
+    keys: set[str] = field(default_factory=set)
+
+
+class KeyValueTable:
+    """Entries, leases and the newest events; every method runs at the time it is given."""
+
+    def __init__(
+        self,
+        *,
+        max_history_events: int = MAX_HISTORY_EVENTS,
+        max_history_bytes: int = MAX_HISTORY_BYTES,
+    ) -> None:
+        self._max_events, self._max_bytes = max_history_events, max_history_bytes
+        self._entries: dict[str, Entry] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._lease_ids = itertools.count(1)
+        self._history: list[Event] = []
+        self._history_bytes = 0
+        self._forgotten = 0
+        self.revision = 0
+
+    def grant(self, ttl_s: float, *, now_s: float) -> int:
+        """Return a new lease that ends at ``now_s + ttl_s``."""
+        if not ttl_s > 0:
+            raise CoordinatorError(f"lease of {ttl_s} s: the time to live must be positive")
+        lease = next(self._lease_ids)
+        self._leases[lease] = _Lease(ttl_s, now_s + ttl_s)
+        return lease
+
+    def keep_alive(self, lease: int, *, now_s: float) -> None:
+        """Start the lease's time anew. Raises ``LeaseExpired``."""
+        found = self._live(lease)
+        found.ends_s = now_s + found.ttl_s
+
+    def postpone(self, seconds: float) -> None:
+        """Let every lease end that much later: the store itself was not there to be told."""
+        for lease in self._leases.values():
+            lease.ends_s += seconds
+
+    def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys; nothing happens when it has ended already."""
+        if found := self._leases.pop(lease, None):
+            for key in sorted(found.keys):
+                self.delete(key)
+
+    def expire(self, now_s: float) -> list[int]:
+        """End every lease whose time is up, and return them."""
+        over = [lease for lease, state in self._leases.items() if state.ends_s <= now_s]
+        for lease in over:
+            self.revoke(lease)
+        return over
+
+    def next_expiry_s(self) -> float | None:
+        """Return when the next lease ends, None when there is none."""
+        return min((lease.ends_s for lease in self._leases.values()), default=None)
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry, or None."""
+        return self._entries.get(key)
+
+    def range(self, prefix: str) -> tuple[list[Entry], int]:
+        """Return the entries whose keys start so, in key order, and the revision."""
+        keys = sorted(key for key in self._entries if key.startswith(prefix))
+        return [self._entries[key] for key in keys], self.revision
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> int:
+        """Write and return the revision. Raises ``LeaseExpired``."""
+        if len(value) > MAX_VALUE_BYTES:
+            raise CoordinatorError(
+                f"{key}: value of {len(value)} bytes, at most {MAX_VALUE_BYTES} are taken"
+            )
+        if lease is not None:
+            self._live(lease)
+        self._detach(key)
+        if lease is not None:
+            self._leases[lease].keys.add(key)
+        self._record(EventKind.PUT, key, value)
+        self._entries[key] = Entry(key=key, value=value, revision=self.revision, lease=lease)
+        return self.revision
+
+    def compare_and_set(
+        self, key: str, value: str, *, expected: int, lease: int | None = None
+    ) -> bool:
+        """Write if the entry's revision is ``expected`` (0: absent). Raises ``LeaseExpired``."""
+        if lease is not None:
+            self._live(lease)
+        entry = self._entries.get(key)
+        if (entry.revision if entry else 0) != expected:
+            return False
+        self.put(key, value, lease=lease)
+        return True
+
+    def delete(self, key: str) -> bool:
+        """Delete, and say whether the key was there."""
+        if key not in self._entries:
+            return False
+        self._detach(key)
+        del self._entries[key]
+        self._record(EventKind.DELETE, key, "")
+        return True
+
+    def events(self, prefix: str, *, after: int) -> list[Event]:
+        """Return the changes newer than ``after``, or one RESET when they are forgotten."""
+        if after < self._forgotten or after > self.revision:
+            return [Event(kind=EventKind.RESET, key=prefix, value="", revision=self.revision)]
+        start = bisect_right(self._history, after, key=lambda event: event.revision)
+        return [event for event in self._history[start:] if event.key.startswith(prefix)]
+
+    def _live(self, lease: int) -> _Lease:
+        if (found := self._leases.get(lease)) is None:
+            raise LeaseExpired(f"lease {lease} has ended: stop acting, then ask for a new one")
+        return found
+
+    def _detach(self, key: str) -> None:
+        entry = self._entries.get(key)
+        if entry and entry.lease is not None and (lease := self._leases.get(entry.lease)):
+            lease.keys.discard(key)
+
+    def _record(self, kind: EventKind, key: str, value: str) -> None:
+        self.revision += 1
+        self._history.append(Event(kind=kind, key=key, value=value, revision=self.revision))
+        self._history_bytes += len(key) + len(value)
+        if len(self._history) > self._max_events or self._history_bytes > self._max_bytes:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the older half of what may be remembered, so that dropping is rare."""
+        drop = 0
+        while drop < len(self._history) - 1 and (
+            len(self._history) - drop > self._max_events // 2
+            or self._history_bytes > self._max_bytes // 2
+        ):
+            event = self._history[drop]
+            self._history_bytes -= len(event.key) + len(event.value)
+            self._forgotten = event.revision
+            drop += 1
+        del self._history[:drop]
+
+
+class MemoryCoordinator:
+    """A `Coordinator` for the threads of one process."""
+
+    def __init__(self, table: KeyValueTable | None = None, *, clock: Clock | None = None) -> None:
+        self._table = table or KeyValueTable()
+        self._clock: Clock = clock or SystemClock()
+        self._changed = threading.Condition()
+
+    def grant(self, ttl_s: float) -> int:
+        """See `Coordinator.grant`."""
+        with self._changed:
+            return self._table.grant(ttl_s, now_s=self._expire())
+
+    def keep_alive(self, lease: int) -> None:
+        """See `Coordinator.keep_alive`."""
+        with self._changed:
+            self._table.keep_alive(lease, now_s=self._expire())
+
+    def revoke(self, lease: int) -> None:
+        """See `Coordinator.revoke`."""
+        with self._changed:
+            self._table.revoke(lease)
+            self._changed.notify_all()
+
+    def get(self, key: str) -> Entry | None:
+        """See `Coordinator.get`."""
+        with self._changed:
+            self._expire()
+            return self._table.get(key)
+
+    def range(self, prefix: str) -> tuple[list[Entry], int]:
+        """See `Coordinator.range`."""
+        with self._changed:
+            self._expire()
+            return self._table.range(prefix)
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> int:
+        """See `Coordinator.put`."""
+        with self._changed:
+            self._expire()
+            revision = self._table.put(key, value, lease=lease)
+            self._changed.notify_all()
+            return revision
+
+    def compare_and_set(
+        self, key: str, value: str, *, expected: int, lease: int | None = None
+    ) -> bool:
+        """See `Coordinator.compare_and_set`."""
+        with self._changed:
+            self._expire()
+            done = self._table.compare_and_set(key, value, expected=expected, lease=lease)
+            self._changed.notify_all()
+            return done
+
+    def delete(self, key: str) -> bool:
+        """See `Coordinator.delete`."""
+        with self._changed:
+            self._expire()
+            done = self._table.delete(key)
+            self._changed.notify_all()
+            return done
+
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+        """See `Coordinator.watch`."""
+        deadline_s = self._clock.now_s() + timeout_s
+        with self._changed:
+            while True:
+                now_s = self._expire()
+                found = self._table.events(prefix, after=after)
+                if found or now_s >= deadline_s:
+                    return found, self._table.revision
+                expiry_s = self._table.next_expiry_s()
+                until_s = deadline_s if expiry_s is None else min(deadline_s, expiry_s)
+                self._changed.wait(until_s - now_s)
+
+    def close(self) -> None:
+        """See `Coordinator.close`."""
+
+    def _expire(self) -> float:
+        now_s = self._clock.now_s()
+        if self._table.expire(now_s):
+            self._changed.notify_all()
+        return now_s

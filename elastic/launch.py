@@ -1,0 +1,354 @@
+"""Running a job on this machine: an embedded coordinator, one agent per node, and their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ckpt.arena import arena_path, sweep
+from ckpt.transport import RunKey
+from ckpt.types import Json
+from elastic.agent.config import AgentConfig, Timing
+from elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
+from elastic.coordinator.base import Coordinator
+from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from elastic.errors import ConfigError, CoordinatorError
+from elastic.events import EVENTS_PATTERN, EventWriter, events_file
+from elastic.membership import View, encode, node_key, outcome_key, run_prefix
+from elastic.process import Change, Child, describe_exit, end_processes
+from elastic.records import TRAINER, Outcome
+
+_TICK_S = 0.05
+_STOP_GRACE_S = 0.15
+_AGENT_END_S = 15.0
+_SWEEP_S = 2.0
+_SWEEP_TICK_S = 0.01
+
+
+LOCAL_TIMING = Timing(lease_ttl_s=3.0, self_fence_s=2.1)
+"""On one machine the launcher sees the end of an agent at once; leases only back that up, and
+should not end because the machine is busy."""
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to run on this machine; ``slots`` says how many workers of each role fit on it."""
+
+    name: str
+    domain: str
+    slots: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """What to run and on what.
+
+    ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
+    key, events and logs; a temporary one, removed at the end, when None. A node whose agent died
+    is started again up to ``node_restarts`` times (its memory is lost all the same).
+    """
+
+    command: tuple[str, ...]
+    nodes: tuple[NodeSpec, ...]
+    wanted: Mapping[str, int]
+    run_dir: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    capture_output: bool = False
+    max_attempts: int = 5
+    node_restarts: int = 0
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    timing: Timing = LOCAL_TIMING
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigError("no command: give the worker's argv")
+        names = [node.name for node in self.nodes]
+        if not names:
+            raise ConfigError("no nodes: give at least one")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"node names {names} repeat: give each node its own")
+        for role, count in self.wanted.items():
+            room = sum(node.slots.get(role, 0) for node in self.nodes)
+            if not 0 < count <= room:
+                raise ConfigError(
+                    f"{count} workers of role {role} wanted, the nodes have room for {room}: "
+                    "ask for fewer (at least one), or add slots"
+                )
+        if self.max_attempts < 1:
+            raise ConfigError(f"max_attempts is {self.max_attempts}: give 1 or more")
+
+
+class Launcher:
+    """One job, from start to the last of its processes gone."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self.config = config
+        self.run = f"{os.getpid():x}-{uuid.uuid4().hex[:6]}"
+        self._temporary = config.run_dir is None
+        self.run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-"))
+        self._agents: dict[str, Child] = {}
+        self._restarts: dict[str, int] = {}
+        self._stopped_s: dict[str, float] = {}
+        self._lost: dict[str, str] = {}
+        self._killed = threading.Event()
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+        self._stop_reason: str | None = None
+        self._lifeline_read, self._lifeline_write = -1, -1
+
+    def start(self) -> None:
+        """Start coordinator and agents; raises ``ConfigError`` when the run directory is bad."""
+        sweep()
+        self._prepare_run_dir()
+        self.key = RunKey.new()
+        self.key.save(self.run_dir / "key.json")
+        self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
+        self._server = EmbeddedServer(self.key)
+        self.coordinator_address = self._server.address
+        self._coordinator: Coordinator = EmbeddedCoordinator(self._server.address, self.key)
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        names = [node.name for node in self.config.nodes]
+        self.emit("job_started", run=self.run, nodes=names, wanted=dict(self.config.wanted))
+        for node in self.config.nodes:
+            self._start_agent(node)
+        self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait until the job has ended and nothing of it is left; None when the time is up."""
+        return self._outcome if self._ended.wait(timeout_s) else None
+
+    def stop(self, reason: str = "stopped by the user") -> None:
+        """Ask the job to end in order; `wait` returns when it has. Safe in a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+
+    def kill(self) -> None:
+        """End everything now."""
+        self._killed.set()
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Write an event of the launcher."""
+        self._events.write(kind, source="launcher", fields=fields)
+
+    def processes(self) -> dict[str, NodeProcesses]:
+        """Return the process ids of every node, as its agent last reported them."""
+        return {
+            name: found
+            for name, agent in list(self._agents.items())
+            if agent.alive and (found := read_processes(self.run_dir, name))
+        }
+
+    def _prepare_run_dir(self) -> None:
+        """Make the directory ours and empty of what an earlier run told."""
+        try:
+            (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+            self._lock = (self.run_dir / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, "key.json"):
+                for stale in self.run_dir.glob(pattern):
+                    stale.unlink()
+        except BlockingIOError:
+            raise ConfigError(
+                f"run directory {self.run_dir}: another job uses it; choose another directory"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
+            ) from error
+
+    def _start_agent(self, node: NodeSpec) -> None:
+        config = AgentConfig(
+            run=self.run,
+            node=node.name,
+            domain=node.domain,
+            run_dir=str(self.run_dir),
+            key_file=str(self.run_dir / "key.json"),
+            coordinator=self.coordinator_address,
+            slots=node.slots,
+            wanted=dict(self.config.wanted),
+            nodes=len(self.config.nodes),
+            command=self.config.command,
+            env=dict(self.config.env),
+            capture_output=self.config.capture_output,
+            max_attempts=self.config.max_attempts,
+            settings=dict(self.config.settings),
+            timing=self.config.timing,
+        )
+        self._agents[node.name] = Child.start(
+            agent_command(config), env=os.environ, tied=False, stdin=self._lifeline_read
+        )
+
+    def _watch(self) -> None:
+        """Live until the job has ended: the launcher's own loop."""
+        try:
+            while self._outcome is None and not self._killed.is_set():
+                self._check_agents()
+                if self._stop_reason is not None:
+                    self._decide(Outcome(ok=False, message=self._stop_reason))
+                self._await_exit(_TICK_S)
+                self._outcome = self._read_outcome()
+            self._await_agents()
+        finally:
+            self._end()
+
+    def _await_exit(self, timeout_s: float) -> None:
+        """Return as soon as an agent exits."""
+        pidfds = [os.pidfd_open(agent.pid) for agent in self._agents.values() if agent.alive]
+        try:
+            select.select(pidfds, [], [], timeout_s)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+
+    def _check_agents(self) -> None:
+        for node in self.config.nodes:
+            agent = self._agents[node.name]
+            status = agent.poll()
+            if status and status.change == Change.STOPPED:
+                self._stopped_s[node.name] = time.monotonic()
+            elif status and status.change == Change.CONTINUED:
+                self._stopped_s.pop(node.name, None)
+            stopped_s = self._stopped_s.get(node.name)
+            if stopped_s and time.monotonic() - stopped_s > _STOP_GRACE_S:
+                agent.kill()  # it cannot keep its lease: a stopped agent is a dead node
+            if status and status.change == Change.EXITED:
+                self._stopped_s.pop(node.name, None)
+                self._lose_node(node, agent)
+
+    def _lose_node(self, node: NodeSpec, agent: Child) -> None:
+        """Tell the others at once, make sure that nothing of the node lives, and go on."""
+        if self._read_outcome():
+            return  # it did what it should
+        ending = describe_exit(agent.code or 0)
+        found = read_processes(self.run_dir, node.name)
+        if found:
+            end_processes([*found.workers.values()], mark=self.run)
+            ending = found.failure or ending
+        with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a second later
+            self._coordinator.delete(node_key(self.run, node.name))
+        self._lost[node.name] = ending
+        others = any(other.alive for other in self._agents.values())
+        self.emit("node_exited", victim=node.name, status=ending)
+        if not others:
+            self.emit("detected", what="node_lost", victim=node.name)
+        self._sweep_node(node.name, sidecar=found.sidecar if found else 0)
+        restarts = self._restarts.get(node.name, 0)
+        if restarts < self.config.node_restarts:
+            self._restarts[node.name] = restarts + 1
+            self._start_agent(node)
+        elif reason := self._hopeless():
+            self._decide(Outcome(ok=False, message=reason))
+
+    def _sweep_node(self, node: str, *, sidecar: int) -> None:
+        """See a dead node's shared memory removed: by its sidecar, else by us."""
+        directory = arena_path(self.run, node)
+        half_s = time.monotonic() + _SWEEP_S / 2
+        while directory.exists() and time.monotonic() < half_s + _SWEEP_S / 2:
+            sweep(exactly=directory.name)
+            if time.monotonic() > half_s:
+                end_processes([sidecar], mark=self.run)
+            time.sleep(_SWEEP_TICK_S)
+
+    def _hopeless(self) -> str | None:
+        """Return why the job cannot go on with the nodes that are left, if so."""
+        left = [node for node in self.config.nodes if self._agents[node.name].alive]
+        lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
+        if not left:
+            return f"every node is lost: {lost}; look for the cause in their output"
+        needed = self._trainers_needed()
+        room = sum(node.slots.get(TRAINER, 0) for node in left)
+        if room < needed:
+            return (
+                f"{needed} trainers are needed and the nodes that are left have room for {room} "
+                f"(lost: {lost}): give more nodes or slots, or allow fewer with "
+                "Mesh(dp='auto', min_dp=...)"
+            )
+        return None
+
+    def _trainers_needed(self) -> int:
+        view = self._view()
+        specs = [worker.spec for _, worker in view.workers() if worker.spec] if view else []
+        return max((spec.least for spec in specs), default=0)
+
+    def _view(self) -> View | None:
+        try:
+            entries, revision = self._coordinator.range(run_prefix(self.run))
+        except CoordinatorError:
+            return None
+        return View.from_entries(
+            entries, run=self.run, wanted=self.config.wanted, revision=revision
+        )
+
+    def _read_outcome(self) -> Outcome | None:
+        try:
+            entry = self._coordinator.get(outcome_key(self.run))
+        except CoordinatorError:
+            return None
+        return msgspec.json.decode(entry.value, type=Outcome) if entry else None
+
+    def _decide(self, outcome: Outcome) -> None:
+        """Write the outcome unless there is one; `_watch` reads back what stands."""
+        self._coordinator.compare_and_set(outcome_key(self.run), encode(outcome), expected=0)
+
+    def _await_agents(self) -> None:
+        """Give the agents time to end on their own; after that, or when killed, none."""
+        timing = self.config.timing
+        deadline_s = time.monotonic() + timing.done_grace_s + timing.stop_timeout_s + _AGENT_END_S
+        while any(agent.alive for agent in self._agents.values()):
+            if self._killed.is_set() or time.monotonic() > deadline_s:
+                break
+            self._await_exit(_TICK_S)
+            for agent in self._agents.values():
+                agent.poll()
+
+    def _end(self) -> None:
+        os.close(self._lifeline_write)  # agents that still live end everything at once
+        for name, agent in self._agents.items():
+            if agent.wait(timeout_s=2.0) is None:
+                agent.kill()
+                agent.wait(timeout_s=2.0)
+            if found := read_processes(self.run_dir, name):
+                end_processes([*found.workers.values(), found.sidecar], mark=self.run)
+                self._note_failure(found)
+        os.close(self._lifeline_read)
+        outcome = self._outcome or Outcome(ok=False, message="killed by the user")
+        self._outcome = outcome
+        self.emit("job_ended", ok=outcome.ok, message=outcome.message)
+        self._events.close()
+        self._coordinator.close()
+        self._server.close()
+        for node in self.config.nodes:
+            found = read_processes(self.run_dir, node.name)
+            self._sweep_node(node.name, sidecar=found.sidecar if found else 0)
+        self._lock.close()
+        if self._temporary:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._ended.set()
+
+    def _note_failure(self, found: NodeProcesses) -> None:
+        """A worker that completed its part but then failed makes the job a failure."""
+        if found.failure and (self._outcome is None or self._outcome.ok):
+            self._outcome = Outcome(ok=False, message=found.failure)
+
+
+def python_command(script: str | Path, args: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv of a worker that runs a Python script, its output unbuffered."""
+    return (sys.executable, "-u", str(script), *args)
+
+
+def agent_command(config: AgentConfig) -> tuple[str, ...]:
+    """Return the argv of a node's agent; ``-P`` keeps the user's directory off its path."""
+    told = msgspec.json.encode(config).decode()
+    return (sys.executable, "-P", "-m", "elastic.agent", "--config", told)

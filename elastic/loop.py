@@ -1,0 +1,194 @@
+"""The decorator: runs a training function generation after generation in one living process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from ckpt.errors import CkptError, FencedError, MismatchError, StateError, StoreError
+from ckpt.maps import SlotMaps
+from ckpt.types import Json
+from elastic import randomness, reform
+from elastic.channel import Channel, Phase, connect
+from elastic.collectives import Guard
+from elastic.config import Batch, Mesh, Settings
+from elastic.errors import ConfigError, ElasticError, Fenced, JobFailed, Stopped
+from elastic.keeper import Keeper
+from elastic.pulse import Pulse
+from elastic.records import GenerationRecord
+from elastic.run import Run
+
+_log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+USER_ERRORS = (ConfigError, JobFailed, MismatchError, StateError, StoreError)
+"""What no retry can help: the job ends at once with the message."""
+
+
+def resilient(  # noqa: PLR0913 - the one place where a run is configured, all by keyword
+    *,
+    mesh: Mesh | None = None,
+    batch: Batch | None = None,
+    snapshot_every: int = 1,
+    parity: int = 1,
+    keep: int = 2,
+    checkpoint: str | None = None,
+    checkpoint_every: int = 100,
+    exact: bool = False,
+    seed: int = 0,
+    collective_timeout_s: float = 1800.0,
+    announce: Callable[[], dict[str, Json]] | None = None,
+) -> Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]:
+    """Keep a training function alive through failures and changes of the world.
+
+    The decorated function takes a `Run` first. It is called again, in the same process, whenever
+    the set of ranks changes, and goes on from the newest complete step. Started by hand it runs
+    alone; ``holdfast run`` makes it elastic.
+
+    ``mesh``: how many ranks; ``batch``: the work of a step, whatever their number.
+    ``snapshot_every`` steps the state is copied to host memory, where the ``keep`` newest stay
+    and any ``parity`` nodes may be lost. ``checkpoint_every`` steps, and after the last, it is
+    written to the directory ``checkpoint``, from which a later start goes on.
+    ``exact``: the weights do not depend on world size or failures, bit for bit (float32).
+    ``seed``: of the model's initial weights, the order of samples and every random stream.
+    ``announce``: called at the start of each generation; what it returns is in the roster.
+
+    Raises ``ConfigError`` at once when a setting is wrong.
+    """
+    settings = Settings(
+        mesh=mesh or Mesh(),
+        batch=batch or Batch(microbatches=1),
+        snapshot_every=snapshot_every,
+        parity=parity,
+        keep=keep,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        exact=exact,
+        seed=seed,
+        collective_timeout_s=collective_timeout_s,
+    )
+
+    def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            show_plainly()
+            loop = Loop(connect(), settings, announce=announce or dict)
+            return loop.run(lambda run: function(run, *args, **kwargs))
+
+        return wrapper
+
+    return decorate
+
+
+class Loop:
+    """Fence, agree, re-form, restore, resume: the worker's side, until the function returns."""
+
+    def __init__(
+        self, channel: Channel, settings: Settings, *, announce: Callable[[], dict[str, Json]]
+    ) -> None:
+        known = {field.name for field in dataclasses.fields(Settings)}
+        overrides = {key: value for key, value in channel.settings.items() if key in known}
+        self._channel = channel
+        self._settings = dataclasses.replace(settings, **overrides)
+        self._announce, self._pulse, self._maps = announce, Pulse(channel), SlotMaps()
+
+    def run(self, body: Callable[[Run], _R]) -> _R:
+        """Call ``body`` in every generation until it returns in one; return its result."""
+        channel = self._channel
+        try:
+            return self._generations(body)
+        except Stopped:
+            raise
+        except USER_ERRORS as error:
+            channel.fail(str(error), user_error=True)
+            raise
+        except Exception as error:
+            channel.fail(f"{type(error).__name__}: {error}", user_error=False)
+            raise
+        finally:
+            channel.close()
+
+    def _generations(self, body: Callable[[Run], _R]) -> _R:
+        channel, after = self._channel, 0
+        meeting = reform.MeetingPoint()
+        while True:
+            info = {"store": meeting.address, **self._announce()}
+            self._pulse.set(Phase.IDLE)
+            channel.ready(after=after, spec=self._settings.job(), info=info)
+            record = channel.await_generation(after=after)
+            guard = Guard(
+                record.number,
+                functools.partial(channel.fenced, record.number),
+                waiting=self._pulse.waiting,
+            )
+            try:
+                return self._generation(body, record, guard=guard, host=meeting.host)
+            except Exception as error:
+                if not (isinstance(error, Fenced) or guard.explained()):
+                    raise
+                _forget(error)
+            busy = reform.leave()
+            gc.collect()
+            _log.info("generation %d is over; %d groups still busy", record.number, busy)
+            after = record.number
+
+    def _generation(
+        self, body: Callable[[Run], _R], record: GenerationRecord, *, guard: Guard, host: str
+    ) -> _R:
+        channel, settings = self._channel, self._settings
+        world = reform.form(
+            record,
+            incarnation=channel.incarnation,
+            guard=guard,
+            host=host,
+            timeout_s=settings.collective_timeout_s,
+        )
+        channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
+        torch.manual_seed(randomness.build_seed(settings.seed))
+        keeper = Keeper(channel, settings, world, pulse=self._pulse, maps=self._maps)
+        run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper)
+        try:
+            result = body(run)
+            run.finish()
+            channel.done({"step": run.completed, **run.metrics})
+        finally:
+            run.close()
+        reform.leave()
+        return result
+
+
+def _forget(error: BaseException) -> None:
+    """Clear the frames an error holds, and with them the model of the generation that is over."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if seen.__traceback__ is not None:
+            traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+
+
+def show_plainly() -> None:
+    """Make an uncaught error of ours end the script with its message instead of a traceback."""
+    before = sys.excepthook
+    if getattr(before, "_holdfast", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ElasticError | CkptError) and not isinstance(error, FencedError):
+            sys.stderr.write(f"holdfast: {error}\n")
+        else:
+            before(kind, error, trace)
+
+    hook._holdfast = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

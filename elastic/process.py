@@ -1,0 +1,189 @@
+"""Starting, watching and ending processes so that none outlives what started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO
+
+# Runs between fork and the real program, in a fresh interpreter instead of a preexec_fn, because
+# Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; a
+# parent that died before the call shows as another parent.
+_TIE = (
+    "import ctypes,os,sys;"
+    "ctypes.CDLL(None).prctl(1,9);"
+    "os.getppid()==int(sys.argv[1]) or os._exit(137);"
+    "os.execvp(sys.argv[2],sys.argv[2:])"
+)
+_EXEC_LOOKS, _EXEC_LOOK_S = 50, 0.002
+
+
+class Change(Enum):
+    """What a child's state turned to."""
+
+    EXITED = "exited"
+    STOPPED = "stopped"
+    CONTINUED = "continued"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStatus:
+    """A change of a child's state; ``code`` as in ``Popen.returncode`` when it exited."""
+
+    change: Change
+    code: int = 0
+
+
+def describe_exit(code: int) -> str:
+    """Return ``"exit status 3"`` or ``"killed by SIGKILL"``."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}"
+
+
+class Child:
+    """A child process in a session of its own; its whole process group ends with it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.code: int | None = None
+        self._ending = threading.Lock()
+
+    @classmethod
+    def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        tied: bool,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        output: Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start ``argv``; ``tied`` has the kernel kill it when the calling thread ends.
+
+        ``output`` is a file both output streams are appended to; inherited when None. Raises
+        ``OSError`` when there is no such program.
+        """
+        if tied:
+            argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
+        log = output.open("ab") if output else None
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        finally:
+            if log:
+                log.close()
+        return cls(process)
+
+    def poll(self) -> ChildStatus | None:
+        """Return the next change of state not yet seen, or None. Never blocks."""
+        if self.code is not None:
+            return None
+        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        changed = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOWAIT)
+        if changed is None:
+            return None
+        if changed.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+            return ChildStatus(change=Change.EXITED, code=self._reap())
+        os.waitid(os.P_PID, self.pid, flags)
+        stopped = changed.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+        return ChildStatus(change=Change.STOPPED if stopped else Change.CONTINUED)
+
+    def _reap(self) -> int:
+        self.kill()  # what it left in its group; the number is its own until it is reaped
+        with self._ending:
+            self.code = self._process.wait()
+        return self.code
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been seen to exit."""
+        return self.code is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its group; nothing when it was reaped."""
+        with self._ending, contextlib.suppress(ProcessLookupError):
+            if self.code is None:
+                os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL it and its group."""
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait until it exits and reap it; None when the time is up."""
+        if self.code is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                ready, _, _ = select.select([pidfd], [], [], timeout_s)
+            finally:
+                os.close(pidfd)
+            if not ready:
+                return None
+            self._reap()
+        return self.code
+
+
+def end_processes(pids: Sequence[int], *, mark: str, timeout_s: float = 2.0) -> list[int]:
+    """SIGKILL processes that are not our children and wait until they are gone.
+
+    Only those whose command line or environment contains ``mark`` are touched: a number may have
+    been given to a stranger since. Returns those still there when the time was up.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    left = []
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue  # gone, or never started (0)
+        try:
+            if not _carries(pid, pidfd=pidfd, mark=mark):
+                continue
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            gone, _, _ = select.select([pidfd], [], [], max(0.0, deadline_s - time.monotonic()))
+            if not gone:
+                left.append(pid)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(pidfd)
+    return left
+
+
+def _carries(pid: int, *, pidfd: int, mark: str) -> bool:
+    """Whether the process names ``mark``; one in the middle of its exec is given a moment."""
+    for _ in range(_EXEC_LOOKS):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        if command:
+            return mark.encode() in command + b"\0" + environment
+        if select.select([pidfd], [], [], _EXEC_LOOK_S)[0]:
+            return False  # a zombie: it has ended already
+    return False

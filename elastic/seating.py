@@ -1,0 +1,152 @@
+"""Who runs which seat: placement of workers on nodes, and what a dead one is worth. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from elastic.membership import View, role_of, seat_order
+from elastic.records import TRAINER, Seating, WorkerRecord, WorkerState
+
+NOWHERE = ""
+"""Node of a seat that waits for a free slot; its attempts stay counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The seating is to change: compare-and-set ``seats`` against ``expected``."""
+
+    seats: tuple[Seating, ...]
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """The seating stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """A seat failed too often without progress: the job is to end, not ok, with the reason."""
+
+    seat: str
+
+
+SeatingDecision = Seat | Keep | Exhausted
+
+
+def seat(
+    view: View, *, progress: int = -1, max_attempts: int = 5, expect_nodes: int = 0
+) -> tuple[SeatingDecision, str]:
+    """Say who is to run which seat from now on, and why.
+
+    Seats stay where they are. A seat whose worker died goes to the same node with the next
+    attempt; one whose node is gone goes to a live node with a free slot of its role (that with
+    the fewest seats, then by name); where there is none it waits at `NOWHERE`. Seats of DONE
+    workers are not filled again. ``progress`` is the newest protected step the caller knows of (-1:
+    none); a seat that failed ``max_attempts`` times in a row without it growing is exhausted.
+    Before the first seating, ``expect_nodes`` live nodes are waited for, so that seats spread
+    over all of them; the caller lowers it to 0 when it has waited long enough.
+    """
+    if view.outcome:
+        return Keep(), "the job has ended"
+    if not view.seating_revision and len(view.nodes) < expect_nodes:
+        return Keep(), f"{len(view.nodes)} of {expect_nodes} nodes have registered"
+    kept: dict[str, Seating] = {}
+    reasons: list[str] = []
+    for old in view.seating:
+        if not _is_wanted(view, old.seat):
+            reasons.append(f"{old.seat} is no longer wanted")
+        elif old.node and old.node not in view.nodes:
+            kept[old.seat] = msgspec.structs.replace(old, node=NOWHERE)
+            reasons.append(f"{old.seat} lost its node {old.node}")
+        elif (worker := _dead(view, old)) is None:
+            kept[old.seat] = old
+        elif (again := _retry(old, progress=progress)).failures >= max_attempts:
+            return Exhausted(seat=old.seat), _exhausted(again, worker)
+        else:
+            kept[old.seat] = again
+            how = f" ({worker.ending})" if worker.ending else ""
+            reasons.append(f"{old.seat} died on {old.node}{how}: attempt {again.attempt} there")
+    seats, placed = _place(view, kept, progress=progress)
+    if seats == view.seating:
+        return Keep(), _unseated(seats) or "every seat is taken"
+    return Seat(seats=seats, expected=view.seating_revision), "; ".join(reasons + placed)
+
+
+def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
+    """Return the seats that ``node`` is to run."""
+    return tuple(order for order in seating if order.node == node)
+
+
+def _is_wanted(view: View, name: str) -> bool:
+    return seat_order(name)[1] < view.wanted.get(role_of(name), 0)
+
+
+def _dead(view: View, order: Seating) -> WorkerRecord | None:
+    """Return the dead worker of this very attempt, None while it lives or is yet to start."""
+    worker = view.worker_of(order)
+    if worker and worker.attempt == order.attempt and worker.state is WorkerState.DEAD:
+        return worker
+    return None
+
+
+def _retry(order: Seating, *, progress: int) -> Seating:
+    moved_on = progress > order.progress
+    return Seating(
+        seat=order.seat,
+        node=order.node,
+        attempt=order.attempt + 1,
+        failures=1 if moved_on else order.failures + 1,
+        progress=max(progress, order.progress),
+    )
+
+
+def _exhausted(order: Seating, worker: WorkerRecord) -> str:
+    ending = f", the last time {worker.ending}" if worker.ending else ""
+    return (
+        f"{order.seat} failed {order.failures} times in a row on node {order.node} without a newly "
+        f"protected step{ending}; see its log for the cause"
+    )
+
+
+def _seats_wanted(view: View) -> list[str]:
+    """Return the wanted seats, trainers first: they are what must spread over the nodes."""
+    roles = sorted(view.wanted, key=lambda role: (role != TRAINER, role))
+    return [f"{role}/{i}" for role in roles for i in range(view.wanted[role])]
+
+
+def _place(
+    view: View, kept: dict[str, Seating], *, progress: int
+) -> tuple[tuple[Seating, ...], list[str]]:
+    """Give every empty wanted seat a node with a free slot of its role, where there is one."""
+    seats = dict(kept)
+    taken = [order for order in kept.values() if order.node]
+    load = Counter(order.node for order in taken)
+    used = Counter((order.node, role_of(order.seat)) for order in taken)
+    reasons: list[str] = []
+    for name in _seats_wanted(view):
+        role = role_of(name)
+        old = seats.get(name) or Seating(seat=name, node=NOWHERE, attempt=0)
+        if old.node:
+            continue
+        free = [n for n, r in view.nodes.items() if used[n, role] < r.slots.get(role, 0)]
+        if not free:
+            seats[name] = old
+            continue
+        node = min(free, key=lambda n: (load[n], n))
+        load[node] += 1
+        used[node, role] += 1
+        seats[name] = msgspec.structs.replace(
+            old, node=node, attempt=old.attempt + 1, progress=max(progress, old.progress)
+        )
+        reasons.append(f"{name} goes to {node}")
+    return tuple(seats[name] for name in sorted(seats, key=seat_order)), reasons
+
+
+def _unseated(seats: Collection[Seating]) -> str:
+    empty = [order.seat for order in seats if not order.node]
+    return f"no free slot for {', '.join(empty)}" if empty else ""

@@ -1,0 +1,162 @@
+"""A sidecar without bytes: the production `Book`, and which blocks and parity rows lie here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from ckpt.errors import FencedError, NotFoundError
+from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, SnapshotKey
+from ckpt.world import BlockEntry, Inventory, ParityEntry, RestorePoint, SnapshotWorld
+
+_RETRY_S = 0.02
+_MAX_RETRIES = 200
+
+
+class Network(Protocol):
+    """What a simulated sidecar needs of the world around it."""
+
+    def post(self, address: str, act: Callable[[SimulatedSidecar], None]) -> None:
+        """Have the sidecar at ``address`` act after a delay, unless it is gone by then."""
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Call ``act`` that much later."""
+
+    def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """Take note that a sidecar sees a snapshot protected."""
+
+
+def block_entry(key: SnapshotKey, rank: int) -> BlockEntry:
+    """Return the entry of rank's block; blocks differ in length."""
+    return BlockEntry(
+        generation=key[0],
+        step=key[1],
+        rank=rank,
+        payload_bytes=1000 + 8 * rank,
+        index_bytes=96,
+        index_crc32c=0,
+    )
+
+
+class SimulatedSidecar:
+    """What one sidecar process holds; gone with it."""
+
+    def __init__(self, node: str, *, address: str, network: Network) -> None:
+        self.node, self.address, self._network = node, address, network
+        self.alive = True
+        self.book = Book()
+        self._blocks: dict[tuple[SnapshotKey, int], BlockEntry] = {}
+        self._rows: dict[SnapshotKey, tuple[ParityEntry, ...]] = {}
+        self._frozen = False
+
+    def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
+        """Enter a generation: refuse older ones from now on, drop rolled-back futures."""
+        if self.alive and world.generation >= self.book.generation:
+            self._frozen = False
+            self._carry_out(self.book.adopt(world, restore))
+
+    def acquire(self, key: SnapshotKey) -> bool:
+        """Let a worker write a block; False when it is to ask again. Raises ``FencedError``."""
+        if not self.alive:
+            return False
+        try:
+            self.book.require(key[0])
+        except NotFoundError:
+            return False
+        self._carry_out(self.book.go_on())
+        return True
+
+    def seal(self, key: SnapshotKey, rank: int) -> None:
+        """Take a rank's block and tell the group, unless its generation is over."""
+        entry = block_entry(key, rank)
+        if not self.alive or self._frozen or key[0] != self.book.generation:
+            return
+        if self.book.is_gone(key):
+            return
+        self._blocks[key, rank] = entry
+        self._tell(lambda book: book.seal(entry))
+
+    def inventory(self) -> Inventory:
+        """Return what can be served, hold it, and take in nothing more of this generation.
+
+        If it did, a peer could see a step protected that this inventory does not name, release
+        the one before it, and leave the planner without any step that all inventories name.
+        """
+        self._frozen = True
+        self.book.hold_back()
+        snapshots = self.book.snapshots
+        worlds = {each.world.generation: each.world for each in snapshots.values()}
+        return Inventory(
+            node=self.node,
+            worlds=tuple(worlds[number] for number in sorted(worlds)),
+            blocks=tuple(entry for (key, _), entry in self._blocks.items() if key in snapshots),
+            parities=tuple(
+                row for key, rows in self._rows.items() if key in snapshots for row in rows
+            ),
+            sealed=tuple(e for each in snapshots.values() for e in each.entries.values()),
+        )
+
+    def _tell(self, event: Callable[[Book], list[Instruction]]) -> None:
+        """Have every sidecar of the group take an event; those behind are told again."""
+        world = self.book.world
+        assert world is not None
+        for peer in world.peers:
+            self._send(peer.address, event, generation=world.generation, retries=0)
+
+    def _send(
+        self,
+        address: str,
+        event: Callable[[Book], list[Instruction]],
+        *,
+        generation: int,
+        retries: int,
+    ) -> None:
+        def deliver(sidecar: SimulatedSidecar) -> None:
+            if sidecar._frozen:
+                return
+            try:
+                sidecar._carry_out(event(sidecar.book))
+            except FencedError:
+                return
+            except NotFoundError:
+                if self.alive and self.book.generation == generation and retries < _MAX_RETRIES:
+                    self._network.later(_RETRY_S, again)
+
+        def again() -> None:
+            self._send(address, event, generation=generation, retries=retries + 1)
+
+        self._network.post(address, deliver)
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Commit(key=key):
+                    self._network.later(_RETRY_S, partial(self._encode, key))
+                case Protect(key=key):
+                    self._network.protected(self, key)
+                case Release(key=key):
+                    self._rows.pop(key, None)
+                    self._blocks = {k: v for k, v in self._blocks.items() if k[0] != key}
+
+    def _encode(self, key: SnapshotKey) -> None:
+        """Compute this node's parity rows of a committed snapshot, and tell the group."""
+        snapshot = self.book.snapshots.get(key)
+        if not self.alive or self._frozen or snapshot is None:
+            return
+        if key[0] != self.book.generation:
+            return
+        geometry = snapshot.geometry()
+        self._rows[key] = tuple(
+            ParityEntry(
+                generation=key[0],
+                step=key[1],
+                stripe=stripe,
+                row=row,
+                nbytes=geometry.row_bytes(stripe),
+                crc32c=0,
+            )
+            for stripe, row in geometry.rows_of(self.node)
+        )
+        for place in geometry.rows_of(self.node):
+            self._tell(partial(Book.seal_row, key=key, place=place))

@@ -1,0 +1,267 @@
+"""A whole job on virtual time: production decisions, random faults, and what must always hold.
+
+`Simulation(config, seed=…).run()` returns what happened or raises ``InvariantError``. Equal
+seeds give equal runs, whatever the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from ckpt.sidecar.state import SnapshotKey
+from elastic import agree
+from elastic.coordinator.memory import KeyValueTable
+from elastic.membership import View, generation_key, outcome_key, role_of, run_prefix
+from elastic.records import TRAINER, GenerationRecord, JobSpec, Outcome, WorkerState
+from elastic.testing.schedule import Schedule
+from elastic.testing.simulated_agent import SimulatedAgent, SimulatedWorker
+from elastic.testing.simulated_sidecar import SimulatedSidecar
+from elastic.testing.simulated_training import InvariantError, Training, require
+
+_EXPIRY_TICK_S = 0.02
+_MAX_EVENTS_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
+
+    ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
+    mended, and the job must end within ``patience_s``.
+    """
+
+    nodes: int = 3
+    wanted: dict[str, int] = field(default_factory=lambda: {"trainer": 3})
+    slots: dict[str, int] = field(default_factory=lambda: {"trainer": 2, "rollout": 1})
+    spec: JobSpec = field(default_factory=JobSpec)
+    steps: int = 120
+    snapshot_every: int = 1
+    checkpoint_every: int = 10
+    step_s: tuple[float, float] = (0.03, 0.06)
+    copy_s: tuple[float, float] = (0.002, 0.03)
+    startup_s: tuple[float, float] = (0.2, 2.0)
+    faults: int = 8
+    calm_s: float = 15.0
+    patience_s: float = 60.0
+    expect_nodes: int = 0
+    max_attempts: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What happened: for tests to assert on, and to see that a seed is worth its time."""
+
+    outcome: Outcome
+    ended_s: float
+    generations: int
+    faults: dict[str, int]
+    restores: dict[str, int]
+
+
+class Simulation:
+    """One run. Also the network of the sidecars and the coordinator of the agents."""
+
+    def __init__(self, config: SimulationConfig, *, seed: int) -> None:
+        self.config, self.run_id = config, "sim"
+        self.schedule = Schedule(seed)
+        self.table = KeyValueTable()
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.addresses: dict[str, SimulatedSidecar] = {}
+        self.generations: dict[int, GenerationRecord] = {}
+        self.training = Training(self)
+        self.outcome: Outcome | None = None
+        self._view = View(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
+        self._fresh = 0
+        self._starts: dict[str, int] = {}
+        self._faults: dict[str, int] = {}
+
+    # -- what agents and sidecars call -----------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time."""
+        return self.schedule.now_s
+
+    @property
+    def newest(self) -> int:
+        """The newest generation's number."""
+        return len(self.generations)
+
+    @property
+    def progress(self) -> int:
+        """The newest protected step."""
+        return self.training.progress
+
+    def fresh(self) -> int:
+        """Return a number not used before."""
+        self._fresh += 1
+        return self._fresh
+
+    def log(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.schedule.log(text)
+
+    def view(self) -> View:
+        """Return the view at the table's present revision; shared by all who look at it."""
+        if self._view.revision != self.table.revision:
+            entries, revision = self.table.range(run_prefix(self.run_id))
+            self._view = View.from_entries(
+                entries,
+                run=self.run_id,
+                wanted=self.config.wanted,
+                revision=revision,
+                before=self._view,
+            )
+        return self._view
+
+    def grant(self, ttl_s: float) -> int:
+        """Grant a lease."""
+        return self.table.grant(ttl_s, now_s=self.now_s)
+
+    def put(self, key: str, value: str, lease: int) -> int:
+        """Write a record and let everyone notice."""
+        revision = self.table.put(key, value, lease=lease)
+        self._changed()
+        return revision
+
+    def compare_and_set(self, key: str, value: str, expected: int, *, by: str) -> bool:
+        """Write a record if it is the expected one; judge generations and outcomes."""
+        if not self.table.compare_and_set(key, value, expected=expected):
+            return False
+        if key == generation_key(self.run_id):
+            record = msgspec.json.decode(value, type=GenerationRecord)
+            self.log(f"{by} proposed: {record.reason}")
+            require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
+            self.training.accepted(record)
+            self.generations[record.number] = record
+        elif key == outcome_key(self.run_id):
+            self.outcome = msgspec.json.decode(value, type=Outcome)
+            self.log(f"{by} ended the job: {self.outcome.message}")
+        self._changed()
+        return True
+
+    def judge(self, agent: SimulatedAgent, decision: agree.Decision, reason: str) -> None:
+        """Check a decision against the view it was made from."""
+        require(bool(reason), f"{decision} has no reason")
+        if not isinstance(decision, agree.Propose):
+            return
+        view, record = agent.view, decision.record
+        ready = {w.incarnation for _, w in view.workers() if w.state is WorkerState.READY}
+        for member in record.members:
+            require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
+        spec = self.config.spec
+        require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
+
+    def entered(self, agent: SimulatedAgent, worker: SimulatedWorker) -> None:
+        """A worker has entered a generation."""
+        require(
+            worker.active_in > agent.fenced,
+            f"{worker.seat} enters {worker.active_in}, fenced by {agent.name} up to {agent.fenced}",
+        )
+        if role_of(worker.seat) == TRAINER:
+            self.training.entered(worker.active_in)
+
+    def post(self, address: str, act: Callable[[SimulatedSidecar], None]) -> None:
+        """See `Network.post`."""
+        sidecar = self.addresses[address]
+        self.schedule.soon(0.0005, 0.005, lambda: act(sidecar) if sidecar.alive else None)
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """See `Network.later`."""
+        self.schedule.after(delay_s, act)
+
+    def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """See `Network.protected`."""
+        self.training.protected(sidecar, key)
+
+    def _changed(self) -> None:
+        for agent in self.agents.values():
+            agent.notice()
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Run the job to its end. Raises ``InvariantError`` with the trace's end."""
+        config, random = self.config, self.schedule.random
+        for number in range(config.nodes):
+            self.schedule.soon(0.0, 0.2, partial(self._start_node, f"n{number}"))
+        for _ in range(config.faults):
+            at_s = random.uniform(0.3, config.calm_s)
+            for _ in range(random.choice((1, 1, 2, 3))):
+                self.schedule.after(at_s + random.uniform(0, 0.4), self._fault)
+        self.schedule.after(config.calm_s + 0.5, self._mend)
+        self._expire()
+        try:
+            limit_s = config.calm_s + config.patience_s
+            self.schedule.run(limit_s, stop=lambda: self.outcome is not None)
+            require(self.outcome is not None, f"the job did not end by {limit_s} s")
+        except InvariantError as error:
+            lines = list(self.schedule.trace)[-_MAX_EVENTS_SHOWN:]
+            raise InvariantError("\n".join([*lines, f"{self.now_s:9.3f} {error}"])) from error
+        assert self.outcome is not None
+        complete = len(self.training.history) - 1 >= config.steps
+        require(complete or not self.outcome.ok, f"ended well at {len(self.training.history) - 1}")
+        return Report(
+            outcome=self.outcome,
+            ended_s=self.now_s,
+            generations=self.newest,
+            faults=dict(sorted(self._faults.items())),
+            restores=self.training.restores,
+        )
+
+    def _start_node(self, name: str) -> None:
+        if (agent := self.agents.get(name)) and agent.alive:
+            return
+        number = self._starts[name] = self._starts.get(name, 0) + 1
+        self.log(f"{name} starts (#{number})")
+        self.agents[name] = SimulatedAgent(self, name, slots=self.config.slots, number=number)
+
+    def _expire(self) -> None:
+        if self.table.expire(self.now_s):
+            self._changed()
+        self.schedule.after(_EXPIRY_TICK_S, self._expire)
+
+    def _mend(self) -> None:
+        self.log("calm: everything is mended")
+        for number in range(self.config.nodes):
+            self._start_node(f"n{number}")
+        for agent in self.agents.values():
+            agent.reconnect()
+
+    def _fault(self) -> None:
+        """Hurt something alive, chosen at random."""
+        random = self.schedule.random
+        agents = [agent for _, agent in sorted(self.agents.items()) if agent.alive]
+        if not agents:
+            return
+        agent = random.choice(agents)
+        seats = sorted(s for s, w in agent.workers.items() if w.state is not WorkerState.DEAD)
+        kind = random.choice(("worker", "worker", "hang", "node", "node", "sidecar", "cut", "cut"))
+        if kind in ("worker", "hang") and not seats:
+            return
+        self._faults[kind] = self._faults.get(kind, 0) + 1
+        if kind == "worker":
+            seat = random.choice(seats)
+            self.log(f"FAULT {seat} on {agent.name} is killed")
+            agent.kill_worker(seat)
+        elif kind == "hang":
+            seat = random.choice(seats)
+            self.log(f"FAULT {seat} on {agent.name} hangs")
+            agent.hang(seat)
+        elif kind == "node":
+            self.log(f"FAULT node {agent.name} is lost")
+            agent.kill()
+            if random.random() < 0.7:
+                name = agent.name
+                self.schedule.soon(0.05, 5.0, lambda: self._start_node(name))
+        elif kind == "sidecar":
+            self.log(f"FAULT the sidecar of {agent.name} is killed")
+            agent.kill_sidecar()
+        else:
+            self.log(f"FAULT {agent.name} is cut off")
+            agent.connected = False
+            self.schedule.soon(0.1, 4.0, lambda: agent.reconnect() if agent.alive else None)

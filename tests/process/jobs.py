@@ -1,0 +1,118 @@
+"""Real jobs of toy workers, and what tests ask of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from elastic.events import EventReader
+from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
+from elastic.records import Outcome
+from tools.leftovers import leftovers
+
+TOY = Path(__file__).with_name("toy_worker.py")
+DEADLINE_S = 30.0
+
+Event = dict[str, Any]
+
+
+class Job:
+    """A launched job whose events can be waited for."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.history: list[Event] = []
+        self._reader = EventReader(launcher.run_dir)
+
+    def await_event(self, wanted: Callable[[Event], bool], *, after: int = 0) -> Event:
+        """Return the first event from position ``after`` on that is wanted."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            self.history += self._reader.new()
+            for event in self.history[after:]:
+                if wanted(event):
+                    return event
+            time.sleep(0.005)
+        seen = "\n".join(str(event) for event in self.history if event["kind"] != "step")
+        raise AssertionError(f"the event did not come; seen:\n{seen}")
+
+    def await_step(self, step: int) -> None:
+        """Wait until somebody completed ``step``."""
+        self.await_event(lambda e: e["kind"] == "step" and e["step"] >= step)
+
+    def generation(self, number: int) -> Event:
+        """Wait until a worker resumed in that generation or a later one, and return that."""
+        return self.await_event(lambda e: e["kind"] == "resumed" and e["generation"] >= number)
+
+    def world_of(self, ranks: int, *, after: int = 0) -> Event:
+        """Wait for a generation of so many ranks, proposed after event number ``after``."""
+        return self.await_event(
+            lambda e: e["kind"] == "proposed" and len(e["ranks"]) == ranks, after=after
+        )
+
+    def events(self, kind: str) -> list[Event]:
+        """Return the events of one kind so far."""
+        self.history += self._reader.new()
+        return [event for event in self.history if event["kind"] == kind]
+
+    def worker(self, seat: str) -> int:
+        """Return the process id of a worker."""
+        for node in self.launcher.processes().values():
+            if seat in node.workers:
+                return node.workers[seat]
+        raise AssertionError(f"no {seat} in {self.launcher.processes()}")
+
+    def finish(self) -> Outcome:
+        """Wait for the end."""
+        outcome = self.launcher.wait(DEADLINE_S)
+        assert outcome is not None, self.events("detected")
+        return outcome
+
+
+@contextmanager
+def job(
+    directory: Path,
+    *toy_args: str,
+    nodes: int = 1,
+    per_node: int = 2,
+    roles: dict[str, int] | None = None,
+    timing: dict[str, float] | None = None,
+    **options: Any,
+) -> Iterator[Job]:
+    """Run toy workers; on leaving, the job has ended and nothing of it is left."""
+    roles = roles or {}
+    slots = {"trainer": per_node, **roles}
+    options["timing"] = msgspec.structs.replace(
+        LOCAL_TIMING, **{"stop_timeout_s": 2.0, **(timing or {})}
+    )
+    config = LaunchConfig(
+        command=python_command(TOY, ["--progress", str(directory / "progress"), *toy_args]),
+        nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots=slots) for i in range(nodes)),
+        wanted={"trainer": nodes * per_node, **roles},
+        run_dir=directory / "run",
+        **options,
+    )
+    launcher = Launcher(config)
+    launcher.start()
+    try:
+        yield Job(launcher)
+    finally:
+        launcher.stop("the test is over")
+        if launcher.wait(DEADLINE_S) is None:
+            launcher.kill()
+            launcher.wait(DEADLINE_S)
+        assert leftovers(launcher.run) == []
+
+
+def hurt(pid: int, number: signal.Signals = signal.SIGKILL) -> float:
+    """Send a signal and return the wall time it was sent."""
+    now = time.time()
+    os.kill(pid, number)
+    return now

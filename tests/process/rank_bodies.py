@@ -1,0 +1,189 @@
+"""What the ranks of the process tests do; a module of its own, so that a new process finds it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks import enter
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from ckpt.hashing import state_hash
+from elastic import reform
+from elastic.config import Batch, Settings
+from elastic.cursor import Cursor
+from elastic.errors import Fenced
+from elastic.pulse import Pulse
+from elastic.run import Run
+
+
+def all_collectives(world: reform.World, _folder: Path) -> dict[str, Any]:
+    rank, size = world.rank, world.size
+    found: dict[str, Any] = {}
+    total = torch.full((3,), float(rank + 1))
+    dist.all_reduce(total)
+    found["all_reduce"] = total.tolist()
+    highest = torch.tensor([float(rank)])
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    found["max"] = highest.item()
+    gathered = torch.zeros(size)
+    dist.all_gather_single(gathered, torch.tensor([float(rank)]))
+    found["all_gather"] = gathered.tolist()
+    part = torch.zeros(2)
+    dist.reduce_scatter_single(part, torch.arange(2.0 * size))
+    found["reduce_scatter"] = part.tolist()
+    root = torch.tensor([float(rank)])
+    dist.broadcast(root, src=size - 1)
+    found["broadcast"] = root.item()
+    lists = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(lists, torch.tensor([10.0 * rank]))
+    found["list"] = [item.item() for item in lists]
+    swapped = torch.zeros(size)
+    dist.all_to_all_single(swapped, torch.arange(size) + 10.0 * rank)
+    found["all_to_all"] = swapped.tolist()
+    if rank == 0:
+        dist.send(torch.tensor([7.0]), dst=1)
+    elif rank == 1:
+        received = torch.zeros(1)
+        dist.recv(received, src=0)
+        found["received"] = received.item()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+    found["gather"] = world.gather({"rank": rank, "text": "x" * rank})
+    world.barrier()
+    reform.leave()
+    return found
+
+
+def reduce_until_hurt(world: reform.World, folder: Path) -> float:
+    tensor = torch.ones(1 << 14)
+    for turn in range(1_000_000):
+        dist.all_reduce(tensor)
+        tensor.div_(world.size)
+        if turn == 50:
+            (folder / f"warm-{world.rank}").touch()
+    return 0.0
+
+
+def await_files(files: list[Path]) -> None:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, files
+        time.sleep(0.005)
+
+
+def form_twice(rank: int, stores: list[str], folder: Path) -> list[float]:
+    """Fail to form generation 1 (a member never comes), then form 2 without it."""
+    if rank == 2:
+        time.sleep(3600)
+    try:
+        enter(rank, stores, folder)
+    except Fenced:
+        (folder / f"parked-{rank}").touch()
+    reform.leave()
+    await_files([folder / "parked-0", folder / "parked-1"])
+    found = []
+    for number in (2, 3):
+        world = enter(rank, stores[:2], folder, number=number)
+        total = torch.tensor([rank + 1.0])
+        dist.all_reduce(total)
+        found.append(total.item())
+        world.barrier()
+        reform.leave()
+    return found
+
+
+class Net(nn.Module):
+    """Plain and tied parameters, a buffer, layers of uneven sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 24)
+        self.layers = nn.ModuleList([nn.Linear(24, 37), nn.Linear(37, 24)])
+        self.head = nn.Linear(24, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.embed(text)
+        for layer in self.layers:
+            x = torch.nn.functional.dropout(torch.tanh(layer(x)), 0.1)
+        logits = self.head(x).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, ((text + 1) % 50).flatten())
+
+
+class Keeping:
+    """Stands for the keeper: a cursor, and nothing kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.cursor = Cursor(settings)
+        self.client: Any = None
+
+    def track(self, state: Any) -> None: ...
+    def begin(self, count: int) -> None: ...
+    def fence(self) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+    def keep(self, *, last: bool) -> None: ...
+
+    def stall_s(self) -> float:
+        return 0.0
+
+
+class Listening:
+    """Stands for the channel: remembers what was emitted."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, **fields})
+
+    def beat(self, *, step: int, phase: Any) -> None: ...
+
+
+def run_of(world: reform.World, settings: Settings) -> tuple[Run, Listening]:
+    """A run without agents and sidecars."""
+    channel: Any = Listening()
+    keeper: Any = Keeping(settings)
+    return Run(channel, settings, world, pulse=Pulse(channel), keeper=keeper), channel
+
+
+def train(world: reform.World, folder: Path, *, exact: bool, sharded: bool) -> dict[str, Any]:
+    """Train a few steps; return the hash of the weights and what was seen on the way."""
+    settings = Settings(batch=Batch(microbatches=5, size=3), exact=exact, seed=7)
+    run, channel = run_of(world, settings)
+    torch.manual_seed(1)
+    model = Net()
+    if sharded:
+        for layer in model.layers:
+            fully_shard(layer, mesh=run.mesh)
+        fully_shard(model, mesh=run.mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    run.track(model=model, optimizer=optimizer)
+    data = torch.arange(40 * 8).reshape(40, 8) * 7 % 50
+    norms, mine = [], 0
+    for step in run.steps(8):
+        for batch in run.microbatches(data):
+            mine += 1
+            loss = model(batch) * (50.0 if step == 5 else 1.0)
+            run.backward(loss)
+            run.log(loss=loss)
+        norms.append(run.clip_grad_norm_(model.parameters(), 0.8))
+        run.step(optimizer)
+    run.finish()
+    digest = state_hash({"model": model, "optimizer": optimizer})
+    run.close()
+    return {
+        "hash": digest,
+        "norms": norms,
+        "loss": run.metrics["loss"],
+        "regrids": sum(event["kind"] == "regrid" for event in channel.events),
+        "microbatches": mine,
+        "bounds": run._keeper.cursor.bounds,
+    }

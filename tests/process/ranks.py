@@ -1,0 +1,119 @@
+"""Real ranks without agents: processes that form one generation under a fence the test holds."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing as mp
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckpt.world import SidecarPeer, SnapshotWorld
+from elastic import reform
+from elastic.collectives import Guard
+from elastic.records import GenerationRecord, Member
+
+Body = Callable[[reform.World, Path], Any]
+
+
+def record_of(stores: list[str], *, number: int = 1) -> GenerationRecord:
+    """Return a generation of as many ranks as there are stores."""
+    return GenerationRecord(
+        number=number,
+        members=tuple(
+            Member(rank=i, seat=f"trainer/{i}", node="n0", incarnation=str(i), info={"store": s})
+            for i, s in enumerate(stores)
+        ),
+        snapshots=SnapshotWorld(
+            run="r",
+            generation=number,
+            peers=(SidecarPeer(node="n0", address="tcp://127.0.0.1:1"),),
+            rank_nodes=("n0",) * len(stores),
+            parity=0,
+            keep=1,
+        ),
+        restore=None,
+        reason="test",
+    )
+
+
+def fence_file(folder: Path, generation: int) -> Path:
+    """The file whose presence ends a generation."""
+    return folder / f"fence-{generation}"
+
+
+def enter(rank: int, stores: list[str], folder: Path, *, number: int = 1) -> reform.World:
+    """Form a generation in this process."""
+    fence = fence_file(folder, number)
+    guard = Guard(number, fence.exists, grace_s=10.0)
+    record = record_of(stores, number=number)
+    return reform.form(
+        record, incarnation=str(rank), guard=guard, host=reform.LOOPBACK, timeout_s=60.0
+    )
+
+
+def _main(rank: int, pipe: Connection, folder: Path, body: Body, with_world: bool) -> None:
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(30)
+    meeting = reform.MeetingPoint()
+    pipe.send(meeting.address)
+    stores: list[str] = pipe.recv()
+    try:
+        if with_world:
+            pipe.send(("ok", body(enter(rank, stores, folder), folder)))
+        else:
+            pipe.send(("ok", body(rank, stores, folder)))  # type: ignore[call-arg, arg-type]
+    except Exception as error:  # noqa: BLE001 - told to the test
+        pipe.send((type(error).__name__, f"{error} {time.time()}"))
+    pipe.recv()  # stay until the test is done with the others
+    os._exit(0)
+
+
+class Ranks:
+    """Running rank processes and their results."""
+
+    def __init__(self, processes: list[Any], pipes: list[Connection]) -> None:
+        self.processes, self._pipes = processes, pipes
+
+    def result(self, rank: int, *, timeout_s: float = 60.0) -> tuple[str, Any]:
+        """Return ``("ok", value)`` or ``(error name, text)`` of a rank."""
+        if not self._pipes[rank].poll(timeout_s):
+            raise queue.Empty(f"rank {rank} said nothing for {timeout_s} s")
+        answer: tuple[str, Any] = self._pipes[rank].recv()
+        return answer
+
+    def results(self) -> list[Any]:
+        """Return every rank's value; fail on an error."""
+        answers = [self.result(rank) for rank in range(len(self._pipes))]
+        assert all(kind == "ok" for kind, _ in answers), answers
+        return [value for _, value in answers]
+
+
+@contextmanager
+def ranks(world_size: int, body: Any, folder: Path, *, with_world: bool = True) -> Iterator[Ranks]:
+    """Run ``body`` on ``world_size`` processes; nothing of them is left afterwards."""
+    context = mp.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_main, args=(rank, theirs, folder, body, with_world))
+        process.start()
+        pipes.append(mine)
+        processes.append(process)
+    try:
+        stores = [pipe.recv() for pipe in pipes]
+        for pipe in pipes:
+            pipe.send(stores)
+        yield Ranks(processes, pipes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()

@@ -1,0 +1,160 @@
+"""Agents, launcher and toy workers: real processes, really killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import hurt, job
+
+LONG = ("--steps", "1000000")
+
+
+def report(capsys: pytest.CaptureFixture[str], what: str, seconds: float) -> None:
+    with capsys.disabled():
+        print(f"\n  {what}: new generation after {seconds * 1000:.0f} ms")
+    assert seconds < 8
+
+
+def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
+    with job(tmp_path) as running:
+        outcome = running.finish()
+        assert outcome.ok and outcome.result == {"steps": 20}
+        assert len(running.events("proposed")) == 1
+        exits = running.events("worker_exited")
+        assert [event["status"] for event in exits] == ["exit status 0"] * 2
+
+
+def test_survivors_go_on_and_a_replacement_joins_after_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with job(tmp_path, *LONG, per_node=3) as running:
+        running.await_step(5)
+        survivor = running.worker("trainer/0")
+        killed = hurt(running.worker("trainer/2"))
+        smaller = running.world_of(2)
+        report(capsys, "SIGKILL of a worker", running.generation(2)["t"] - killed)
+        assert smaller["ranks"] == ["trainer/0", "trainer/1"]
+        running.world_of(3, after=running.history.index(smaller))
+        assert running.worker("trainer/0") == survivor
+        assert running.events("detected")[0]["why"] == "killed by SIGKILL"
+
+
+def test_a_stopped_worker_is_a_dead_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with job(tmp_path, *LONG) as running:
+        running.await_step(5)
+        stopped = hurt(running.worker("trainer/1"), signal.SIGSTOP)
+        report(capsys, "SIGSTOP of a worker", running.generation(2)["t"] - stopped)
+        assert running.events("detected")[0]["what"] == "stopped"
+
+
+def test_a_worker_stopped_for_a_moment_goes_on(tmp_path: Path) -> None:
+    timing = {"stop_grace_s": 3.0}
+    with job(tmp_path, "--steps", "40", timing=timing) as running:
+        running.await_step(2)
+        pid = running.worker("trainer/1")
+        hurt(pid, signal.SIGSTOP)
+        hurt(pid, signal.SIGCONT)
+        assert running.finish().ok
+        assert running.events("detected") == []
+
+
+def test_a_hung_worker_is_ended(tmp_path: Path) -> None:
+    timing = {"min_hang_s": 0.5}
+    with job(tmp_path, "--hang", "--steps", "30", timing=timing) as running:
+        assert running.finish().ok
+        found = running.events("detected")[0]
+        assert (found["what"], found["victim"]) == ("hang", "trainer/0")
+
+
+def test_a_job_outlives_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with job(tmp_path, *LONG, nodes=3, per_node=1) as running:
+        running.await_step(5)
+        nodes = running.launcher.processes()
+        killed = hurt(nodes["n1"].agent)
+        hurt(nodes["n1"].sidecar)
+        smaller = running.world_of(2)
+        report(capsys, "SIGKILL of a node", running.generation(2)["t"] - killed)
+        assert smaller["ranks"] == ["trainer/0", "trainer/2"]
+        assert not list(Path("/dev/shm").glob(f"holdfast-{running.launcher.run}-n1"))
+
+
+def test_a_stopped_agent_is_a_dead_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with job(tmp_path, *LONG, nodes=2, per_node=1) as running:
+        running.await_step(5)
+        stopped = hurt(running.launcher.processes()["n0"].agent, signal.SIGSTOP)
+        report(capsys, "SIGSTOP of an agent", running.generation(2)["t"] - stopped)
+
+
+def test_the_only_node_is_started_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with job(tmp_path, *LONG, node_restarts=1) as running:
+        running.await_step(5)
+        killed = hurt(running.launcher.processes()["n0"].agent)
+        report(capsys, "SIGKILL of the only agent", running.generation(2)["t"] - killed)
+
+
+def test_the_loss_of_the_last_node_ends_the_job(tmp_path: Path) -> None:
+    with job(tmp_path, *LONG) as running:
+        running.await_step(2)
+        hurt(running.launcher.processes()["n0"].agent)
+        outcome = running.finish()
+        assert not outcome.ok
+        assert "every node is lost: n0 (killed by SIGKILL)" in outcome.message
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_sidecar_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    with job(tmp_path, *LONG) as running:
+        running.await_step(5)
+        before = running.launcher.processes()["n0"]
+        hurt_at = hurt(before.sidecar, number)
+        report(capsys, f"{number.name} of a sidecar", running.generation(2)["t"] - hurt_at)
+        after = running.launcher.processes()["n0"]
+        assert after.sidecar not in (0, before.sidecar)
+        assert after.workers == before.workers
+
+
+def test_a_script_that_always_crashes_ends_the_job(tmp_path: Path) -> None:
+    with job(tmp_path, "--crash", per_node=1, max_attempts=3) as running:
+        outcome = running.finish()
+        assert not outcome.ok
+        assert "trainer/0 failed 3 times in a row" in outcome.message
+        assert "ValueError: this script always crashes" in outcome.message
+        assert len(running.events("worker_started")) == 3
+
+
+def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
+    with job(tmp_path, "--user-error", per_node=1) as running:
+        outcome = running.finish()
+        assert outcome.message == "checkpoint x is of another model: choose another"
+        assert len(running.events("worker_started")) == 1
+
+
+def test_a_failure_after_the_last_step_is_a_failure(tmp_path: Path) -> None:
+    with job(tmp_path, "--late", per_node=1) as running:
+        outcome = running.finish()
+        assert not outcome.ok
+        assert "trainer/0 completed its part of the job and then ended with exit status 7" in (
+            outcome.message
+        )
+
+
+def test_other_roles_live_beside_the_generations(tmp_path: Path) -> None:
+    with job(tmp_path, *LONG, roles={"rollout": 1}) as running:
+        running.await_step(2)
+        rollout = running.worker("rollout/0")
+        hurt(running.worker("trainer/1"))
+        running.generation(2)
+        assert running.worker("rollout/0") == rollout
+        started = len(running.events("proposed"))
+        hurt(rollout)
+        running.await_event(
+            lambda e: (
+                e["kind"] == "worker_started" and e["seat"] == "rollout/0" and e["attempt"] > 1
+            )
+        )
+        running.world_of(2, after=0)
+        assert len(running.events("proposed")) <= started + 1

@@ -1,0 +1,53 @@
+"""The interruptible process group: right results, and no rank stays when its generation ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rank_bodies import all_collectives, await_files, form_twice, reduce_until_hurt
+from ranks import fence_file, ranks
+
+from elastic.errors import Fenced
+
+
+def test_every_collective_gives_what_gloo_gives(tmp_path: Path) -> None:
+    with ranks(3, all_collectives, tmp_path) as running:
+        for rank, found in enumerate(running.results()):
+            assert found["all_reduce"] == [6.0] * 3
+            assert found["max"] == 2.0
+            assert found["all_gather"] == [0.0, 1.0, 2.0]
+            assert found["reduce_scatter"] == [3.0 * 2 * rank, 3.0 * (2 * rank + 1)]
+            assert found["broadcast"] == 2.0
+            assert found["list"] == [0.0, 10.0, 20.0]
+            assert found["all_to_all"] == [10.0 * other + rank for other in range(3)]
+            assert found["gather"] == [{"rank": r, "text": "x" * r} for r in range(3)]
+
+
+@pytest.mark.parametrize("hurt", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_fence_frees_every_rank_in_a_blocked_collective(
+    tmp_path: Path, hurt: signal.Signals
+) -> None:
+    with ranks(3, reduce_until_hurt, tmp_path) as running:
+        await_files([tmp_path / f"warm-{rank}" for rank in range(3)])
+        victim = running.processes[1].pid
+        assert victim is not None
+        os.kill(victim, hurt)
+        time.sleep(0.2)  # let the others run into it
+        fenced_at = time.time()
+        fence_file(tmp_path, 1).touch()
+        for rank in (0, 2):
+            kind, text = running.result(rank, timeout_s=5)
+            assert kind == Fenced.__name__, text
+            assert float(text.rsplit(" ", 1)[1]) - fenced_at < 0.5
+
+
+def test_a_group_that_cannot_form_is_left_and_the_next_one_forms(tmp_path: Path) -> None:
+    with ranks(3, form_twice, tmp_path, with_world=False) as running:
+        time.sleep(0.3)
+        fence_file(tmp_path, 1).touch()
+        assert running.result(0) == ("ok", [3.0, 3.0])
+        assert running.result(1) == ("ok", [3.0, 3.0])

@@ -1,0 +1,223 @@
+"""Real FSDP2 and tensor-parallel ranks: a state saved in one layout is the same in any other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.multiprocessing as mp
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from ckpt.hashing import state_hash
+from ckpt.index import decode_index, encode_index
+from ckpt.restore import read_tensor, restore
+from ckpt.snapshot import Snapshotter
+from ckpt.testing.shards import MemoryShards, capture
+from ckpt.testing.slots import FakeSidecar
+
+WORLD_SIZE = 4
+State = dict[str, Any]
+Wrap = Callable[[nn.Module], None]
+
+
+class Net(nn.Module):
+    """Uneven over three ranks (7 rows), empty at the last (2 rows), even where parallel (8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.up = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.down = nn.Linear(8, 8)
+        self.small = nn.Linear(8, 2)
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.embed(tokens)
+        x = x + self.down(torch.relu(self.up(self.norm(x))))
+        return self.head(x).sum() + self.small(x).square().sum()
+
+
+def data_parallel(ranks: list[int]) -> Wrap:
+    mesh = DeviceMesh("cpu", ranks)
+
+    def wrap(model: nn.Module) -> None:
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+    return wrap
+
+
+def grid() -> Wrap:
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+
+    def wrap(model: nn.Module) -> None:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+        fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
+
+    return wrap
+
+
+def build(wrap: Wrap | None, seed: int) -> State:
+    torch.manual_seed(seed)
+    model = Net()
+    if wrap:
+        wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (1 + seed))
+    return {"model": model, "optimizer": optimizer, "seen": {"samples": seed}}
+
+
+def train(state: State, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        tokens = torch.randint(0, 7, (5,), generator=generator)
+        state["model"](tokens).backward()
+        state["optimizer"].step()
+        state["optimizer"].zero_grad()
+        state["seen"]["samples"] += 5
+
+
+def gather_over(group: Any) -> Callable[[Any], list[Any]]:
+    def gather(value: Any) -> list[Any]:
+        everyone: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, value, group=group)
+        return everyone
+
+    return gather
+
+
+def save(folder: Path, state: State, *, group: Any, step: int) -> None:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    gather = gather_over(group)
+    index, payload = capture(state, step=step, rank=rank, world_size=world, gather=gather)
+    (folder / f"{rank}.json").write_bytes(encode_index(index))
+    (folder / f"{rank}.bin").write_bytes(payload)
+
+
+def load(folder: Path) -> MemoryShards:
+    shards = []
+    for path in sorted(folder.glob("*.json")):
+        index = decode_index(path.read_bytes(), origin=str(path))
+        shards.append((index, bytearray(path.with_suffix(".bin").read_bytes())))
+    return MemoryShards(shards)
+
+
+def body(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD_SIZE
+    )
+    first_two = dist.new_group([0, 1])
+    two, three, four = data_parallel([0, 1]), data_parallel([0, 1, 2]), grid()
+    saved: dict[str, Any] = {}
+    (folder / "two").mkdir(exist_ok=True)
+    (folder / "grid").mkdir(exist_ok=True)
+    if rank < 2:
+        state = build(two, seed=1)
+        train(state, 3, seed=rank)
+        saved["two"] = state_hash(state, group=first_two)
+        save(folder / "two", state, group=first_two, step=3)
+        snapshot_through_slots(folder, state, group=first_two, expected=saved["two"])
+    dist.barrier()
+    if rank < 3:
+        state = build(three, seed=2)
+        report = restore(state, load(folder / "two"), rank=rank)
+        assert report.step == 3
+        saved["three"] = state_hash(state)
+        train(state, 1, seed=0)  # the restored optimizer works
+    state = build(four, seed=3)
+    train(state, 1, seed=0)
+    restore(state, load(folder / "two"), rank=rank)
+    saved["grid"] = state_hash(state)
+    save(folder / "grid", state, group=dist.group.WORLD, step=4)
+    dist.barrier()
+    if rank == 0:
+        for name in ("two", "grid"):
+            alone = build(None, seed=4)
+            restore(alone, load(folder / name), rank=0)
+            assert alone["seen"] == {"samples": 16}
+            assert alone["optimizer"].param_groups[0]["lr"] == 0.02
+            saved[f"alone from {name}"] = state_hash(alone)
+            tied = read_tensor(load(folder / name), "model.head.weight")
+            assert torch.equal(tied, alone["model"].embed.weight)
+    (folder / f"hashes-{rank}.json").write_bytes(msgspec.json.encode(saved))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def snapshot_through_slots(folder: Path, state: State, *, group: Any, expected: str) -> None:
+    """Snapshot while the next forward and backward run, and look at what the slot holds."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    slots = folder / f"slots-{rank}"
+    slots.mkdir()
+    sidecar = FakeSidecar(directory=slots)
+    snapshotter = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=rank,
+        world_size=world,
+        gather=gather_over(group),
+    )
+    for step in range(3, 6):
+        before = state_hash(state)
+        assert step != 3 or before == expected
+        snapshotter.snapshot(state, step)
+        train(state, 1, seed=rank)
+        snapshotter.fence()
+        mine = sidecar.slot(step, rank)
+        entry = sidecar.sealed[step, rank]
+        index = decode_index(bytes(mine.index_view(entry)), origin="slot")
+        block = bytearray(mine.block(entry.payload_bytes))
+        everyone = gather_over(group)((encode_index(index), block))
+        shards = MemoryShards([(decode_index(i, origin="peer"), b) for i, b in everyone])
+        if rank == 0:
+            alone = build(None, seed=9)
+            restore(alone, shards, rank=0)
+            assert state_hash(alone) == before
+    assert snapshotter.stats.taken == 3
+    assert snapshotter.stats.discarded == 0
+    snapshotter.close()
+    sidecar.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_state_is_the_same_in_every_layout(tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload(["torch.distributed.tensor.parallel", "ckpt.restore"])
+    mp.start_processes(body, (free_port(), tmp_path), nprocs=WORLD_SIZE, start_method="forkserver")
+    forkserver._forkserver._stop()
+    hashes = [
+        msgspec.json.decode((tmp_path / f"hashes-{rank}.json").read_bytes())
+        for rank in range(WORLD_SIZE)
+    ]
+    found = {(name, value) for each in hashes for name, value in each.items()}
+    assert len({value for _, value in found}) == 1, sorted(found)
+    assert {name for name, _ in found} == {
+        "two",
+        "three",
+        "grid",
+        "alone from two",
+        "alone from grid",
+    }

@@ -1,0 +1,174 @@
+"""``holdfast run`` as a user meets it: exit codes, messages, Ctrl-C, and nothing left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import TOY
+
+from elastic.events import EventReader
+from tools.leftovers import leftovers
+
+DEADLINE_S = 30.0
+
+
+def holdfast(*words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tools.cli", "run", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=TOY.parents[2],
+    )
+
+
+def started(run_dir: Path) -> str:
+    """Wait until the job trains and return its run id."""
+    reader, history = EventReader(run_dir), []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        history += reader.new()
+        if any(event["kind"] == "step" for event in history):
+            return next(str(e["run"]) for e in history if e["kind"] == "job_started")
+        time.sleep(0.01)
+    raise AssertionError(f"the job did not start: {history}")
+
+
+def toy(directory: Path, *words: str) -> list[str]:
+    return [str(TOY), "--progress", str(directory / "progress"), *words]
+
+
+def test_a_job_tells_its_story_and_exits_0(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    job = holdfast("--nproc", "2", "--run-dir", tmp_path / "run", "--", *toy(tmp_path))
+    run = started(tmp_path / "run")
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    assert "holdfast: generation 1: 2 trainers; started" in err
+    assert not out
+    assert leftovers(run) == []
+
+
+def test_quiet_is_quiet(tmp_path: Path) -> None:
+    job = holdfast("--quiet", *toy(tmp_path))
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_an_interrupt_ends_the_job_in_order(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    job = holdfast("--run-dir", tmp_path / "run", *toy(tmp_path, "--steps", "1000000"))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    run = started(tmp_path / "run")
+    job.send_signal(number)
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == status
+    assert f"stopped by {number.name}" in err
+    assert "Traceback" not in err
+    assert leftovers(run) == []
+
+
+def test_a_second_interrupt_ends_it_at_once(tmp_path: Path) -> None:
+    stubborn = toy(tmp_path, "--steps", "1000000", "--seconds", "1000")
+    job = holdfast("--run-dir", tmp_path / "run", *stubborn)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    deadline_s = time.monotonic() + DEADLINE_S
+    reader, history = EventReader(tmp_path / "run"), []
+    while not any(event["kind"] == "resumed" for event in history):
+        assert time.monotonic() < deadline_s
+        history += reader.new()
+        time.sleep(0.01)
+    job.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    job.send_signal(signal.SIGINT)
+    began_s = time.monotonic()
+    job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 130
+    assert time.monotonic() - began_s < 3
+    assert leftovers(str(history[0]["run"])) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    words = ["--nproc", "1", "--nodes", "2", "--role", "rollout=1"]
+    job = holdfast(*words, "--run-dir", tmp_path / "run", *toy(tmp_path, "--steps", "1000000"))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    run = started(tmp_path / "run")
+    job.kill()
+    job.wait()
+    began_s = time.monotonic()
+    assert leftovers(run, timeout_s=5.0) == []
+    print(f"all gone after {time.monotonic() - began_s:.2f} s")
+
+
+def test_what_a_killed_machine_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
+    stale = Path("/dev/shm/holdfast-stale-test-node0")
+    stale.mkdir(exist_ok=True)
+    (stale / "000001.slot").write_bytes(b"x" * 10_000)
+    job = holdfast("--quiet", *toy(tmp_path))
+    job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0
+    assert not stale.exists()
+
+
+def test_a_missing_script_is_one_paragraph(tmp_path: Path) -> None:
+    job = holdfast("--nproc", "2", tmp_path / "nowhere.py")
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 2
+    assert re.fullmatch(r"holdfast: \S+/nowhere\.py: no such script .*\n", err)
+
+
+def test_a_crashing_script_is_one_paragraph(tmp_path: Path) -> None:
+    job = holdfast("--max-attempts", "2", "--quiet", *toy(tmp_path, "--crash"))
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 1
+    assert err.count("\n") == 1
+    assert "ValueError: this script always crashes" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nproc", "0", "x.py"],
+        ["--role", "trainer=2", "x.py"],
+        ["--role", "rollout", "x.py"],
+        ["--min-hang-s", "-1", "x.py"],
+        ["--world", "9", "--nproc", "2", str(TOY)],
+        ["--capture-output", str(TOY)],
+        ["--run-dir", "/proc/nowhere", str(TOY)],
+        [],
+    ],
+)
+def test_a_wrong_call_is_refused(words: list[str]) -> None:
+    job = holdfast(*words)
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 2
+    assert "Traceback" not in err
+
+
+def test_output_is_captured_per_seat(tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text(
+        "import os, json\n"
+        "from elastic.channel import connect\n"
+        "channel = connect()\n"
+        "print('hello from', channel.seat, os.environ['OMP_NUM_THREADS'])\n"
+        "channel.ready(after=0, spec=None, info={})\n"
+        "channel.await_generation(after=0)\n"
+        "channel.done()\n"
+    )
+    run_dir = tmp_path / "run"
+    job = holdfast("--nproc", "2", "--run-dir", run_dir, "--capture-output", script)
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    assert not out
+    assert (run_dir / "logs" / "trainer-1.log").read_text() == "hello from trainer/1 1\n"

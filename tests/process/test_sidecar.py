@@ -1,0 +1,181 @@
+"""Sidecar processes: killed, wiped, started again, orphaned; nothing is lost or left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sidecar_group import (
+    DEADLINE_S,
+    SIZES,
+    SidecarGroup,
+    inventories,
+    sidecar_group,
+    wait_until,
+    write_step,
+)
+
+from ckpt.arena import SlotFile
+from ckpt.errors import (
+    FencedError,
+    NotFoundError,
+    PeerError,
+)
+from ckpt.stripes import restore_points
+
+BIG_BYTES = 20 << 20
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, "a") as group:
+        yield group
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, "a", "b", "c") as group:
+        yield group
+
+
+def test_a_lost_nodes_block_is_rebuilt_bit_for_bit(three: SidecarGroup) -> None:
+    lost, world = "b", three.adopt()
+    write_step(three, world, 1)
+    payloads = write_step(three, world, 2)
+    rank = world.rank_nodes.index(lost)
+    three.kill(lost, wipe=True)
+    points, reason = restore_points(inventories(three))
+    point = points[0]
+    assert (point.step, "rebuilt" in reason) == (2, True)
+    three.adopt(generation=2, restore=point)
+    for source in point.sources:
+        client = three.clients[source.node]
+        handle = client.open_block(point.world, point.step, source)
+        slot = SlotFile.open(handle.path)
+        assert bytes(slot.block(handle.payload_bytes)) == payloads[source.rank]
+        (part,) = client.read(point.world, point.step, source.rank, [(0, SIZES[source.rank])])
+        assert part == payloads[source.rank]
+    helper = point.sources[rank].node
+    assert three.clients[helper].status()["counters"]["rebuilt"] == 1
+
+
+def test_a_writer_killed_in_the_middle_leaves_nothing_behind(one: SidecarGroup) -> None:
+    one.adopt()
+    client = one.clients["a"]
+    code = (
+        "import os,sys,time;from pathlib import Path;"
+        "from ckpt.arena import SlotFile;from ckpt.sidecar.client import SidecarClient;"
+        "from ckpt.transport import RunKey;"
+        "c=SidecarClient(sys.argv[1],RunKey.load(Path(sys.argv[2])));"
+        "g=c.acquire(generation=1,step=1,rank=0,size_bytes=1<<20,timeout_s=5);"
+        "s=SlotFile.open(g.path);s.block(1<<19)[:]=bytes([7])*(1<<19);"
+        "print('half',flush=True);time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", code, one.processes["a"].address, str(one.key_file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"half\n"
+        worker.send_signal(signal.SIGKILL)
+    assert client.status()["slots"]["writing"] == 1
+    assert client.inventory().blocks == ()
+    world = one.adopt(generation=2)
+    assert client.status()["slots"]["writing"] == 0
+    write_step(one, world, 1, sizes=(1000,))
+
+
+def test_a_successor_takes_the_blocks_of_a_crashed_sidecar_over(three: SidecarGroup) -> None:
+    world = three.adopt()
+    payloads = write_step(three, world, 1)
+    three.kill("b", wipe=False)
+    three.start("b")
+    point = restore_points(inventories(three))[0][0]
+    assert [source.rebuilt for source in point.sources] == [False, False, False]
+    assert three.clients["b"].status()["counters"]["readopted"] == 1
+    with pytest.raises(FencedError):
+        three.clients["b"].acquire(generation=0, step=1, rank=1, size_bytes=1, timeout_s=1)
+    three.adopt(generation=2, restore=point)
+    assert three.clients["b"].read(world, 1, 1, [(0, SIZES[1])])[0] == payloads[1]
+
+
+def test_a_lone_sidecars_successor_knows_the_restore_point(one: SidecarGroup) -> None:
+    world = one.adopt()
+    payloads = write_step(one, world, 4, sizes=(9000,))
+    one.kill("a", wipe=False)
+    one.start("a")
+    point = restore_points(inventories(one))[0][0]
+    assert (point.step, point.world.generation) == (4, 1)
+    one.adopt(generation=2, restore=point)
+    assert one.clients["a"].read(world, 4, 0, [(0, 9000)])[0] == payloads[0]
+
+
+def test_no_shared_memory_is_left(one: SidecarGroup, how: str) -> None:
+    write_step(one, one.adopt(), 1, sizes=(1000,))
+    process = one.processes["a"]
+    assert one.leftovers()
+    if how == "lifeline":
+        assert process.process.stdin is not None
+        process.process.stdin.close()
+    elif how == "sigterm":
+        os.kill(process.pid, signal.SIGTERM)
+    else:
+        one.clients["a"].stop()
+    assert process.process.wait(DEADLINE_S) == 0
+    assert one.leftovers() == []
+
+
+def test_a_sidecar_whose_parent_was_killed_removes_its_memory(tmp_path: Path) -> None:
+    group = SidecarGroup(tmp_path)
+    code = (
+        "import sys,time;from pathlib import Path;from ckpt.sidecar.launch import start_sidecar;"
+        "p=start_sidecar(run=sys.argv[1],node='a',key_file=Path(sys.argv[2]));"
+        "print(p.pid,flush=True);time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", code, group.run, str(group.key_file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert group.leftovers()
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not group.leftovers(), "the arena is removed")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the sidecar is gone")
+
+
+def test_a_sidecar_that_cannot_start_says_why(tmp_path: Path) -> None:
+    group = SidecarGroup(tmp_path)
+    group.key_file.write_text("nonsense")
+    with pytest.raises(PeerError, match="no usable run key"):
+        group.start("a")
+    for left in group.leftovers():
+        shutil.rmtree(left)
+
+
+def test_a_sidecar_never_imports_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, ckpt.sidecar.__main__, ckpt.sidecar.client, ckpt.sidecar.launch, ckpt.persist;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_log_outlives_its_writer_and_its_node(three: SidecarGroup) -> None:
+    three.adopt()
+    writer = three.clients["b"]
+    assert writer.log_open("tokens") == 0
+    records = [bytes([n]) * n for n in range(1, 50)]
+    for at in range(0, len(records), 7):
+        end = writer.log_append("tokens", records[at : at + 7])
+    assert end == len(records)
+    assert three.clients["a"].log_read("tokens", node="b") == records
+    wait_until(lambda: writer.status()["log_lag"] == {"tokens": 0}, "the copy is complete")
+    three.kill("b", wipe=True)
+    three.adopt(generation=2, rank_nodes=("a", "c"))
+    assert three.clients["c"].log_read("tokens", node="b") == records
+    assert three.clients["a"].log_read("tokens", node="b") == records
+    with pytest.raises(NotFoundError, match="has log 'words' of node b"):
+        three.clients["a"].log_read("words", node="b")

@@ -1,0 +1,66 @@
+"""A script started by hand: a sidecar of its own, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.leftovers import leftovers
+
+SCRIPT = """
+import sys, time
+from elastic.channel import Phase, connect
+from elastic.errors import Stopped
+from elastic.records import JobSpec
+from ckpt.sidecar.client import SidecarClient
+
+channel = connect()
+channel.ready(after=0, spec=JobSpec(), info={"store": "here"})
+record = channel.await_generation(after=0)
+assert record.number == 1 and record.restore is None and len(record.members) == 1
+assert record.members[0].incarnation == channel.incarnation
+assert not channel.fenced(1) and channel.role == "trainer"
+channel.beat(step=1, phase=Phase.COMPUTE)
+channel.emit("hello", step=1)
+assert channel.roster().generation == record
+assert SidecarClient(channel.sidecar, channel.key).protected_step(generation=1) == -1
+try:
+    channel.await_generation(after=1)
+except Stopped:
+    print(channel.run, flush=True)
+if "wait" in sys.argv:
+    time.sleep(1000)
+channel.done()
+"""
+
+
+def start(directory: Path, *words: str) -> subprocess.Popen[str]:
+    script = directory / "script.py"
+    script.write_text(SCRIPT)
+    env = {"HOLDFAST_EVENTS": str(directory / "events.jsonl"), "PATH": "/usr/bin:/bin"}
+    return subprocess.Popen(
+        [sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True, env=env
+    )
+
+
+def test_a_script_works_alone(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert leftovers(out.strip()) == []
+    assert '"kind":"hello"' in (tmp_path / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_script_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "wait")
+    assert process.stdout is not None
+    run = process.stdout.readline().strip()
+    assert run.startswith("solo-")
+    process.send_signal(number)
+    process.wait(timeout=30)
+    assert leftovers(run) == []

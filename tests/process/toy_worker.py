@@ -1,0 +1,85 @@
+"""A worker without torch: it takes part in generations and pretends to train.
+
+``--steps N`` steps of ``--seconds S``; rank 0 keeps the step number in the file ``--progress``:
+no snapshot is taken or restored here. ``--crash`` fails at once, ``--user-error`` fails for good,
+``--hang`` stops beating at step 3 of the first generation, ``--late`` fails after its part is
+complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from elastic.channel import Channel, Phase, connect
+from elastic.errors import Stopped
+from elastic.records import GenerationRecord, JobSpec
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.02)
+    parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--user-error", action="store_true")
+    parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--late", action="store_true")
+    parser.add_argument("--progress", type=Path)
+    args = parser.parse_args()
+    channel = connect()
+    if args.crash:
+        channel.fail("ValueError: this script always crashes", user_error=False)
+        raise SystemExit(3)
+    if args.user_error:
+        channel.fail("checkpoint x is of another model: choose another", user_error=True)
+        raise SystemExit(1)
+    try:
+        if channel.role != "trainer":
+            channel.ready(after=0, spec=None, info={"who": channel.seat})
+            version = 0
+            while True:
+                version = channel.await_roster(after=version, timeout_s=1.0)
+        train(channel, args)
+    except Stopped:
+        return 0
+    return 7 if args.late else 0
+
+
+def train(channel: Channel, args: argparse.Namespace) -> None:
+    after, spec = 0, JobSpec(parity=1)
+    while True:
+        channel.ready(after=after, spec=spec, info={"store": "nowhere"})
+        record = channel.await_generation(after=after)
+        after = record.number
+        if run_generation(channel, record, args):
+            channel.done({"steps": args.steps})
+            return
+
+
+def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Namespace) -> bool:
+    rank = next(m.rank for m in record.members if m.incarnation == channel.incarnation)
+    step = int(args.progress.read_text() or 0) if args.progress.exists() else 0
+    channel.emit("reformed", generation=record.number, rank=rank, world=len(record.members))
+    channel.emit("resumed", generation=record.number, step=step)
+    while step < args.steps:
+        if channel.fenced(record.number):
+            return False
+        channel.beat(step=step, phase=Phase.COMPUTE)
+        time.sleep(args.seconds)
+        if args.hang and step == 3 and record.number == 1 and rank == 0:
+            time.sleep(1000)
+        step += 1
+        if rank == 0:
+            fresh = args.progress.with_suffix(f".{os.getpid()}")
+            fresh.write_text(str(step))
+            fresh.replace(args.progress)
+        channel.emit("step", step=step, generation=record.number, rank=rank, seconds=args.seconds)
+    channel.beat(step=step, phase=Phase.IDLE)
+    return not channel.fenced(record.number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

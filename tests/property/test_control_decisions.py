@@ -1,0 +1,156 @@
+"""What every seating, plan and decision has in common, whatever the view."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from elastic.agree import Fence, Finish, Propose, Seen, decide, observe
+from elastic.membership import View, ready_trainers, role_of
+from elastic.plan import extend_timeline, on_timeline, plan
+from elastic.records import Origin, WorkerState
+from elastic.seating import NOWHERE, Keep, Seat, seat
+from elastic.testing.strategies import views
+
+
+def reseated(view: View) -> View:
+    decision, _ = seat(view, max_attempts=100)
+    if not isinstance(decision, Seat):
+        return view
+    return dataclasses.replace(view, seating=decision.seats, seating_revision=2)
+
+
+def overfull(view: View) -> bool:
+    used = Counter((s.node, role_of(s.seat)) for s in view.seating if s.node in view.nodes)
+    return any(n > view.nodes[node].slots.get(role, 0) for (node, role), n in used.items())
+
+
+@given(views())
+def test_seating_is_whole_and_fits(view: View) -> None:
+    after = reseated(view)
+    assert {s.seat for s in after.seating} == {
+        f"{role}/{i}" for role, count in view.wanted.items() for i in range(count)
+    }
+    assert all(s.node in view.nodes for s in after.seating if s.node != NOWHERE)
+    if not overfull(view):
+        assert not overfull(after)
+
+
+@given(views())
+def test_no_wanted_seat_waits_beside_a_free_slot(view: View) -> None:
+    after = reseated(view)
+    used = Counter((s.node, role_of(s.seat)) for s in after.seating)
+    for waiting in (s for s in after.seating if s.node == NOWHERE):
+        role = role_of(waiting.seat)
+        assert all(used[n, role] >= r.slots.get(role, 0) for n, r in view.nodes.items())
+
+
+@given(views())
+def test_seating_is_sticky_and_attempts_only_grow(view: View) -> None:
+    after = {s.seat: s for s in reseated(view).seating}
+    for old in view.seating:
+        if old.seat not in after:
+            continue
+        new = after[old.seat]
+        assert new.attempt >= old.attempt
+        if old.node in view.nodes:
+            assert new.node == old.node
+        if new.attempt == old.attempt:
+            assert new.node in (old.node, NOWHERE)
+
+
+@given(views())
+def test_seating_of_a_view_with_that_seating_stands(view: View) -> None:
+    assert isinstance(seat(reseated(view), max_attempts=100)[0], Keep)
+
+
+@given(views())
+def test_plan_takes_every_ready_trainer_once(view: View) -> None:
+    ready = ready_trainers(view)
+    assume(ready)
+    record, reason = plan(view)
+    assert record.number == view.number + 1
+    assert [m.rank for m in record.members] == list(range(len(ready)))
+    assert sorted((m.node, m.incarnation) for m in record.members) == sorted(
+        (node.node, worker.incarnation) for node, worker in ready
+    )
+    assert record.snapshots.rank_nodes == tuple(m.node for m in record.members)
+    assert set(record.nodes) == {peer.node for peer in record.snapshots.peers}
+    assert record.reason == reason
+    assert reason.startswith(f"generation {record.number}: {len(ready)} of ")
+
+
+@given(views())
+def test_plan_does_not_depend_on_the_order_of_nodes(view: View) -> None:
+    assume(ready_trainers(view))
+    turned = dataclasses.replace(view, nodes=dict(sorted(view.nodes.items())[::-1]))
+    record, turned_record = plan(view)[0], plan(turned)[0]
+    assert turned_record.members == record.members
+    assert turned_record.restore == record.restore
+    assert turned_record.nodes == record.nodes
+
+
+@given(views())
+def test_survivors_keep_their_order(view: View) -> None:
+    assume(ready_trainers(view) and view.generation)
+    assert view.generation is not None
+    old = {m.incarnation: m.rank for m in view.generation.members}
+    record, _ = plan(view)
+    now = [(old[m.incarnation], m.rank) for m in record.members if m.incarnation in old]
+    assert now == sorted(now)
+    if len(record.members) == len(old) and len({m.incarnation for m in record.members}) == len(old):
+        assert all(before == after for before, after in now)
+
+
+@given(views())
+def test_restore_point_names_only_nodes_that_have_it(view: View) -> None:
+    assume(ready_trainers(view) and view.generation)
+    record, _ = plan(view)
+    if record.restore is None:
+        return
+    for source in record.restore.sources:
+        inventory = view.nodes[source.node].inventory
+        assert inventory is not None
+        key = (record.restore.world.generation, record.restore.step, source.rank)
+        has = any((b.generation, b.step, b.rank) == key for b in inventory.blocks)
+        assert has is not source.rebuilt
+
+
+@given(views(), st.floats(0, 100))
+def test_decision_is_safe_and_has_a_reason(view: View, later_s: float) -> None:
+    for node in view.nodes:
+        seen = observe(view, Seen(), now_s=0.0)
+        seen = observe(view, seen, now_s=later_s)
+        decision, reason = decide(view, seen, node=node, now_s=later_s)
+        assert reason
+        match decision:
+            case Fence(generation=generation):
+                assert generation == view.number > view.nodes[node].fenced
+            case Propose(record=record, expected=expected):
+                assert expected == view.generation_revision
+                states = {w.incarnation: w.state for _, w in view.workers()}
+                assert all(states[m.incarnation] for m in record.members)
+                group = view.generation.nodes if view.generation else {}
+                assert all(view.nodes[n].fenced >= view.number for n in group if n in view.nodes)
+            case Finish(outcome=outcome) if outcome.ok and view.generation:
+                incarnations = {m.incarnation for m in view.generation.members}
+                states_now = [w.state for _, w in view.workers() if w.incarnation in incarnations]
+                assert WorkerState.DONE in states_now
+                assert WorkerState.ACTIVE not in states_now or len(set(incarnations)) < len(
+                    states_now
+                )
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(-1, 12), min_size=1, max_size=20))
+def test_timeline_says_what_the_whole_chain_says(steps: list[int]) -> None:
+    timeline: tuple[Origin, ...] = ()
+    for number, step in enumerate(steps, 1):
+        timeline = extend_timeline(timeline, Origin(generation=number, step=step))
+    for generation in range(1, len(steps) + 1):
+        for step in range(13):
+            whole = all(step <= origin for origin in steps[generation:])
+            assert on_timeline(generation, step=step, timeline=timeline) is whole

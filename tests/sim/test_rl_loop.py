@@ -1,0 +1,215 @@
+"""The whole asynchronous loop in one process, with the real parts and a random scheduler.
+
+Workers have random speeds, die with their memory (their log stays), and the trainer dies with
+everything and is restored from a random earlier snapshot. The weights at the end must be those
+of the undisturbed run, bit for bit. A failure prints the seed that replays it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from adapters.rl.batch import collate
+from adapters.rl.config import preset
+from adapters.rl.engine import Engine
+from adapters.rl.ledger import Ledger
+from adapters.rl.loss import group_advantages, policy_loss, target_logprobs
+from adapters.rl.model import build_model, weights_hash
+from adapters.rl.sft import warm_up
+from adapters.rl.task import make_task
+from adapters.rl.token_log import TokenLog
+from adapters.rl.trajectory import SampleId, Trajectory, fold
+
+torch.set_num_threads(1)
+CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)
+TASK = make_task(CONFIG.task, seed=CONFIG.task_seed, exact_weight=CONFIG.exact_weight)
+WARM = copy.deepcopy(warm_up(CONFIG, TASK).state_dict())
+
+
+class FakeLog:
+    """A sidecar's record log."""
+
+    def __init__(self) -> None:
+        self.first, self.records = 0, list[bytes]()
+
+    def log_open(self, name: str) -> int:
+        return self.first + len(self.records)
+
+    def log_append(self, name: str, records: Any) -> int:
+        self.records += records
+        return self.first + len(self.records)
+
+    def log_truncate(self, name: str, keep_from: int) -> None:
+        self.records = self.records[keep_from - self.first :]
+        self.first = keep_from
+
+
+class SimulatedWorker:
+    """A rollout worker without a process: engine, log, and what it finished and still holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.engine = Engine(
+            config=CONFIG.model, limits=CONFIG.limits, slots=CONFIG.slots, seed=CONFIG.seed
+        )
+        self.store = FakeLog()
+        self.log = TokenLog(lambda: self.store, name)
+        self.held: dict[SampleId, Trajectory] = {}
+
+    def holding(self) -> list[Trajectory]:
+        return [*self.held.values(), *self.engine.running()]
+
+
+class SimulatedJob:
+    """Trainer state, ledger and workers, stepped by a seeded scheduler."""
+
+    def __init__(self, seed: int, *, kill_worker: float = 0.0, kill_trainer: float = 0.0) -> None:
+        self.random = random.Random(seed)
+        self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
+        self.generation, self.born, self.kills = 1, 0, 0
+        self.model = build_model(CONFIG.model, seed=CONFIG.seed)
+        self.model.load_state_dict(WARM)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=CONFIG.lr)
+        self.ledger = Ledger(CONFIG.plan)
+        self.ledger.resume(1, restored=0)
+        self.snapshots: list[dict[str, Any]] = []
+        self.workers = [self._new_worker() for _ in range(2)]
+        self._snapshot()
+
+    def _new_worker(self) -> SimulatedWorker:
+        self.born += 1
+        return SimulatedWorker(f"worker-{self.born}")
+
+    def _snapshot(self) -> None:
+        self.ledger.admit(self.ledger.trained_steps, lambda o: TASK.train(o).prompt)
+        self.snapshots.append(
+            copy.deepcopy(
+                {
+                    "model": self.model.state_dict(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "ledger": self.ledger.state_dict(),
+                }
+            )
+        )
+
+    def run(self) -> str:
+        while self.ledger.trained_steps < CONFIG.steps:
+            for index in range(len(self.workers)):
+                self._turn(self.workers[index])
+                if self.random.random() < self.kill_worker:
+                    self._lose(index)
+            if self.ledger.batch(self.ledger.trained_steps) is not None:
+                self._train()
+            if self.random.random() < self.kill_trainer:
+                self._restore()
+        assert self.ledger.check() == []
+        assert self.ledger.staleness_max == min(CONFIG.eta, CONFIG.steps - 1)
+        return weights_hash(self.model.state_dict())
+
+    def _turn(self, worker: SimulatedWorker) -> None:
+        if self.random.random() < 0.3:
+            return  # a slow moment
+        engine = worker.engine
+        if engine.free:
+            bound = None if engine.idle else engine.version
+            for assignment in self.ledger.claim(worker.name, free=engine.free, version=bound):
+                if engine.version != assignment.version:
+                    weights = self.snapshots[assignment.version]["model"]
+                    engine.load(weights, version=assignment.version, generation=self.generation)
+                engine.put(assignment.trajectory)
+        for _ in range(self.random.randint(1, 6)):
+            worker.held |= {trajectory.key: trajectory for trajectory in engine.tick()}
+        if self.random.random() < 0.7:
+            worker.log.append(engine.take_deltas(), worker.holding)
+        if self.random.random() < 0.5:
+            for trajectory in worker.held.values():
+                self.ledger.deliver(trajectory)
+        released = max(0, self.ledger.trained_steps - 2) * CONFIG.groups
+        worker.held = {k: t for k, t in worker.held.items() if k[0] >= released}
+        worker.log.release(released)
+
+    def _lose(self, index: int) -> None:
+        """A worker dies; what its log has is salvaged, another takes its place."""
+        worker, self.workers[index] = self.workers[index], self._new_worker()
+        self.kills += 1
+        self.ledger.lose(worker.name)
+        for key, piece in fold(worker.store.records).items():
+            prompt = self.ledger.prompt(key[0])
+            if prompt is not None:
+                fields = {n: getattr(piece, n) for n in ("ordinal", "sample", "tokens")}
+                self.ledger.recover(
+                    Trajectory(
+                        **fields, prompt=prompt, logprobs=piece.logprobs, stamps=piece.stamps
+                    )
+                )
+
+    def _train(self) -> None:
+        step = self.ledger.trained_steps
+        samples = self.ledger.batch(step)
+        assert samples is not None
+        self.ledger.train(step)
+        rewards = torch.tensor([TASK.reward(t.ordinal, t.tokens) for t in samples])
+        advantages = group_advantages(rewards, CONFIG.group)
+        batch = collate(
+            samples, rewards, advantages, rows=CONFIG.rows, length=CONFIG.model.context
+        ).trimmed()
+        logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)
+        self.optimizer.zero_grad()
+        policy_loss(logprobs, batch, config=CONFIG.loss, scale=1 / batch.token_count).backward()
+        self.optimizer.step()
+        self._snapshot()
+
+    def _restore(self) -> None:
+        """The trainer dies; one of the two newest snapshots is what is left of it."""
+        self.kills += 1
+        step = max(0, self.ledger.trained_steps - self.random.randint(0, 1))
+        state = self.snapshots[step]
+        self.generation += 1
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.ledger = Ledger(CONFIG.plan)
+        self.ledger.load_state_dict(copy.deepcopy(state["ledger"]))
+        self.ledger.resume(self.generation, restored=step)
+        self.snapshots = self.snapshots[:step]
+        self._snapshot()
+        for worker in self.workers:
+            engine = worker.engine
+            if engine.version is not None and not self.ledger.current(
+                generation=engine.generation, version=engine.version
+            ):
+                engine.unload()
+            for trajectory in worker.held.values():
+                self.ledger.deliver(trajectory, again=True)
+            engine.drop(self.ledger.hold(worker.name, engine.progress()))
+
+
+UNDISTURBED = SimulatedJob(0).run()
+
+
+def test_training_changes_the_weights() -> None:
+    assert weights_hash(WARM) != UNDISTURBED
+
+
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_timing_does_not_show_in_the_weights(seed: int) -> None:
+    assert SimulatedJob(seed).run() == UNDISTURBED
+
+
+@pytest.mark.parametrize("seed", range(10, 18))
+def test_kills_of_workers_and_trainer_do_not_show_in_the_weights(seed: int) -> None:
+    job = SimulatedJob(seed, kill_worker=0.05, kill_trainer=0.05)
+    assert job.run() == UNDISTURBED, f"replay with SimulatedJob({seed}, ...)"
+    assert job.kills > 0
+
+
+def test_many_kills_cost_tokens_but_lose_none_that_were_logged() -> None:
+    job = SimulatedJob(99, kill_worker=0.2)
+    assert job.run() == UNDISTURBED
+    assert job.ledger.counters.workers_lost == job.kills > 3
+    assert job.ledger.counters.tokens_recovered > 0

@@ -1,0 +1,278 @@
+"""The small parts of agent and launcher, each on its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ckpt.errors import PeerError
+from elastic.agent.background import Background
+from elastic.agent.config import Timing
+from elastic.agent.inbox import Inbox
+from elastic.agent.lease import LeaseKeeper
+from elastic.agent.registry import Registry
+from elastic.agent.watch import Mirror, Watch
+from elastic.coordinator.base import Entry, Event, EventKind
+from elastic.coordinator.memory import MemoryCoordinator
+from elastic.detect import silence_limit_s
+from elastic.errors import ConfigError, CoordinatorError
+from elastic.events import EventReader, EventWriter, events_file
+from elastic.launch import LaunchConfig, NodeSpec
+from elastic.process import Change, Child, describe_exit, end_processes
+from elastic.records import NodeRecord, Outcome
+
+DEADLINE_S = 10.0
+
+
+def until(condition: object) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def python(code: str, *, tied: bool = False) -> Child:
+    return Child.start([sys.executable, "-S", "-c", code], env=os.environ, tied=tied)
+
+
+def await_change(child: Child) -> tuple[Change, int]:
+    found = []
+    until(lambda: (status := child.poll()) and not found.append(status))
+    return found[0].change, found[0].code
+
+
+def is_gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or b") Z" in stat.read_bytes()
+
+
+def test_a_child_is_seen_to_stop_continue_and_die() -> None:
+    child = python("import time; time.sleep(100)", tied=True)
+    assert child.poll() is None
+    os.kill(child.pid, signal.SIGSTOP)
+    assert await_change(child) == (Change.STOPPED, 0)
+    os.kill(child.pid, signal.SIGCONT)
+    assert await_change(child) == (Change.CONTINUED, 0)
+    child.kill()
+    assert await_change(child) == (Change.EXITED, -signal.SIGKILL)
+    assert child.poll() is None and not child.alive
+    child.kill()
+
+
+def test_a_childs_own_children_end_with_it() -> None:
+    code = "import os,time\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(100)"
+    read, write = os.pipe()
+    child = Child.start(
+        [sys.executable, "-S", "-c", f"import os; os.dup2({write}, 1)\n{code}"],
+        env=os.environ,
+        tied=True,
+        pass_fds=[write],
+    )
+    os.close(write)
+    grandchild = int(os.read(read, 100))
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+    until(lambda: is_gone(grandchild))
+    os.close(read)
+
+
+def test_waiting_for_a_child_has_an_end() -> None:
+    child = python("import time; time.sleep(100)")
+    assert child.wait(0.01) is None
+    child.kill()
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_a_missing_program_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        Child.start(["/nowhere/program"], env={}, tied=False)
+
+
+def test_only_marked_processes_are_ended() -> None:
+    child = python("import time; time.sleep(100)  # mark-4711")
+    assert end_processes([child.pid, 0, 2**22 - 1], mark="another-mark") == []
+    assert child.poll() is None
+    assert end_processes([child.pid], mark="mark-4711") == []
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-250, "signal 250")],
+)
+def test_exits_are_described(code: int, text: str) -> None:
+    assert text in describe_exit(code)
+
+
+def test_silence_is_judged_by_the_steps_seen() -> None:
+    assert silence_limit_s([], min_hang_s=30) == 30
+    assert silence_limit_s([0.1, 0.1, 9.0], min_hang_s=1) == pytest.approx(2.0)
+    assert silence_limit_s([10.0], min_hang_s=30) == 200
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stop_grace_s": 0.0}, {"lease_ttl_s": 0.5}, {"keep_alive_s": 0.8}]
+)
+def test_timing_checks_itself(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Timing(**wrong)
+
+
+def node(name: str = "n0", **slots: int) -> NodeSpec:
+    return NodeSpec(name=name, domain=name, slots=slots or {"trainer": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"command": ()}, "no command"),
+        ({"nodes": ()}, "no nodes"),
+        ({"nodes": (node(), node())}, "repeat"),
+        ({"wanted": {"trainer": 2}}, "room for 1"),
+        ({"wanted": {"rollout": 1}}, "room for 0"),
+        ({"max_attempts": 0}, "max_attempts"),
+    ],
+)
+def test_a_wrong_launch_is_refused(changes: dict[str, object], match: str) -> None:
+    right = {"command": ("x",), "nodes": (node(),), "wanted": {"trainer": 1}}
+    LaunchConfig(**right)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=match):
+        LaunchConfig(**{**right, **changes})  # type: ignore[arg-type]
+
+
+def test_events_are_read_whole_and_once(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path)
+    assert reader.new() == []
+    writer = EventWriter(events_file(tmp_path, "n0"), node="n0")
+    writer.write("step", source="worker", seat="trainer/0", t=2.0, fields={"step": 1, "node": "x"})
+    writer.write("metric", source="worker", t=1.0)
+    with events_file(tmp_path, "n1").open("w") as half:
+        half.write('{"t": 3.0, "kind": "half"')
+    kinds = [(event["kind"], event["node"]) for event in reader.new()]
+    assert kinds == [("metric", "n0"), ("step", "n0")]
+    with events_file(tmp_path, "n1").open("a") as half:
+        half.write("}\n")
+    assert [event["kind"] for event in reader.new()] == ["half"]
+    writer.close()
+    writer.write("late", source="agent")
+    assert reader.new() == []
+
+
+def test_the_inbox_wakes_a_selector_and_keeps_order() -> None:
+    inbox, seen = Inbox(), []
+    assert select.select([inbox], [], [], 0)[0] == []
+    thread = threading.Thread(
+        target=lambda: [inbox.post(lambda i=i: seen.append(i)) for i in (1, 2)]
+    )
+    thread.start()
+    thread.join()
+    assert select.select([inbox], [], [], 0)[0] == [inbox]
+    for delivery in inbox.take():
+        delivery()
+    assert seen == [1, 2]
+    assert list(inbox.take()) == []
+
+
+def test_background_calls_come_back_in_order() -> None:
+    inbox, seen = Inbox(), []
+
+    def fail() -> int:
+        raise PeerError("away")
+
+    background = Background(inbox, name="test")
+    background.submit(lambda: 1, then=seen.append, failed=seen.append)
+    background.submit(fail, then=seen.append, failed=lambda error: seen.append(str(error)))
+    while len(seen) < 2:
+        assert select.select([inbox], [], [], DEADLINE_S)[0]
+        for delivery in inbox.take():
+            delivery()
+    assert seen == [1, "away"]
+    background.close(timeout_s=DEADLINE_S)
+
+
+FAST = Timing(lease_ttl_s=2.0, keep_alive_s=0.05, self_fence_s=1.2)
+
+
+class Flaky(MemoryCoordinator):
+    """A coordinator whose keep-alive can be cut off, as by a network."""
+
+    away = False
+    renewals = 0
+
+    def keep_alive(self, lease: int) -> None:
+        self.renewals += 1
+        if self.away:
+            raise CoordinatorError("away")
+        super().keep_alive(lease)
+
+
+def test_a_node_that_cannot_renew_fences_itself_before_its_lease_ends() -> None:
+    coordinator, fenced, lost = Flaky(), [], threading.Event()
+    keeper = LeaseKeeper(
+        coordinator,
+        timing=FAST,
+        fence=lambda: fenced.append(coordinator.get("mine")),
+        lost=lost.set,
+    )
+    coordinator.put("mine", "x", lease=keeper.lease)
+    until(lambda: coordinator.renewals > 5)
+    assert coordinator.get("mine") and not fenced
+    coordinator.away = True
+    until(lambda: fenced)
+    assert fenced[0] is not None, "the lease still stood when the workers were ended"
+    until(lambda: coordinator.get("mine") is None)
+    assert not lost.is_set()
+    coordinator.away = False
+    assert lost.wait(DEADLINE_S)
+    keeper.close()
+
+
+def test_the_mirror_follows_the_watch() -> None:
+    coordinator, mirror, seen = MemoryCoordinator(), Mirror(), []
+    coordinator.put("r/a", "1")
+    watch = Watch(
+        coordinator,
+        "r/",
+        start=lambda entries: (mirror.reset(entries), seen.append("start")),
+        change=lambda events: (mirror.apply(events), seen.append("change")),
+    )
+    until(lambda: seen)
+    coordinator.put("r/b", "2")
+    coordinator.put("q/c", "3")
+    coordinator.delete("r/a")
+    until(lambda: sorted(mirror.entries) == ["r/b"])
+    watch.close()
+
+
+def test_the_mirror_ignores_what_is_older_than_it_knows() -> None:
+    mirror = Mirror()
+    mirror.reset([Entry(key="k", value="new", revision=5)])
+    mirror.apply([Event(kind=EventKind.PUT, key="k", value="old", revision=4)])
+    assert mirror.entries["k"].value == "new"
+    mirror.apply([Event(kind=EventKind.DELETE, key="k", value="", revision=6)])
+    assert not mirror.entries
+
+
+def test_the_registry_publishes_changes_only_and_survives_an_absent_coordinator() -> None:
+    coordinator = MemoryCoordinator()
+    lease = coordinator.grant(10.0)
+    registry = Registry(coordinator, run="r", lease=lambda: lease)
+    record = NodeRecord(node="n0", incarnation="i", domain="d", sidecar="", slots={})
+    assert registry.publish(record)
+    first = coordinator.get("r/nodes/n0")
+    assert registry.publish(record)
+    assert coordinator.get("r/nodes/n0") == first
+    assert registry.publish(msgspec.structs.replace(record, fenced=1))
+    registry.forget()
+    coordinator.revoke(lease)
+    assert not registry.publish(record)
+    assert registry.finish(Outcome(ok=True, message="x"))
+    assert not registry.finish(Outcome(ok=False, message="y"))

@@ -1,0 +1,113 @@
+"""Slot files and arena directories: headers, takeover by a successor, locks, sweeping."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpt.arena import Arena, SlotFile, SlotHeader, hold, run_digest, sweep
+from ckpt.block import SlotState, block_bytes, verify_block
+from ckpt.errors import CapacityError, CorruptError
+from ckpt.testing.blocks import make_block, make_index, random_payload
+from ckpt.world import BlockEntry
+
+RUN = run_digest("r")
+
+
+def write(slot: SlotFile, *, step: int = 1, nbytes: int = 1001) -> BlockEntry:
+    payload = random_payload(nbytes, seed=(step,))
+    slot.block(nbytes)[:] = payload
+    return slot.finish(make_index(payload, run="r", generation=1, step=step, rank=0, world_size=1))
+
+
+def test_a_header_survives_mapping_the_file_again(tmp_path: Path) -> None:
+    slot = SlotFile.create(tmp_path / "a.slot", 5000)
+    entry = write(slot)
+    slot.write_header(SlotHeader.of(entry, SlotState.SEALED), run=RUN)
+    again = SlotFile.open(tmp_path / "a.slot")
+    header = again.read_header(run=RUN)
+    assert header is not None
+    assert (header.state, header.entry()) == (SlotState.SEALED, entry)
+    verify_block(again.block(block_bytes(entry)), entry, origin="a")
+
+
+def test_a_torn_header_or_another_runs_is_no_header(tmp_path: Path) -> None:
+    slot = SlotFile.create(tmp_path / "a.slot", 5000)
+    slot.write_header(SlotHeader.of(write(slot), SlotState.SEALED), run=RUN)
+    assert slot.read_header(run=run_digest("other")) is None
+    with (tmp_path / "a.slot").open("r+b") as file:
+        file.seek(40)
+        file.write(b"\x77")
+    assert slot.read_header(run=RUN) is None
+
+
+def test_a_block_larger_than_its_slot_is_refused(tmp_path: Path) -> None:
+    slot = SlotFile.create(tmp_path / "a.slot", 100)
+    with pytest.raises(CapacityError, match="do not fit"):
+        slot.block(slot.capacity + 1)
+
+
+def test_shared_memory_without_room_is_a_capacity_error_with_the_remedy(tmp_path: Path) -> None:
+    free = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_frsize
+    path = Path("/dev/shm") / f"holdfast-test-{os.getpid()}.slot"
+    with pytest.raises(CapacityError, match="enlarge it"):
+        SlotFile.create(path, free + (1 << 40))
+    assert not path.exists()
+
+
+def test_any_flipped_byte_of_a_block_is_detected() -> None:
+    entry, block = make_block(random_payload(333, seed=(1,)))
+    verify_block(memoryview(block), entry, origin="here")
+    padding = range(333, 336)
+    for at in range(len(block)):
+        bad = bytearray(block)
+        bad[at] ^= 0x10
+        if at in padding:
+            continue
+        with pytest.raises(CorruptError, match="here"):
+            verify_block(memoryview(bad), entry, origin="here")
+
+
+def test_a_successor_finds_sealed_slots_and_removes_the_rest(tmp_path: Path) -> None:
+    arena = Arena.open(tmp_path / "holdfast-r-n", run="r")
+    states = (SlotState.EMPTY, SlotState.WRITING, SlotState.SEALED, SlotState.COMMITTED)
+    for step, state in enumerate(states):
+        slot = arena.create(3000)
+        slot.write_header(SlotHeader.of(write(slot, step=step), state), run=arena.run)
+    foreign = arena.create(3000)
+    foreign.write_header(
+        SlotHeader.of(write(foreign, step=9), SlotState.SEALED), run=run_digest("other")
+    )
+    (arena.directory / "short.slot").write_bytes(b"x")
+    arena.release()
+    after = Arena.open(tmp_path / "holdfast-r-n", run="r")
+    found = [(entry.step, state) for _, entry, state in after.scan()]
+    assert found == [(2, SlotState.SEALED), (3, SlotState.COMMITTED)]
+    assert len(list(after.directory.glob("*.slot"))) == 2
+    fresh = after.create(10)
+    assert fresh.path.exists()
+    after.remove()
+    assert not after.directory.exists()
+
+
+def test_sweep_takes_only_what_nobody_holds(tmp_path: Path) -> None:
+    held, left = tmp_path / "holdfast-a-n", tmp_path / "holdfast-b-n"
+    other = tmp_path / "something-else"
+    other.mkdir()
+    fd, lost = hold(held), hold(left)
+    os.close(lost)
+    assert sweep(tmp_path) == [left]
+    assert held.exists()
+    assert other.exists()
+    os.close(fd)
+    assert sweep(tmp_path) == [held]
+
+
+def test_a_second_holder_keeps_the_directory(tmp_path: Path) -> None:
+    first, second = hold(tmp_path / "holdfast-a-n"), hold(tmp_path / "holdfast-a-n")
+    os.close(first)
+    assert sweep(tmp_path) == []
+    os.close(second)
+    assert sweep(tmp_path, exactly="holdfast-a-n") == [tmp_path / "holdfast-a-n"]

@@ -1,0 +1,127 @@
+"""The `holdfast` command: quick, lazy, and without tracebacks for what users can cause."""
+
+import argparse
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from ckpt.errors import CorruptError
+from elastic.errors import ConfigError
+from tools import cli
+
+
+class FakeCommand:
+    """A subcommand whose run does what a test wants."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def add_parser(self, subparsers: cli.Subparsers) -> argparse.ArgumentParser:
+        parser = subparsers.add_parser("inspect", help="test")
+        parser.add_argument("path")
+        return parser
+
+    def run(self, args: argparse.Namespace) -> int:
+        if self.error:
+            raise self.error
+        print(args.path)
+        return 0
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
+    monkeypatch.setattr(cli, "load", lambda command: FakeCommand(error) if command else None)
+    return cli.main(["inspect", "some/path"])
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from tools.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'zmq', 'rich', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in cli.COMMANDS:
+        assert f"    {name} " in done.stdout
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_a_help_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    assert f"usage: holdfast {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["nosuch"], ["--nosuch"], ["inspect"]])
+def test_a_wrong_command_line_ends_with_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == cli.EXIT_USAGE
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("holdfast 0.")
+
+
+def test_success_is_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_with(monkeypatch, None) == 0
+    assert capsys.readouterr().out == "some/path\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CorruptError("pack 3:\n   CRC differs"), "error: pack 3: CRC differs\n"),
+        (ConfigError("give 1 or more"), "error: give 1 or more\n"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "x/y"),
+            "error: x/y: No such file or directory; check the path\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "x/y"),
+            "error: x/y: No space left on device; make room there or choose another place; "
+            "nothing committed earlier is harmed\n",
+        ),
+        (
+            OSError(errno.EADDRINUSE, "Address already in use"),
+            "error: Address already in use; another program listens there: stop it or choose "
+            "another port\n",
+        ),
+        (OSError("plain words"), "error: plain words\n"),
+        (
+            ModuleNotFoundError("No module named 'reasoning_gym'", name="reasoning_gym.core"),
+            "error: `holdfast inspect` needs the package reasoning_gym, which is not installed: "
+            "pip install 'holdfast[rl]'\n",
+        ),
+    ],
+)
+def test_what_users_can_cause_is_one_paragraph_and_1(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    told: str,
+) -> None:
+    assert run_with(monkeypatch, error) == cli.EXIT_FAILED
+    assert capsys.readouterr().err == told
+
+
+def test_interruption_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, KeyboardInterrupt()) == cli.EXIT_INTERRUPTED
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ModuleNotFoundError):
+        run_with(monkeypatch, ModuleNotFoundError("no", name="ckpt.nosuch"))

@@ -1,0 +1,47 @@
+"""The cursor refuses a state whose numbers this run would not continue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic.config import Batch, Settings
+from elastic.cursor import Cursor
+from elastic.errors import ConfigError
+
+
+def _cursor(**settings: Any) -> Cursor:
+    return Cursor(Settings(batch=Batch(microbatches=settings.pop("microbatches", 4)), **settings))
+
+
+def test_it_gives_back_what_it_saved() -> None:
+    saved = _cursor(exact=True)
+    saved.step, saved.metrics, saved.bounds = 7, {"loss": 0.5}, {"model.w": -3}
+    found = _cursor(exact=True)
+    found.load_state_dict(saved.state_dict())
+    assert (found.step, found.metrics, found.bounds) == (7, {"loss": 0.5}, {"model.w": -3})
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({"seed": 1}, "seed=0"), ({"microbatches": 8}, "microbatches=4")]
+)
+def test_another_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        _cursor(**settings).load_state_dict(_cursor().state_dict())
+
+
+def test_threads_and_build_matter_in_exact_mode_only() -> None:
+    for exact in (True, False):
+        state = _cursor(exact=exact).state_dict()
+        state["fingerprint"]["threads"] = 99
+        if exact:
+            with pytest.raises(ConfigError, match="threads=99"):
+                _cursor(exact=exact).load_state_dict(state)
+        else:
+            _cursor(exact=exact).load_state_dict(state)
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no readable run cursor"):
+        _cursor().load_state_dict({"step": "seven"})

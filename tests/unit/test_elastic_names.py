@@ -1,0 +1,41 @@
+"""The public names of `elastic` are exactly these, documented, and cost no torch to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import elastic
+
+NAMES = [
+    "Batch",
+    "ConfigError",
+    "CoordinatorError",
+    "ElasticError",
+    "Fenced",
+    "JobFailed",
+    "LeaseExpired",
+    "Mesh",
+    "Run",
+    "Stopped",
+    "resilient",
+]
+
+
+def test_the_names_are_frozen_and_documented() -> None:
+    assert elastic.__all__ == NAMES
+    assert all(getattr(elastic, name).__doc__ for name in NAMES)
+    assert set(NAMES) <= set(dir(elastic))
+    with pytest.raises(AttributeError, match="no attribute 'resilent'"):
+        _ = elastic.resilent
+
+
+def test_the_names_that_need_no_torch_do_not_import_it() -> None:
+    script = (
+        "import sys, elastic; elastic.Mesh(); elastic.Batch(microbatches=2); elastic.Fenced\n"
+        "import elastic.sampler, elastic.randomness\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,46 @@
+"""Mapped slots stay mapped while their file lives, and no longer; reading them needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt.arena import SlotFile
+from ckpt.errors import PeerError
+from ckpt.maps import SlotMaps
+
+
+def make(path: Path) -> str:
+    SlotFile.create(path, 1000).close()
+    return str(path)
+
+
+def test_a_slot_is_mapped_once(tmp_path: Path) -> None:
+    maps, path = SlotMaps(), make(tmp_path / "1.slot")
+    assert maps.open(path) is maps.open(path)
+    maps.close()
+
+
+def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(tmp_path: Path) -> None:
+    maps, path, other = SlotMaps(), make(tmp_path / "1.slot"), make(tmp_path / "2.slot")
+    first = maps.open(path)
+    Path(path).rename(tmp_path / "old")
+    make(Path(path))
+    assert maps.open(path) is not first
+    Path(path).unlink()
+    maps.open(other)
+    assert list(maps._slots) == [other]
+    with pytest.raises(PeerError, match=r"1\.slot: slot cannot be mapped"):
+        maps.open(path)
+    maps.close()
+
+
+def test_planning_and_reading_need_no_torch() -> None:
+    code = (
+        "import sys, ckpt.memory, ckpt.maps, ckpt.reshard, ckpt.plain, ckpt.names, ckpt.layout;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

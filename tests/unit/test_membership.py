@@ -1,0 +1,108 @@
+"""The view: built from entries, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.coordinator.base import Entry
+from elastic.errors import CoordinatorError
+from elastic.membership import (
+    View,
+    encode,
+    fenced_nodes,
+    generation_key,
+    node_key,
+    outcome_key,
+    ready_trainers,
+    seat_order,
+    seating_key,
+)
+from elastic.records import Outcome, Seating, WorkerState
+from elastic.testing import fakes
+
+WANTED = {"trainer": 1}
+
+
+def entry(key: str, value: object, revision: int = 1) -> Entry:
+    text = value if isinstance(value, str) else encode(value)
+    return Entry(key=key, value=text, revision=revision)
+
+
+def test_view_has_every_record_and_its_revision() -> None:
+    trainer = fakes.worker("trainer/0")
+    nodes = [fakes.node("b"), fakes.node("a", trainer)]
+    record = fakes.generation(3, nodes, ranks=[("a", trainer)])
+    seats = (Seating(seat="trainer/0", node="a", attempt=2),)
+    outcome = Outcome(ok=True, message="done", result={"loss": 1.5})
+    view = View.from_entries(
+        [
+            entry(node_key("run", "b"), nodes[0], 4),
+            entry(node_key("run", "a"), nodes[1], 5),
+            entry(generation_key("run"), record, 6),
+            entry(seating_key("run"), seats, 7),
+            entry(outcome_key("run"), outcome, 8),
+        ],
+        run="run",
+        wanted=WANTED,
+        revision=9,
+    )
+    assert list(view.nodes) == ["a", "b"]
+    assert view.nodes["a"] == nodes[1]
+    assert (view.generation, view.generation_revision, view.number) == (record, 6, 3)
+    assert (view.seating, view.seating_revision) == (seats, 7)
+    assert (view.outcome, view.revision) == (outcome, 9)
+    assert view.roster().nodes == (nodes[1], nodes[0])
+
+
+def test_empty_store_is_an_empty_view() -> None:
+    view = View.from_entries([], run="run", wanted=WANTED)
+    assert (view.number, view.generation_revision, view.seating_revision) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("value", ["", "{", "[]", '{"node": 3}', '{"node": "a"}'])
+def test_garbled_record_is_named_by_its_key(value: str) -> None:
+    with pytest.raises(CoordinatorError, match="run/nodes/a: not a readable record"):
+        View.from_entries([entry("run/nodes/a", value)], run="run", wanted=WANTED)
+
+
+def test_record_with_impossible_values_is_refused() -> None:
+    text = encode(fakes.node("a", fakes.worker("trainer/0"))).replace('"keep":2', '"keep":0')
+    with pytest.raises(CoordinatorError, match=r"run/nodes/a.*keep is 0"):
+        View.from_entries([entry("run/nodes/a", text)], run="run", wanted=WANTED)
+
+
+def test_unknown_record_is_named_by_its_key() -> None:
+    with pytest.raises(CoordinatorError, match="run/weather: no record of this name"):
+        View.from_entries([entry("run/weather", "{}")], run="run", wanted=WANTED)
+
+
+def test_record_under_another_nodes_key_is_refused() -> None:
+    with pytest.raises(CoordinatorError, match="run/nodes/a: holds the record of node b"):
+        View.from_entries([entry("run/nodes/a", fakes.node("b"))], run="run", wanted=WANTED)
+
+
+def test_unchanged_records_are_not_decoded_again() -> None:
+    entries = [entry(node_key("run", name), fakes.node(name), 1) for name in ("a", "b")]
+    before = View.from_entries(entries, run="run", wanted=WANTED)
+    entries[1] = entry(node_key("run", "b"), fakes.node("b", fenced=1), 2)
+    after = View.from_entries(entries, run="run", wanted=WANTED, before=before)
+    assert after.nodes["a"] is before.nodes["a"]
+    assert after.nodes["b"].fenced == 1
+
+
+def test_ready_trainers_are_those_of_fenced_nodes_with_a_sidecar() -> None:
+    member = fakes.worker("trainer/9")
+    nodes = [
+        fakes.node("a", fakes.worker("trainer/10"), fakes.worker("rollout/0"), fenced=1),
+        fakes.node("b", fakes.worker("trainer/2"), fenced=0),
+        fakes.node("c", fakes.worker("trainer/3"), fenced=1, sidecar=False),
+        fakes.node("d", fakes.worker("trainer/4", WorkerState.STARTING), member, fenced=2),
+    ]
+    view = fakes.view(*nodes, generation=fakes.generation(1, nodes, ranks=[("d", member)]))
+    assert list(fenced_nodes(view)) == ["a", "c", "d"]
+    assert [worker.seat for _, worker in ready_trainers(view)] == ["trainer/9", "trainer/10"]
+
+
+def test_seats_sort_by_number() -> None:
+    names = ["trainer/10", "trainer/9", "rollout/1"]
+    assert sorted(names, key=seat_order) == ["rollout/1", "trainer/9", "trainer/10"]

@@ -1,0 +1,66 @@
+"""The lines a user of ``holdfast run`` reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.narrate import Narrator
+
+
+def told(*events: dict[str, Any], quiet: bool = False) -> list[str]:
+    narrator = Narrator(quiet=quiet)
+    return [line for event in events for line in narrator.lines(event)]
+
+
+def job(trainers: int) -> dict[str, Any]:
+    return {"t": 0.0, "kind": "job_started", "wanted": {"trainer": trainers}}
+
+
+def lost(t: float, victim: str, what: str, why: str = "") -> dict[str, Any]:
+    return {"t": t, "kind": "detected", "victim": victim, "what": what, "why": why}
+
+
+def formed(t: float, number: int, ranks: int, step: int) -> list[dict[str, Any]]:
+    seats = [f"trainer/{i}" for i in range(ranks)]
+    return [
+        {
+            "t": t,
+            "kind": "proposed",
+            "generation": number,
+            "ranks": seats,
+            "restore_step": step - 1 if step > 1 else None,
+        },
+        {"t": t, "kind": "resumed", "generation": number, "step": step},
+        {"t": t, "kind": "resumed", "generation": number, "step": step},
+    ]
+
+
+def test_a_start_is_one_line() -> None:
+    assert told(job(4), *formed(1.0, 1, 4, 0)) == ["generation 1: 4 trainers; started"]
+
+
+def test_a_failure_is_told_with_its_cause_and_its_price() -> None:
+    killed = lost(5.0, "trainer/2", "exit", "killed by SIGKILL")
+    assert told(job(4), killed, *formed(5.31, 3, 3, 41)) == [
+        "trainer/2 was killed by SIGKILL",
+        "generation 3: 3 of 4 trainers after trainer/2 was killed by SIGKILL; "
+        "resumed at step 41 in 0.31 s",
+    ]
+
+
+def test_a_join_has_no_price() -> None:
+    assert told(job(2), lost(1.0, "trainer/1", "join"), *formed(2.0, 4, 2, 9)) == [
+        "generation 4: 2 trainers after trainer/1 joined; resumed at step 9"
+    ]
+
+
+def test_other_roles_are_told_but_do_not_explain_a_generation() -> None:
+    crashed = lost(1.0, "rollout/0", "exit", "exit status 1: ValueError")
+    assert told(job(1), crashed, *formed(2.0, 1, 1, 0)) == [
+        "rollout/0 ended with exit status 1: ValueError",
+        "generation 1: 1 trainer; started",
+    ]
+
+
+def test_quiet_says_nothing() -> None:
+    assert told(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []

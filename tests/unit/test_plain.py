@@ -1,0 +1,82 @@
+"""Plain values survive JSON exactly, and what cannot is refused with its path."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from ckpt import plain
+from ckpt.errors import CorruptError, StateError
+
+
+def round_trip(value: object) -> object:
+    return plain.decode(msgspec.json.decode(msgspec.json.encode(plain.encode(value, "x"))))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        2**127,
+        0.1,
+        -0.0,
+        1e300,
+        float("inf"),
+        float("-inf"),
+        "ünïcode\n",
+        b"\x00\xff",
+        [],
+        {},
+        (),
+        [1, (2.0, [None, ("a",)])],
+        {"a": {"b": [1, 2]}},
+        {1: "x", "1": "y", (2, 3): [4], None: 5},
+        {"$tuple": [1, 2]},
+        {"$anything": {}},
+    ],
+)
+def test_values_come_back_equal_and_of_the_same_type(value: object) -> None:
+    result = round_trip(value)
+    assert result == value
+    assert repr(result) == repr(value)
+
+
+def test_nan_comes_back() -> None:
+    result = round_trip({"best": float("nan")})
+    assert isinstance(result, dict)
+    assert math.isnan(result["best"])
+
+
+def test_the_encoding_is_a_copy() -> None:
+    value = {"a": [1, 2]}
+    encoded = plain.encode(value, "x")
+    value["a"].append(3)
+    assert encoded == {"a": [1, 2]}
+
+
+def test_numpy_floats_are_floats_and_other_numpy_values_name_the_remedy() -> None:
+    assert plain.encode(np.float64(0.5), "x") == 0.5
+    with pytest.raises(StateError, match=r"x\.a\.1: .*numpy\.int64.*\.item\(\)"):
+        plain.encode({"a": [1, np.int64(2)]}, "x")
+
+
+def test_an_object_is_refused_with_its_path() -> None:
+    with pytest.raises(StateError, match=r"state\.fn: cannot capture a value of type function"):
+        plain.encode({"fn": lambda: None}, "state")
+
+
+def test_endless_nesting_is_refused() -> None:
+    value: list[object] = []
+    value.append(value)
+    with pytest.raises(StateError, match="nested deeper"):
+        plain.encode(value, "x")
+
+
+def test_an_unknown_tag_is_corrupt() -> None:
+    with pytest.raises(CorruptError, match=r"\$tensor"):
+        plain.decode({"$tensor": "a.b"})

@@ -1,0 +1,239 @@
+"""The plan: ranks, the group, the restore point on the surviving timeline, the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.world import BlockSource
+from elastic.membership import View, identity
+from elastic.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
+from elastic.records import GenerationRecord, JobSpec, Origin, WorkerRecord
+from elastic.testing import fakes
+
+
+def trainer(number: int, *, attempt: int = 1, spec: JobSpec | None = None) -> WorkerRecord:
+    return fakes.worker(f"trainer/{number}", attempt=attempt, spec=spec)
+
+
+def three_nodes() -> GenerationRecord:
+    """Generation 3: trainer/0 on a is rank 0, trainer/1 on b is rank 1, c holds no rank."""
+    nodes = [fakes.node("a"), fakes.node("b"), fakes.node("c")]
+    return fakes.generation(3, nodes, ranks=[("a", trainer(0)), ("b", trainer(1))])
+
+
+def seats(view: View) -> list[tuple[str, str]]:
+    return [(member.node, member.seat) for member in plan(view)[0].members]
+
+
+def test_first_generation_takes_ranks_by_seat() -> None:
+    view = fakes.view(
+        fakes.node("a", trainer(2), trainer(10)),
+        fakes.node("b", trainer(0)),
+        fakes.node("c"),
+        wanted={"trainer": 3},
+    )
+    record, reason = plan(view)
+    assert record.number == 1
+    assert [(m.rank, m.seat) for m in record.members] == [
+        (0, "trainer/0"),
+        (1, "trainer/2"),
+        (2, "trainer/10"),
+    ]
+    assert [peer.node for peer in record.snapshots.peers] == ["a", "b", "c"]
+    assert record.snapshots.rank_nodes == ("b", "a", "a")
+    assert (record.snapshots.parity, record.restore) == (1, None)
+    assert record.nodes == {name: identity(node) for name, node in view.nodes.items()}
+    assert record.reason == reason
+    assert reason == (
+        "generation 1: 3 of 3 trainers (b/trainer/0 new, a/trainer/2 new, a/trainer/10 new); "
+        "nothing to restore yet"
+    )
+
+
+def test_node_lost_and_its_seat_taken_elsewhere() -> None:
+    old = three_nodes()
+    view = fakes.view(
+        fakes.node(
+            "a", trainer(0), fenced=3, inventory=fakes.inventory("a", old.snapshots, 16, 17)
+        ),
+        fakes.node(
+            "c", trainer(1, attempt=2), fenced=3, inventory=fakes.inventory("c", old.snapshots, 17)
+        ),
+        generation=old,
+    )
+    record, reason = plan(view)
+    assert record.number == 4
+    assert record.snapshots.rank_nodes == ("a", "c")
+    assert record.restore is not None
+    assert record.restore.step == 17
+    assert record.restore.sources[0] == BlockSource(rank=0, node="a")
+    assert record.restore.sources[1].rebuilt
+    rebuilder = record.restore.sources[1].node
+    assert reason == (
+        "generation 4: 2 of 2 trainers (a/trainer/0 kept, c/trainer/1 new); node b was lost; "
+        "restores step 17 of generation 3: rank 0 from node a's arena, "
+        f"rank 1 rebuilt on {rebuilder} from parity, 1001 bytes move"
+    )
+
+
+def test_survivors_keep_their_ranks_when_the_size_stays() -> None:
+    old = three_nodes()
+    view = fakes.view(
+        fakes.node("b", trainer(1), fenced=3),
+        fakes.node("c", trainer(0, attempt=2), fenced=3),
+        generation=old,
+    )
+    assert seats(view) == [("c", "trainer/0"), ("b", "trainer/1")]
+
+
+def test_newcomer_takes_the_rank_whose_block_is_on_its_node() -> None:
+    nodes = [fakes.node(name) for name in "abcd"]
+    old = fakes.generation(3, nodes, ranks=[(n, trainer(i)) for i, n in enumerate("abcd")])
+    view = fakes.view(
+        fakes.node("a", trainer(0), fenced=3),
+        fakes.node("c", trainer(1, attempt=2), fenced=3),
+        fakes.node("d", trainer(3), fenced=3),
+        fakes.node("e", trainer(2, attempt=2), fenced=3),
+        generation=old,
+    )
+    assert seats(view) == [
+        ("a", "trainer/0"),
+        ("e", "trainer/2"),
+        ("c", "trainer/1"),
+        ("d", "trainer/3"),
+    ]
+
+
+def test_survivors_keep_their_order_when_the_size_changes() -> None:
+    old = three_nodes()
+    view = fakes.view(
+        fakes.node("a", trainer(0), trainer(3), fenced=3),
+        fakes.node("b", trainer(1), fenced=3),
+        generation=old,
+    )
+    assert seats(view) == [("a", "trainer/0"), ("b", "trainer/1"), ("a", "trainer/3")]
+    fewer = fakes.view(fakes.node("b", trainer(1), fenced=3), generation=old)
+    assert seats(fewer) == [("b", "trainer/1")]
+
+
+def test_fixed_size_leaves_spares_and_prefers_members() -> None:
+    spec = JobSpec(dp=2)
+    old = three_nodes()
+    view = fakes.view(
+        fakes.node("a", trainer(0, spec=spec), fenced=3),
+        fakes.node("b", trainer(1, spec=spec), fenced=3),
+        fakes.node("c", fakes.worker("trainer/2", incarnation="new", spec=spec), fenced=3),
+        generation=old,
+    )
+    assert seats(view) == [("a", "trainer/0"), ("b", "trainer/1")]
+
+
+def test_group_is_the_fenced_nodes_with_a_sidecar() -> None:
+    view = fakes.view(
+        fakes.node("a", trainer(0), fenced=3),
+        fakes.node("b", trainer(1), fenced=3, sidecar=False),
+        fakes.node("c", trainer(2), fenced=0),
+        generation=three_nodes(),
+    )
+    record, reason = plan(view)
+    assert [peer.node for peer in record.snapshots.peers] == ["a"]
+    assert record.snapshots.parity == 0
+    assert [member.seat for member in record.members] == ["trainer/0"]
+    assert "the sidecar of node b is down" in reason
+    assert "parity 1 was asked, 1 nodes allow 0" in reason
+
+
+def test_reason_says_why_nothing_can_be_restored() -> None:
+    old = three_nodes()
+    view = fakes.view(
+        fakes.node("c", trainer(0, attempt=2), fenced=3,
+                   inventory=fakes.inventory("c", old.snapshots, 17)),
+        generation=old,
+    )  # fmt: skip
+    record, reason = plan(view)
+    assert record.restore is None
+    assert "node a was lost; node b was lost" in reason
+    assert "restores nothing from memory: the newest checkpoint is loaded" in reason
+    assert "step 17 of generation 3 cannot be restored" in reason
+
+
+def test_resharding_is_said() -> None:
+    old = three_nodes()
+    view = fakes.view(
+        *(
+            fakes.node(name, *workers, fenced=3, inventory=fakes.inventory(name, old.snapshots, 9))
+            for name, workers in (("a", [trainer(0)]), ("b", []), ("c", []))
+        ),
+        generation=old,
+    )
+    assert plan(view)[1].endswith("resharded from 2 ranks to 1")
+
+
+def away_and_back(*, restored: int | None) -> tuple[GenerationRecord, str]:
+    """Generation 3 saved step 20; generation 4 went on from ``restored``; now all are back."""
+    third = three_nodes()
+    point = fakes.held(third.snapshots, restored) if restored is not None else None
+    timeline = extend_timeline(
+        third.timeline, Origin(generation=4, step=-1 if restored is None else restored)
+    )
+    fourth = fakes.generation(
+        4, [fakes.node("a")], ranks=[("a", trainer(0))], restore=point, timeline=timeline
+    )
+    view = fakes.view(
+        *(
+            fakes.node(n, *w, fenced=4, inventory=fakes.inventory(n, third.snapshots, 18, 20))
+            for n, w in (("a", [trainer(0)]), ("b", [trainer(1)]), ("c", []))
+        ),
+        generation=fourth,
+    )
+    return plan(view)
+
+
+def test_snapshot_of_a_rolled_back_future_is_not_restored() -> None:
+    record, _ = away_and_back(restored=18)
+    assert record.restore is not None
+    assert (record.restore.step, record.restore.world.generation) == (18, 3)
+
+
+def test_second_failure_restores_the_same_step_again() -> None:
+    record, _ = away_and_back(restored=20)
+    assert record.restore is not None
+    assert record.restore.step == 20
+
+
+def test_nothing_older_counts_after_a_start_from_the_checkpoint() -> None:
+    record, reason = away_and_back(restored=None)
+    assert record.restore is None
+    assert "step 20 of generation 3 belongs to a future that was rolled back" in reason
+    assert record.timeline == (Origin(generation=5, step=-1),)
+
+
+def timeline_of(*steps: int) -> tuple[Origin, ...]:
+    timeline: tuple[Origin, ...] = ()
+    for number, step in enumerate(steps, 1):
+        timeline = extend_timeline(timeline, Origin(generation=number, step=step))
+    return timeline
+
+
+def test_timeline_keeps_only_what_still_says_something() -> None:
+    assert [o.generation for o in timeline_of(-1, 5, 9, 9, 7, 12)] == [1, 2, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("generation", "step", "valid"),
+    [(6, 99, True), (5, 12, True), (5, 13, False), (4, 7, True), (4, 8, False), (1, 5, True),
+     (1, 6, False)],
+)  # fmt: skip
+def test_snapshot_counts_up_to_the_least_later_origin(
+    generation: int, step: int, valid: bool
+) -> None:
+    timeline = timeline_of(-1, 5, 9, 9, 7, 12)
+    assert on_timeline(generation, step=step, timeline=timeline) is valid
+
+
+def test_timeline_is_bounded_and_disowns_what_it_forgets() -> None:
+    timeline = timeline_of(*range(-1, 200))
+    assert len(timeline) == MAX_TIMELINE
+    oldest = timeline[0].generation
+    assert not on_timeline(oldest - 1, step=0, timeline=timeline)
+    assert on_timeline(oldest, step=oldest - 1, timeline=timeline)

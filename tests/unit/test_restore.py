@@ -1,0 +1,293 @@
+"""Restoring puts back exactly what was saved, in place, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpt import dtypes
+from ckpt.capture import CapturePlan, PerRank, flatten, gather_alone
+from ckpt.copying import copy_out
+from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
+from ckpt.hashing import state_hash
+from ckpt.layout import Box
+from ckpt.restore import read_tensor, read_tensors, restore
+from ckpt.rng import RandomStates
+from ckpt.testing.shards import MemoryShards, capture
+
+
+def saved(state: dict[str, Any], **options: Any) -> MemoryShards:
+    return MemoryShards([capture(state, **options)])
+
+
+def build(seed: int = 0, width: int = 4) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model[0].parameters(), "weight_decay": 0.1},
+            {"params": [*model[1].parameters(), *model[2].parameters()]},
+        ],
+        lr=0.1,
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
+    return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+
+def train(state: dict[str, Any], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    state["optimizer"].zero_grad()
+    state["model"](torch.randn(8, 3, generator=generator)).square().sum().backward()
+    state["optimizer"].step()
+    state["schedule"].step()
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(dtypes.as_carrier(tensor.contiguous()).numpy().tobytes())
+
+
+def test_training_goes_on_bit_for_bit_in_fresh_objects() -> None:
+    state, other = build(1), build(2)
+    for step in range(3):
+        train(state, step)
+    live = [p.data_ptr() for p in other["model"].parameters()]
+    report = restore(other, saved(state, step=3), rank=0)
+    assert (report.step, report.generation) == (3, 1)
+    assert report.tensors == len(flatten(state).tensors)
+    assert [p.data_ptr() for p in other["model"].parameters()] == live
+    for step in range(3, 6):
+        train(state, step)
+        train(other, step)
+    assert state_hash(state) == state_hash(other)
+
+
+def test_going_back_to_a_state_without_moments_drops_them() -> None:
+    state = build()
+    start = saved(state)
+    train(state, 0)
+    restore(state, start, rank=0)
+    assert not state["optimizer"].state
+    assert state["optimizer"].param_groups[0]["lr"] == build()["optimizer"].param_groups[0]["lr"]
+
+
+def test_moments_follow_their_parameter_and_not_its_position() -> None:
+    state = build(1)
+    train(state, 0)
+    shards = saved({"model": state["model"], "optimizer": state["optimizer"]})
+    model = build(2)["model"]
+    swapped = torch.optim.AdamW(
+        [
+            {"params": [*reversed(list(model[2].parameters())), *model[1].parameters()]},
+            {"params": list(model[0].parameters())},
+        ]
+    )
+    restore({"model": model, "optimizer": swapped}, shards, rank=0)
+    for name in ("0.weight", "2.weight", "2.bias"):
+        old = state["optimizer"].state[state["model"].get_parameter(name)]
+        new = swapped.state[model.get_parameter(name)]
+        assert torch.equal(old["exp_avg"], new["exp_avg"])
+    assert [g["weight_decay"] for g in swapped.param_groups] == [0.01, 0.1]
+
+
+def test_regrouped_parameters_are_refused() -> None:
+    state = build()
+    shards = saved({"model": state["model"], "optimizer": state["optimizer"]})
+    one_group = torch.optim.AdamW(state["model"].parameters())
+    with pytest.raises(MismatchError, match="parameters of saved groups"):
+        restore({"model": state["model"], "optimizer": one_group}, shards, rank=0)
+
+
+def test_another_model_is_refused_before_anything_is_touched() -> None:
+    state, other = build(0, width=4), build(1, width=5)
+    before = state_hash(other)
+    with pytest.raises(MismatchError, match=r"model\.0\.weight is float32 \[5, 3\], saved is"):
+        restore(other, saved(state), rank=0)
+    assert state_hash(other) == before
+
+
+def test_missing_and_extra_entries_are_refused_unless_told_otherwise() -> None:
+    shards = saved({"a": torch.ones(2), "gone": torch.ones(1), "n": 1, "lost": 2})
+    live = {"a": torch.zeros(2), "new": torch.full((3,), 7.0), "n": 0, "fresh": 5}
+    with pytest.raises(MismatchError) as caught:
+        restore(live, shards, rank=0)
+    for part in ("extra: gone", "missing: new", "value lost was saved", "value fresh was not"):
+        assert part in str(caught.value)
+    restore(live, shards, rank=0, strict=False)
+    assert live["a"].sum() == 2
+    assert live["new"].sum() == 21
+    assert (live["n"], live["fresh"]) == (1, 5)
+
+
+def test_a_flipped_byte_is_refused_with_the_name() -> None:
+    index, payload = capture({"a": torch.ones(2), "b": torch.ones(2)})
+    payload[index.tensors["b"].chunks[0].at] ^= 4
+    with pytest.raises(CorruptError, match="b fails its checksum"):
+        restore({"a": torch.ones(2), "b": torch.ones(2)}, MemoryShards([(index, payload)]), rank=0)
+
+
+class Ledger:
+    """A Stateful object whose state changes shape."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[str, torch.Tensor]] = {}
+        self.rng = PerRank(torch.arange(3))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "rng": self.rng, "best": float("inf")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+        self.rng = PerRank(state["rng"])
+        self.best = state["best"]
+
+
+def test_stateful_objects_get_their_structure_back() -> None:
+    ledger, other = Ledger(), Ledger()
+    ledger.rows = {5: ("five", torch.arange(5)), 1: ("one", torch.zeros(0, 3))}
+    ledger.rng = PerRank(torch.arange(4))
+    restore({"ledger": other}, saved({"ledger": ledger}), rank=0)
+    assert list(other.rows) == [5, 1]
+    assert other.rows[5][0] == "five"
+    assert torch.equal(other.rows[5][1], torch.arange(5))
+    assert other.rows[1][1].shape == (0, 3)
+    assert torch.equal(other.rng.value, torch.arange(4))
+    assert other.best == float("inf")
+
+
+def test_plain_values_are_replaced_inside_the_containers_the_caller_holds() -> None:
+    state = {"progress": {"epoch": 3, 7: [1]}, "seen": [1, 2], "n": 4, "deep": {"k": 1, "t": None}}
+    live: dict[str, Any] = {"progress": {}, "seen": [9], "n": 0, "deep": {"k": 0, "t": 1}}
+    progress, seen = live["progress"], live["seen"]
+    restore(live, saved(state), rank=0)
+    assert live == state
+    assert live["progress"] is progress
+    assert live["seen"] is seen
+
+
+def test_per_rank_values_go_to_their_rank_and_new_ranks_keep_theirs() -> None:
+    shards = []
+    states = [{"rng": PerRank({"seed": r}), "w": torch.arange(4)} for r in range(2)]
+    held = [[("w", "int64", (4,), (0,), (4,))]] * 2
+    for rank, state in enumerate(states):
+        shards.append(capture(state, rank=rank, world_size=2, gather=lambda _: held))
+    for rank, seed, kept in ((0, 0, ()), (1, 1, ()), (2, 9, ("rng",))):
+        live = {"rng": PerRank({"seed": 9}), "w": torch.zeros(4, dtype=torch.int64)}
+        report = restore(live, MemoryShards(shards), rank=rank)
+        assert live["rng"].value == {"seed": seed}
+        assert report.kept == kept
+
+
+def test_tied_tensors_are_stored_once_and_restored_into_tied_and_untied_models() -> None:
+    def pair(tied: bool) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        if tied:
+            model[1].weight = model[0].weight
+        return model
+
+    model, untied, tied = pair(True), pair(False), pair(True)
+    shards = saved({"m": model})
+    assert list(shards.indexes()[0].tensors) == ["m.0.weight"]
+    restore({"m": untied}, shards, rank=0)
+    restore({"m": tied}, shards, rank=0)
+    assert torch.equal(untied[0].weight, model[0].weight)
+    assert torch.equal(untied[1].weight, model[0].weight)
+    assert torch.equal(tied[1].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("name", sorted(dtypes.BY_NAME))
+def test_every_dtype_comes_back_bit_for_bit(name: str) -> None:
+    dtype = dtypes.BY_NAME[name]
+    raw = torch.randint(0, 2 if name == "bool" else 256, (6 * dtype.itemsize,), dtype=torch.uint8)
+    tensor = raw.view(dtype).view(2, 3) if dtype.itemsize > 1 else raw.view(2, 3).view(dtype)
+    live = {"t": torch.zeros(6 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(2, 3)}
+    restore(live, saved({"t": tensor}), rank=0)
+    assert bits(live["t"]) == bits(tensor)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[1:3],
+        lambda t: t.t(),
+        lambda t: t[:, ::2],
+        lambda t: t[2, 3],
+        lambda t: t.unsqueeze(1).expand(4, 3, 6),
+        lambda t: t[:0],
+        lambda t: torch.complex(t, t + 1).conj(),
+        lambda t: torch.complex(t, t + 1).conj().imag,
+    ],
+)
+def test_views_are_saved_as_their_own_elements(view: Any) -> None:
+    tensor = view(torch.arange(24, dtype=torch.float32).reshape(4, 6))
+    index, payload = capture({"t": tensor})
+    assert len(payload) <= max(64, tensor.numel() * tensor.itemsize + 64)
+    assert torch.equal(read_tensor(MemoryShards([(index, payload)]), "t"), tensor.resolve_conj())
+
+
+def test_strided_targets_are_filled_in_place() -> None:
+    base = torch.zeros(6, 4)
+    restore({"t": base.t()}, saved({"t": torch.arange(24.0).reshape(4, 6)}), rank=0)
+    assert torch.equal(base.t(), torch.arange(24.0).reshape(4, 6))
+
+
+def test_regions_of_tensors_can_be_read() -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    shards = saved({"t": whole, "s": torch.tensor(3.0)})
+    box = Box(offset=(1, 2), shape=(2, 3))
+    assert torch.equal(read_tensor(shards, "t", box), whole[1:3, 2:5])
+    assert read_tensors(shards, ["s", "t"])["s"] == 3
+    with pytest.raises(NotFoundError, match="no tensor x"):
+        read_tensor(shards, "x")
+    with pytest.raises(MismatchError, match="outside"):
+        read_tensor(shards, "t", Box(offset=(3, 0), shape=(2, 6)))
+
+
+def test_a_plan_is_used_again_until_the_state_changes_shape() -> None:
+    state = build()
+    plan = CapturePlan.build(flatten(state), rank=0, world_size=1, gather=gather_alone)
+    assert plan.still_valid(flatten(state))
+    train(state, 0)
+    assert not plan.still_valid(flatten(state))
+    plan = CapturePlan.build(flatten(state), rank=0, world_size=1, gather=gather_alone)
+    train(state, 1)
+    state["optimizer"].load_state_dict(state["optimizer"].state_dict())
+    assert plan.still_valid(flatten(state))
+    state["model"][0].weight.data = state["model"][0].weight.data.double()
+    assert not plan.still_valid(flatten(state))
+
+
+def test_ranks_that_hold_different_tensors_under_one_name_are_refused() -> None:
+    held = [[("t", "float32", (2,), (0,), (2,))], [("t", "float32", (3,), (0,), (3,))]]
+    with pytest.raises(StateError, match="t: rank 1 holds float32"):
+        capture({"t": torch.ones(2)}, world_size=2, gather=lambda _: held)
+
+
+def test_room_of_the_wrong_size_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="bytes of room"):
+        copy_out(torch.ones(3), memoryview(bytearray(8)))
+
+
+def test_the_hash_sees_every_bit_and_every_value() -> None:
+    state = {"t": torch.zeros(3), "n": 1}
+    first = state_hash(state)
+    assert state_hash({"n": 1, "t": torch.zeros(3)}) == first
+    assert state_hash({"t": -torch.zeros(3), "n": 1}) != first
+    assert state_hash({"t": torch.zeros(3), "n": 2}) != first
+    assert state_hash({"t": torch.zeros(3, 1), "n": 1}) != first
+
+
+def test_random_streams_go_on_where_they_were() -> None:
+    def draws() -> list[float]:
+        return [torch.rand(()).item(), random.random(), float(np.random.rand())]
+
+    draws()
+    shards = saved({"random": RandomStates()})
+    expected = draws()
+    draws()
+    restore({"random": RandomStates()}, shards, rank=0)
+    assert draws() == expected

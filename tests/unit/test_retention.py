@@ -1,0 +1,75 @@
+"""Pruning keeps what was asked for and, whatever happens, the newest verified checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckpt
+from ckpt.catalog import committed_steps
+from ckpt.retention import expendable, prune
+from tools import cli
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (1, 2, 3, 4):
+        ckpt.save(tmp_path, {"x": torch.full((5,), float(step))}, step=step)
+    return tmp_path
+
+
+def truncate_pack(root: Path, step: int) -> None:
+    pack = next((root / f"step-{step:012d}" / "data").iterdir())
+    pack.write_bytes(pack.read_bytes()[:-1])
+
+
+def test_the_newest_stay() -> None:
+    assert expendable([3, 1, 2, 4], keep_last=2, newest_verified=4) == [1, 2]
+
+
+def test_the_newest_verified_one_stays_even_when_it_is_old() -> None:
+    assert expendable([1, 2, 3, 4], keep_last=1, newest_verified=2) == [1, 3]
+
+
+def test_keeping_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        expendable([1], keep_last=0, newest_verified=1)
+
+
+def test_pruned_steps_are_gone_and_the_others_load(root: Path) -> None:
+    assert prune(root, keep_last=2) == [1, 2]
+    assert sorted(path.name for path in root.iterdir()) == [f"step-{s:012d}" for s in (3, 4)]
+    assert float(ckpt.open(root)["x"][0]) == 4.0
+
+
+def test_a_dry_run_removes_nothing(root: Path) -> None:
+    assert prune(root, keep_last=1, dry_run=True) == [1, 2, 3]
+    assert committed_steps(root) == [1, 2, 3, 4]
+
+
+def test_a_damaged_newest_step_does_not_cost_the_good_one(root: Path) -> None:
+    truncate_pack(root, 4)
+    assert prune(root, keep_last=1) == [1, 2]
+    assert committed_steps(root) == [3, 4]
+
+
+def test_nothing_goes_when_nothing_can_be_trusted(root: Path) -> None:
+    for step in (1, 2, 3, 4):
+        truncate_pack(root, step)
+    with pytest.raises(ckpt.CorruptError):
+        prune(root, keep_last=1)
+    assert committed_steps(root) == [1, 2, 3, 4]
+
+
+def test_the_command_says_what_it_did(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prune", str(root), "--keep-last", "1"]) == 0
+    assert capsys.readouterr().out == "removed 3 checkpoints: 1, 2, 3; 1 stay\n"
+
+
+def test_the_command_explains_an_empty_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["prune", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert str(tmp_path) in told

@@ -1,0 +1,229 @@
+"""The rollout server over real sockets, with workers that are only messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from adapters.rl.ledger import BatchPlan, Ledger
+from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
+from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory, encode_delta
+from ckpt.errors import NotFoundError, PeerError
+from ckpt.transport import Client, RunKey
+from ckpt.types import Json
+from elastic.records import NodeRecord, Roster, WorkerRecord, WorkerState
+
+PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=Limits(context=12, max_new_tokens=6))
+STAMP = (Stamp(generation=1, version=0, count=3),)
+
+
+class World:
+    """A server that leads generation 1, a roster that tests edit, and the logs of workers."""
+
+    def __init__(self) -> None:
+        self.key = RunKey.new()
+        self.server = RolloutServer(self.key, patience=Patience(announce_s=0.5, silence_s=0.6))
+        self.alive: set[str] = set()
+        self.logs: dict[tuple[str, str], list[bytes]] = {}
+        self.events: list[dict[str, Json]] = []
+        self.clients: list[Client] = []
+        self.ledger = Ledger(PLAN)
+
+    def log_read(self, name: str, *, node: str) -> list[bytes]:
+        try:
+            return self.logs[name, node]
+        except KeyError:
+            raise NotFoundError(f"no log {name} of {node}") from None
+
+    def roster(self) -> Roster:
+        workers = tuple(
+            WorkerRecord(seat="rollout/0", incarnation=i, pid=1, state=WorkerState.READY)
+            for i in sorted(self.alive)
+        )
+        node = NodeRecord(
+            node="n", incarnation="x", domain="n", sidecar="", slots={}, workers=workers
+        )
+        return Roster(nodes=(node,))
+
+    def lead(self, generation: int = 1, former: tuple[Worker, ...] = ()) -> None:
+        term = Term(
+            generation=generation,
+            ledger=self.ledger,
+            prompt_of=lambda ordinal: f"{ordinal}>".encode(),
+            roster=self.roster,
+            logs=self,
+            emit=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
+            began=time.monotonic(),
+        )
+        self.server.lead(term, former=former)
+        self.server.advance(self.ledger.trained_steps, protected=0)
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.server.address, self.key, timeout_s=5))
+        return self.clients[-1]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    for client in world.clients:
+        client.close()
+    world.server.close()
+
+
+def worker(name: str) -> Worker:
+    return Worker(seat="rollout/0", incarnation=name, node="n")
+
+
+def ask(client: Client, name: str, generation: int = 1, **fields: object) -> Answer:
+    exchange = Exchange(worker=worker(name), generation=generation, **fields)
+    return msgspec.convert(client.call(EXCHANGE, msgspec.to_builtins(exchange))[0], Answer)
+
+
+def finish(answer: Answer) -> tuple[Trajectory, ...]:
+    return tuple(
+        msgspec.structs.replace(
+            a.trajectory, tokens=b"ab\n", logprobs=(-1.0, -0.1, -2.5), stamps=STAMP
+        )
+        for a in answer.work
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_work_goes_out_and_a_batch_comes_back_with_every_bit(world: World) -> None:
+    world.lead()
+    client = world.client()
+    first = ask(client, "w", free=8)
+    assert first.leading
+    assert len(first.work) == 8
+    finished = finish(first)
+    ask(client, "w", finished=finished, version=0, loaded_in=1)
+    assert world.server.wait_batch(0, timeout_s=1) == sorted(finished[:4], key=lambda t: t.key)
+
+
+def test_a_server_that_does_not_lead_says_so(world: World) -> None:
+    client = world.client()
+    assert not ask(client, "w", free=1).leading
+    world.lead(generation=2)
+    assert not ask(client, "w", generation=1, free=1).leading
+    assert ask(client, "w", generation=2, free=1).leading
+
+
+def test_an_idle_worker_is_answered_as_soon_as_there_is_work(world: World) -> None:
+    world.lead()
+    client, other = world.client(), world.client()
+    work = ask(client, "w", free=8)
+    assert not ask(other, "v", free=8).work  # after a long poll
+    ask(client, "w", finished=finish(work), version=0, loaded_in=1)
+    with world.server.lock:
+        world.ledger.train(0)
+    world.server.advance(1, protected=1)
+    answer = ask(other, "v", free=8)
+    assert {a.version for a in answer.work} == {1}
+    assert answer.released == PLAN.groups
+
+
+@pytest.mark.parametrize("how", ["exit", "silence"])
+def test_the_work_of_a_lost_worker_is_handed_on_with_its_logged_tokens(
+    world: World, how: str
+) -> None:
+    world.alive = {"w", "v"}
+    world.lead()
+    client, other = world.client(), world.client()
+    ask(other, "v")
+    ask(client, "w", free=2)
+    ask(client, "w", running=((0, 0, 2), (0, 1, 3)), version=0, loaded_in=1)
+    world.logs["rollout-0-w", "n"] = [
+        encode_delta(
+            Delta(
+                ordinal=0,
+                sample=0,
+                start=start,
+                tokens=tokens,
+                logprobs=(-0.25,) * len(tokens),
+                stamps=(Stamp(generation=1, version=0, count=len(tokens)),),
+            )
+        )
+        for start, tokens in ((0, b"a"), (1, b"b"))
+    ]
+    until(lambda: ask(other, "v") is not None and bool(world.server._term.seen["w"].in_roster))
+    if how == "exit":
+        world.alive = {"v"}
+
+    def recovered() -> bool:
+        ask(other, "v")
+        return any(event["kind"] == "rollout_recovered" for event in world.events)
+
+    until(recovered)
+    work = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=8).work}
+    assert (work[0, 0].tokens, work[0, 0].logprobs) == (b"ab", (-0.25, -0.25))
+    assert work[0, 1].tokens == b""
+    event = next(event for event in world.events if event["kind"] == "rollout_recovered")
+    assert (event["tokens"], event["resampled"]) == (2, 3)
+
+
+def test_a_new_leader_waits_for_announcements_before_it_gives_work_away(world: World) -> None:
+    world.alive = {"w", "v"}
+    world.lead()
+    client, other = world.client(), world.client()
+    ask(client, "w")
+    ask(other, "v")
+    world.server.retire()
+    world.ledger = Ledger(PLAN)
+    world.lead(generation=2)
+    assert not ask(client, "w", generation=2, free=2, version=0, loaded_in=1).work
+    held = ((0, 0, 1), (0, 1, 1))
+    answer = ask(other, "v", generation=2, running=held, free=1, version=0, loaded_in=1)
+    assert not answer.abandon
+    assert [a.trajectory.key for a in answer.work] == [(1, 0)]
+    rest = ask(client, "w", generation=2, free=8, version=0, loaded_in=1)
+    assert [a.trajectory.key for a in rest.work] == [(1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+
+
+def test_a_restored_ledger_remembers_whose_logs_still_matter(world: World) -> None:
+    world.lead()
+    ask(world.client(), "w", free=1)
+    state = LedgerState(world.ledger, world.server).state_dict()
+    again = LedgerState(Ledger(PLAN), world.server)
+    again.load_state_dict(state)
+    assert again.workers == (worker("w"),)
+    world.server.retire()
+    world.lead(generation=2, former=again.workers)
+    until(lambda: any(event["kind"] == "rollout_recovered" for event in world.events))
+
+
+def test_weights_of_a_rolled_back_future_are_to_be_reloaded(world: World) -> None:
+    world.ledger.resume(2, restored=0)
+    world.lead(generation=2)
+    client = world.client()
+    running = ((0, 0, 1),)
+    answer = ask(client, "w", generation=2, running=running, version=1, loaded_in=1)
+    assert answer.reload
+    assert not ask(client, "w", generation=2, running=running, version=0, loaded_in=1).reload
+
+
+def test_nonsense_is_refused_and_the_server_lives_on(world: World) -> None:
+    world.lead()
+    client = world.client()
+    with pytest.raises(PeerError, match="malformed exchange"):
+        client.call(EXCHANGE, {"worker": 3})
+    with pytest.raises(PeerError, match="'steal' is not known"):
+        client.call("steal")
+    assert ask(client, "w", free=1).leading
+
+
+def test_workers_are_told_when_it_is_over(world: World) -> None:
+    world.lead()
+    world.server.finish()
+    assert ask(world.client(), "w", free=8, running=()).over

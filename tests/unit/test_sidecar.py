@@ -1,0 +1,268 @@
+"""What a sidecar answers: sealing, protection, fencing, reading, logs, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from sidecar_group import (
+    DEADLINE_S,
+    SIZES,
+    SidecarGroup,
+    inventories,
+    sidecar_group,
+    wait_until,
+    write_step,
+)
+
+from ckpt.arena import HEADER_BYTES, SlotFile
+from ckpt.errors import (
+    CapacityError,
+    CkptError,
+    CorruptError,
+    FencedError,
+    NotFoundError,
+    PeerError,
+)
+from ckpt.index import decode_index
+from ckpt.sidecar.client import SidecarClient
+from ckpt.stripes import restore_points
+from ckpt.testing.blocks import make_index, random_payload, write_block
+from ckpt.transport import RunKey
+from ckpt.world import BlockSource
+
+BIG_BYTES = 20 << 20
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, "a", threads=True) as group:
+        yield group
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, "a", "b", "c", threads=True) as group:
+        yield group
+
+
+def test_a_block_comes_back_by_mapping_and_over_the_wire(one: SidecarGroup) -> None:
+    world = one.adopt(keep=1)
+    client = one.clients["a"]
+    payload = write_step(one, world, 1, sizes=(BIG_BYTES,))[0]
+    point = client.locate(generation=None, step=1)
+    assert point.sources == (BlockSource(rank=0, node="a"),)
+    handle = client.open_block(point.world, point.step, point.sources[0])
+    slot = SlotFile.open(handle.path)
+    assert bytes(slot.block(handle.payload_bytes)) == payload
+    assert decode_index(handle.index, origin="here").payload_bytes == len(payload)
+    ranges = [(5, 7), (0, BIG_BYTES), (100, 0)]
+    parts = client.read(world, 1, 0, ranges)
+    assert [bytes(part) for part in parts] == [payload[at : at + n] for at, n in ranges]
+
+
+def test_slots_are_reused_and_waiting_for_one_ends(one: SidecarGroup) -> None:
+    world = one.adopt(keep=1)
+    client = one.clients["a"]
+    paths = set()
+    for step in range(8):
+        write_step(one, world, step, sizes=(1000,))
+        paths.add(client.open_block(world, step, BlockSource(rank=0, node="a")).path)
+    assert len(paths) <= 3
+    for step in (8, 9):
+        client.acquire(generation=1, step=step, rank=0, size_bytes=10, timeout_s=5)
+    with pytest.raises(CapacityError, match=r"no slot became free within 0\.1 s"):
+        client.acquire(generation=1, step=10, rank=0, size_bytes=10, timeout_s=0.1)
+
+
+def test_shared_memory_without_room_is_said_with_the_remedy(one: SidecarGroup) -> None:
+    one.adopt()
+    with pytest.raises(CapacityError, match="keep fewer"):
+        one.clients["a"].acquire(generation=1, step=1, rank=0, size_bytes=1 << 45, timeout_s=5)
+
+
+def test_bytes_that_are_not_what_the_index_says_are_not_sealed(one: SidecarGroup) -> None:
+    one.adopt()
+    client = one.clients["a"]
+    payload = random_payload(1000, seed=(1,))
+    index = make_index(payload, run=one.run, generation=1, step=1, rank=0, world_size=1)
+    grant = client.acquire(generation=1, step=1, rank=0, size_bytes=5000, timeout_s=5)
+    slot = SlotFile.open(grant.path)
+    slot.block(1000)[:] = payload
+    slot.block(1000)[500] ^= 1
+    with pytest.raises(CorruptError, match="w0 fails its checksum"):
+        client.seal(slot_id=grant.slot_id, entry=slot.finish(index))
+    assert client.status()["counters"]["seals_refused"] == 1
+    assert client.protected_step(generation=1) == -1
+
+
+def test_an_older_generation_is_refused_everywhere(one: SidecarGroup) -> None:
+    old = one.adopt(generation=3)
+    client = one.clients["a"]
+    payload = random_payload(1000, seed=(1,))
+    index = make_index(payload, run=one.run, generation=3, step=1, rank=0, world_size=1)
+    grant = client.acquire(generation=3, step=1, rank=0, size_bytes=5000, timeout_s=5)
+    one.adopt(generation=4)
+    slot = SlotFile.open(grant.path) if Path(grant.path).exists() else None
+    assert slot is None  # a stale writer's slot is never given to somebody else
+    entry_of = write_block(client, one.adopt(generation=4), step=1, rank=0, nbytes=1000)
+    assert entry_of
+    with pytest.raises(FencedError, match="generation 3 is over"):
+        client.acquire(generation=3, step=2, rank=0, size_bytes=10, timeout_s=5)
+    from ckpt.world import BlockEntry
+
+    entry = BlockEntry(
+        generation=3,
+        step=1,
+        rank=0,
+        payload_bytes=index.payload_bytes,
+        index_bytes=1,
+        index_crc32c=0,
+    )
+    with pytest.raises(FencedError):
+        client.seal(slot_id=grant.slot_id, entry=entry)
+    with pytest.raises(FencedError):
+        client.protected_step(generation=3)
+    with pytest.raises(FencedError):
+        client.adopt(old, restore=None)
+
+
+def test_nobody_without_the_key_gets_an_answer(one: SidecarGroup) -> None:
+    stranger = RunKey.new()
+    forged = msgspec.structs.replace(stranger, server_public=one.key.server_public)
+    for key in (stranger, forged):
+        client = SidecarClient(one.addresses()["a"], key, timeout_s=0.3)
+        with pytest.raises(PeerError, match="no answer"):
+            client.status()
+        client.close()
+    assert one.clients["a"].status()["node"] == "a"
+
+
+def test_a_malformed_request_is_refused_by_name(one: SidecarGroup) -> None:
+    with pytest.raises(PeerError, match="acquire: malformed request"):
+        one.clients["a"].call("acquire")
+    with pytest.raises(NotFoundError, match="no operation 'dance'"):
+        one.clients["a"].call("dance")
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_two_of_four_nodes_may_go_and_the_new_group_is_protected_again(tmp_path: Path) -> None:
+    with sidecar_group(tmp_path, "a", "b", "c", "d", threads=True) as group:
+        world = group.adopt(rank_nodes=("a", "a", "b", "c"), parity=2)
+        sizes = (40_000, 9_000, 55_001, 1)
+        payloads = write_step(group, world, 5, sizes=sizes)
+        group.kill("a", wipe=True)
+        group.kill("c", wipe=True)
+        point = restore_points(inventories(group))[0][0]
+        after = group.adopt(rank_nodes=("b", "d"), parity=1, generation=2, restore=point)
+        for source in point.sources:
+            client = group.clients[source.node]
+            client.open_block(point.world, 5, source)
+            (part,) = client.read(point.world, 5, source.rank, [(0, sizes[source.rank])])
+            assert part == payloads[source.rank]
+        write_step(group, after, 5, sizes=(50_000, 60_000))
+        for client in group.clients.values():  # what is superseded is gone
+            assert [s["generation"] for s in client.status()["snapshots"]] == [2]
+
+
+def test_too_many_lost_nodes_fall_back_with_the_reason(three: SidecarGroup) -> None:
+    write_step(three, three.adopt(), 1)
+    three.kill("b", wipe=True)
+    three.kill("c", wipe=True)
+    points, reason = restore_points(inventories(three))
+    assert points == []
+    assert "the block of rank 1 (node b) is gone" in reason
+
+
+def test_a_flipped_byte_in_a_slot_is_found_and_the_block_rebuilt(three: SidecarGroup) -> None:
+    world = three.adopt()
+    payloads = write_step(three, world, 1)
+    handle = three.clients["b"].open_block(world, 1, BlockSource(rank=1, node="b"))
+    with Path(handle.path).open("r+b") as file:
+        file.seek(HEADER_BYTES + 17_000)
+        byte = file.read(1)
+        file.seek(HEADER_BYTES + 17_000)
+        file.write(bytes([byte[0] ^ 4]))
+    point = restore_points(inventories(three))[0][0]
+    assert point.sources[1].rebuilt
+    assert three.clients["b"].status()["counters"]["corrupt_blocks"] == 1
+    client = three.clients[point.sources[1].node]
+    client.open_block(world, 1, point.sources[1])
+    assert client.read(world, 1, 1, [(0, SIZES[1])])[0] == payloads[1]
+
+
+def test_a_dead_peer_stops_protection_but_nothing_else(three: SidecarGroup) -> None:
+    world = three.adopt(keep=1)
+    write_step(three, world, 1)
+    three.kill("c", wipe=True)
+    for rank, node in ((0, "a"), (1, "b")):
+        write_block(three.clients[node], world, step=2, rank=rank, nbytes=SIZES[rank])
+    assert three.clients["a"].protected_step(generation=1, at_least=2, timeout_s=0.2) == 1
+    point = restore_points(inventories(three))[0][0]
+    assert point.step == 1
+    after = three.adopt(rank_nodes=("a", "b"), generation=2, restore=point)
+    write_step(three, after, 2, sizes=SIZES[:2])
+
+
+def test_a_step_that_one_rank_gives_up_frees_the_others(three: SidecarGroup) -> None:
+    world = three.adopt(keep=1)
+    for step in range(1, 7):
+        for rank, node in enumerate(world.rank_nodes[:2]):
+            write_block(three.clients[node], world, step=step, rank=rank, nbytes=1000)
+        client = three.clients["c"]
+        grant = client.acquire(generation=1, step=step, rank=2, size_bytes=1000, timeout_s=5)
+        client.abandon(grant.slot_id)
+    write_step(three, world, 7)
+
+
+@pytest.mark.parametrize("how", ["lifeline", "sigterm", "stop"])
+def test_a_log_is_truncated_here_and_in_its_copy(three: SidecarGroup) -> None:
+    three.adopt()
+    writer = three.clients["a"]
+    writer.log_append("tokens", [b"0", b"1", b"2", b"3"])
+    writer.log_truncate("tokens", 2)
+    assert writer.log_append("tokens", [b"4"]) == 5
+    assert writer.log_open("tokens") == 5
+    wait_until(lambda: writer.status()["log_lag"] == {"tokens": 0}, "the copy is complete")
+    assert three.clients["c"].log_read("tokens", node="a") == [b"2", b"3", b"4"]
+    three.kill("a", wipe=True)
+    assert three.clients["b"].log_read("tokens", node="a") == [b"2", b"3", b"4"]
+
+
+def test_a_log_survives_its_sidecar(one: SidecarGroup) -> None:
+    one.adopt()
+    one.clients["a"].log_append("tokens", [b"x", b"", b"yz"])
+    one.kill("a", wipe=False)
+    one.start("a")
+    assert one.clients["a"].log_read("tokens", node="a") == [b"x", b"", b"yz"]
+    assert one.clients["a"].log_append("tokens", [b"!"]) == 4
+
+
+def test_a_checkpoint_is_written_by_all_and_committed_once(three: SidecarGroup) -> None:
+    from ckpt.catalog import load_manifest, open_store, step_folder
+
+    world = three.adopt()
+    root = three.directory / "checkpoints"
+    for rank, node in enumerate(world.rank_nodes):
+        write_block(three.clients[node], world, step=3, rank=rank, nbytes=1000, persist=str(root))
+    for client in three.clients.values():
+        assert client.durable_step(at_least=3, timeout_s=DEADLINE_S) == 3
+        assert client.status()["persisted"] == [3]
+    manifest = load_manifest(open_store(root), step_folder(3))
+    assert sorted(manifest.tensors) == ["w0", "w1", "w2"]
+
+
+def test_a_store_that_fails_is_reported_and_hurts_nothing(three: SidecarGroup) -> None:
+    world = three.adopt()
+    root = three.directory / "a-file"
+    root.write_text("in the way")
+    for rank, node in enumerate(world.rank_nodes):
+        write_block(three.clients[node], world, step=3, rank=rank, nbytes=1000, persist=str(root))
+    for client in three.clients.values():
+        with pytest.raises(CkptError, match="checkpoint of step 3"):
+            client.durable_step(at_least=3, timeout_s=DEADLINE_S)
+        assert "checkpoint of step 3" in client.status()["persist_error"]
+    write_step(three, world, 4)
+    assert three.clients["a"].durable_step() == -1

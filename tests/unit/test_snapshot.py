@@ -1,0 +1,227 @@
+"""Snapshots are whole, cost the caller little, and are given up when the state changes below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckpt.block import verify_block
+from ckpt.capture import gather_alone
+from ckpt.errors import CorruptError, FencedError, NotFoundError, PeerError, StoreError
+from ckpt.memory import MemorySource
+from ckpt.restore import restore
+from ckpt.snapshot import Snapshotter
+from ckpt.testing.slots import FakeSidecar
+from ckpt.transport import RunKey
+from ckpt.world import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
+
+WORLD = SnapshotWorld(
+    run="test",
+    generation=1,
+    peers=(SidecarPeer(node="a", address="tcp://nowhere"),),
+    rank_nodes=("a",),
+    parity=0,
+    keep=1,
+)
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
+    fake = FakeSidecar(directory=tmp_path)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def snapshotter(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
+    made = make_snapshotter(sidecar)
+    yield made
+    made.close()
+
+
+def make_snapshotter(sidecar: FakeSidecar, **options: Any) -> Snapshotter:
+    return Snapshotter(
+        sidecar, run="test", generation=1, rank=0, world_size=1, gather=gather_alone, **options
+    )
+
+
+def make_state() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return {"model": model, "optimizer": optimizer, "seen": [0], "average": torch.zeros(3)}
+
+
+def train(state: dict[str, Any]) -> None:
+    state["optimizer"].zero_grad()
+    state["model"](torch.randn(8, 4)).square().sum().backward()
+    state["optimizer"].step()
+    state["seen"][0] += 8
+    state["average"].mul_(0.5).add_(1)
+
+
+def source(sidecar: FakeSidecar, step: int, **options: Any) -> MemorySource:
+    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
+    key = RunKey.new()
+    return MemorySource(point, local=sidecar, local_node="a", addresses={}, key=key, **options)
+
+
+def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
+    moments = state["optimizer"].state.values()
+    return [
+        *(t.clone() for t in state["model"].state_dict().values()),
+        *(t.clone() for entry in moments for t in entry.values()),
+        state["average"].clone(),
+    ]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_every_snapshot_holds_the_state_of_its_step(
+    sidecar: FakeSidecar, snapshotter: Snapshotter, mapped: bool
+) -> None:
+    torch.manual_seed(0)
+    state, expected = make_state(), []
+    for step in range(4):
+        if step:
+            train(state)
+        snapshotter.snapshot(state, step)
+        expected.append((tensors_of(state), list(state["seen"])))
+    snapshotter.fence()
+    assert snapshotter.stats.taken == 4
+    for step, (tensors, seen) in enumerate(expected):
+        other = make_state()
+        train(other)
+        with source(sidecar, step, mapped=mapped) as shards:
+            report = restore(other, shards, rank=0)
+        assert report.step == step
+        assert other["seen"] == seen
+        assert all(map(torch.equal, tensors_of(other), tensors))
+        assert len(tensors_of(other)) == len(tensors)
+
+
+def test_buffers_and_values_are_those_of_the_call(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 0)
+    state["model"](torch.randn(8, 4))
+    state["seen"][0] = 99
+    state["average"].fill_(5)
+    sidecar.gate.set()
+    snapshotter.fence()
+    other = make_state()
+    restore(other, source(sidecar, 0), rank=0)
+    assert other["seen"] == [0]
+    assert other["average"].sum() == 0
+    assert other["model"][1].num_batches_tracked == 0
+    assert snapshotter.stats.discarded == 0
+
+
+def test_a_parameter_written_under_the_copy_discards_the_snapshot_and_is_named(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 0)
+    with torch.no_grad():
+        state["model"][2].weight.mul_(2)
+    sidecar.gate.set()
+    snapshotter.fence()
+    assert snapshotter.stats.discarded == 1
+    assert snapshotter.stats.torn == "model.2.weight"
+    assert sidecar.abandoned == [1]
+    snapshotter.snapshot(state, 1)
+    snapshotter.fence()
+    assert list(sidecar.sealed) == [(1, 0)]
+
+
+def test_the_optimizer_waits_for_the_copy(sidecar: FakeSidecar, snapshotter: Snapshotter) -> None:
+    state = make_state()
+    snapshotter.snapshot(state, 0)
+    for step in range(1, 20):
+        train(state)
+        snapshotter.snapshot(state, step)
+    snapshotter.fence()
+    assert snapshotter.stats.discarded == 0
+    assert snapshotter.stats.taken == 20
+
+
+@pytest.mark.parametrize("error", [FencedError("old generation"), PeerError("gone")])
+def test_errors_of_the_sidecar_surface_at_the_fence(
+    sidecar: FakeSidecar, snapshotter: Snapshotter, error: Exception
+) -> None:
+    sidecar.refuse = error  # type: ignore[assignment]
+    state = make_state()
+    snapshotter.snapshot(state, 0)
+    with pytest.raises(type(error)):
+        snapshotter.snapshot(state, 1)
+    snapshotter.snapshot(state, 2)
+    snapshotter.fence()
+    assert list(sidecar.sealed) == [(2, 0)]
+
+
+def test_the_wait_for_a_copy_can_be_broken_off(sidecar: FakeSidecar) -> None:
+    def give_up() -> None:
+        raise FencedError("told so by the agent")
+
+    snapshotter = make_snapshotter(sidecar, poll=give_up)
+    sidecar.gate.clear()
+    snapshotter.snapshot(make_state(), 0)
+    with pytest.raises(FencedError, match="told so"):
+        snapshotter.fence()
+    sidecar.gate.set()
+    snapshotter.close()
+
+
+def test_persist_names_the_root_and_needs_one(sidecar: FakeSidecar) -> None:
+    snapshotter = make_snapshotter(sidecar, checkpoint="runs/demo")
+    snapshotter.snapshot(make_state(), 3, persist=True)
+    snapshotter.fence()
+    snapshotter.close()
+    assert sidecar.persisted == {3: "runs/demo"}
+    without = make_snapshotter(sidecar)
+    with pytest.raises(StoreError, match="no checkpoint root"):
+        without.snapshot(make_state(), 3, persist=True)
+    without.close()
+
+
+def test_a_changed_byte_is_found_when_read(sidecar: FakeSidecar, snapshotter: Snapshotter) -> None:
+    snapshotter.snapshot(make_state(), 0)
+    snapshotter.fence()
+    sidecar.slot(0).block(100)[5] ^= 1
+    with pytest.raises(CorruptError, match=r"model\.0\.weight of rank 0 fails its checksum"):
+        restore(make_state(), source(sidecar, 0), rank=0)
+
+
+def test_a_slot_used_again_while_it_is_read_is_noticed(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    snapshotter.snapshot(make_state(), 0)
+    snapshotter.snapshot(make_state(), 1)
+    snapshotter.fence()
+    shards = source(sidecar, 0)
+    refs = [ref for index in shards.indexes() for ref in index.chunks()]
+    reading = shards.read(refs)
+    next(reading)
+    newer = sidecar.slot(1).read_header(run=shards._run)
+    assert newer is not None
+    sidecar.slot(0).write_header(newer, run=shards._run)
+    with pytest.raises(NotFoundError, match="used again"):
+        list(reading)
+
+
+def test_the_index_stands_behind_the_payload(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    snapshotter.snapshot(make_state(), 7)
+    snapshotter.fence()
+    entry = sidecar.sealed[7, 0]
+    block = sidecar.slot(7).block(entry.payload_bytes + entry.index_bytes)
+    index = verify_block(block, entry, origin="test")
+    assert (index.run, index.generation, index.step, index.writer) == ("test", 1, 7, 0)
+    assert index.tensors["model.0.weight"].grid == (4, 4)

@@ -1,0 +1,96 @@
+"""Killing parts of a running job on schedule, with SIGKILL, and writing down what was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+
+from elastic.events import EventWriter, events_file
+from elastic.launch import Launcher
+from tools.live_state import LiveState
+from tools.report.timeline import KILL_NODE
+from tools.schedule import Kill, Victim, victims
+
+
+class Nemesis:
+    """Carries out a schedule of kills against one launched job, driven by `tick`."""
+
+    def __init__(self, launcher: Launcher, plan: Sequence[Kill], *, seed: int, steps: int) -> None:
+        self._launcher, self._steps = launcher, steps
+        self._plan = list(plan)
+        self._draw = random.Random(f"holdfast victims {seed}")
+        self._due_s: float | None = None
+        self._writer = EventWriter(events_file(launcher.run_dir, "chaos"), node="chaos")
+        self.killed_pids: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        """How many kills are still to come."""
+        return len(self._plan)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+    def tick(self, state: LiveState) -> Victim | None:
+        """Carry out the next kill if its moment has come; return whom it hit."""
+        if not self._plan or state.step < self._plan[0].step or not self._stands(state):
+            return None
+        if self._due_s is None:
+            self._due_s = time.monotonic() + self._plan[0].delay * state.step_seconds
+        if time.monotonic() < self._due_s:
+            return None
+        kind = self._plan[0].kind
+        choice = victims(kind, state.participants(), busy=state.busy())
+        if not choice:
+            return None
+        victim = self._draw.choice(choice)
+        if not self._kill(kind, victim, state):
+            return None
+        self._plan.pop(0)
+        self._due_s = None
+        return victim
+
+    def _stands(self, state: LiveState) -> bool:
+        """Whether the job has got over the last kill, or little of it is left to wait for that."""
+        if state.unrecovered or state.stepped < state.generation:
+            return False
+        whole = all(state.count(role) >= n for role, n in self._launcher.config.wanted.items())
+        return whole or self._steps - state.step <= 2 * len(self._plan)
+
+    def _kill(self, kind: str, victim: Victim, state: LiveState) -> bool:
+        """Kill and record it; False when the victim has gone by itself in the meantime."""
+        processes = self._launcher.processes().get(victim.node)
+        if processes is None:
+            return False
+        pids = [state.alive[victim.node][seat] for seat in victim.seats]
+        if kind == KILL_NODE:
+            pids = [processes.agent, processes.sidecar, *processes.workers.values()]
+        now_s = time.time()
+        if not _sigkill(pids):
+            return False
+        self.killed_pids.update(pids)
+        fields = {
+            "what": kind,
+            "victim": victim.name,
+            "on": victim.node,
+            "pid": pids[0],
+            "pids": pids,
+            "seats": list(victim.seats),
+        }
+        self._writer.write("fault", source="chaos", t=now_s, fields=fields)
+        return True
+
+
+def _sigkill(pids: Sequence[int]) -> bool:
+    """Kill all that still run, as one blow; tell whether the first did."""
+    hit = False
+    for at, pid in enumerate(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            hit = hit or at == 0
+    return hit

@@ -1,0 +1,166 @@
+"""The `holdfast` command: one subcommand per module of this package, imported when it is used.
+
+A subcommand's module has ``add_parser(subparsers) -> ArgumentParser`` and ``run(args) -> int``.
+Errors a user can cause end as one paragraph on stderr, never as a traceback. Exit codes: 0 done,
+1 the work failed, 2 the command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Protocol, cast
+
+from ckpt.errors import CkptError
+from elastic.errors import ElasticError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class Subparsers(Protocol):
+    """What ``ArgumentParser.add_subparsers`` returns, as far as a subcommand needs it."""
+
+    def add_parser(self, name: str, **options: object) -> argparse.ArgumentParser:
+        """Add and return the parser of one subcommand."""
+
+
+class Subcommand(Protocol):
+    """A module that carries one subcommand."""
+
+    def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
+        """Declare the arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""
+
+
+COMMANDS: Final = {
+    "run": ("tools.run", "start a training script so that it survives the loss of workers"),
+    "demo": ("tools.demo", "train with reinforcement learning under injected kills, and prove it"),
+    "inspect": ("tools.inspect", "show what a checkpoint holds"),
+    "verify": ("tools.verify", "check every byte of a checkpoint against its checksums"),
+    "reshard": ("tools.reshard", "rewrite a checkpoint for another layout or format"),
+    "prune": ("tools.prune", "remove old checkpoints, never the newest verified one"),
+}
+"""Subcommand -> (module, one line of help). The module is imported when it is asked for."""
+
+OURS: Final = ("ckpt", "elastic", "adapters", "tools")
+
+EXTRA_OF: Final = {"reasoning_gym": "rl", "safetensors": "safetensors"}
+"""Optional package -> the extra of Holdfast's distribution that installs it."""
+
+_REMEDIES: Final = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file: check the path",
+    errno.EISDIR: "a file was needed: check the path",
+    errno.EACCES: "change the permissions or choose another place",
+    errno.EPERM: "change the permissions or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "make room there or choose another place; nothing committed earlier is harmed",
+    errno.EDQUOT: "make room there or choose another place; nothing committed earlier is harmed",
+    errno.EADDRINUSE: "another program listens there: stop it or choose another port",
+    errno.EADDRNOTAVAIL: "this machine does not have that address: choose one it has",
+    errno.ENOMEM: "free memory, or keep fewer snapshots",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution."""
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def load(command: str | None) -> Subcommand | None:
+    """Import the module of ``command``; None when there is no such command."""
+    if command not in COMMANDS:
+        return None
+    return cast("Subcommand", importlib.import_module(COMMANDS[command][0]))
+
+
+def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.ArgumentParser:
+    """Return the command line's parser, complete for the chosen subcommand only."""
+    parser = argparse.ArgumentParser(
+        prog="holdfast",
+        description="Keeps PyTorch training alive: parity-guarded in-memory snapshots, universal "
+        "checkpoints, in-place elasticity.",
+        epilog="`holdfast COMMAND --help` explains a command. Exit codes: 0 done, 1 failed, "
+        "2 wrong command line, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"holdfast {installed_version()}")
+    subparsers = cast(
+        "Subparsers", parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    )
+    for name, (_, summary) in COMMANDS.items():
+        if name == chosen and subcommand:
+            subcommand.add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
+
+
+def missing_package(error: ModuleNotFoundError, command: str | None) -> str:
+    """Return what to tell a user who lacks the package that ``error`` names."""
+    package = (error.name or "?").partition(".")[0]
+    extra = EXTRA_OF.get(package)
+    remedy = f"pip install 'holdfast[{extra}]'" if extra else f"pip install {package}"
+    return f"`holdfast {command}` needs the package {package}, which is not installed: {remedy}"
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the file, what the system said of it, and what to do about it."""
+    if error.errno is None:
+        return str(error)
+    found = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    text = f"{found}: {error.strerror}" if found else str(error.strerror)
+    remedy = _REMEDIES.get(error.errno)
+    return f"{text}; {remedy}" if remedy else text
+
+
+def report(message: str) -> None:
+    """Write ``message`` to stderr as one paragraph, wrapped when a person is reading."""
+    text = "error: " + " ".join(message.split())
+    if sys.stderr.isatty():
+        width = min(shutil.get_terminal_size().columns, 100)
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    try:
+        subcommand = load(chosen)
+        args = build_parser(chosen, subcommand).parse_args(words)
+        return subcommand.run(args) if subcommand else EXIT_USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough: `holdfast inspect … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in OURS:
+            raise
+        report(missing_package(error, chosen))
+    except (CkptError, ElasticError) as error:
+        report(str(error) or type(error).__name__)
+    except OSError as error:
+        report(describe_os_error(error))
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

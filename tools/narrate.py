@@ -1,0 +1,79 @@
+"""A run's events as short lines for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from elastic.records import TRAINER
+
+Event = Mapping[str, Any]
+
+_WHAT = {
+    "stopped": "was stopped",
+    "hang": "hung",
+    "node_lost": "was lost",
+    "sidecar_exit": "ended",
+    "lease_lost": "lost its lease",
+    "join": "joined",
+}
+
+
+class Narrator:
+    """Follows the events of one run and says what is worth a line."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._causes: list[str] = []
+        self._caused_t: float | None = None
+        self._proposals: dict[int, Event] = {}
+        self._wanted = 0
+        self._told = 0
+
+    def lines(self, event: Event) -> Iterator[str]:
+        """Yield the lines that ``event`` gives rise to."""
+        if self._quiet:
+            return
+        match event["kind"]:
+            case "job_started":
+                self._wanted = event.get("wanted", {}).get(TRAINER, 0)
+            case "detected":
+                yield from self._detected(event)
+            case "proposed":
+                self._proposals[event["generation"]] = event
+            case "resumed":
+                yield from self._resumed(event)
+            case "sidecar_failed":
+                yield f"the sidecar of {event['node']} does not start: {event['error']}"
+
+    def _detected(self, event: Event) -> Iterator[str]:
+        victim, what = event["victim"], event["what"]
+        cause = _cause(victim, what, event.get("why", ""))
+        if victim.startswith(f"{TRAINER}/") or what in ("node_lost", "sidecar_exit", "lease_lost"):
+            self._causes.append(cause)
+            if what != "join" and self._caused_t is None:
+                self._caused_t = event["t"]
+        if what != "join":
+            yield cause
+
+    def _resumed(self, event: Event) -> Iterator[str]:
+        number = event["generation"]
+        if number <= self._told or (proposal := self._proposals.get(number)) is None:
+            return
+        self._told = number
+        count = len(proposal["ranks"])
+        of = f" of {self._wanted}" if count < self._wanted else ""
+        noun = "trainer" if max(count, self._wanted if of else 0) == 1 else "trainers"
+        after = f" after {', '.join(self._causes)}" if self._causes else ""
+        took = f" in {event['t'] - self._caused_t:.2f} s" if self._caused_t else ""
+        fresh = proposal.get("restore_step") is None and event["step"] <= 1
+        verb = "started" if fresh else f"resumed at step {event['step']}"
+        self._causes, self._caused_t = [], None
+        yield f"generation {number}: {count}{of} {noun}{after}; {verb}{took}"
+
+
+def _cause(victim: str, what: str, why: str) -> str:
+    if what == "exit":
+        return f"{victim} was {why}" if why.startswith("killed") else f"{victim} ended with {why}"
+    text = f"{victim} {_WHAT.get(what, what)}"
+    return f"{text} ({why})" if why else text

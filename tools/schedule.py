@@ -1,0 +1,81 @@
+"""When the demo hurts its job, and whom: decided by a seed and what runs at that moment. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from elastic.membership import role_of
+from elastic.records import TRAINER
+from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
+
+KINDS = (KILL_TRAINER, KILL_ROLLOUT, KILL_NODE)
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned kill: once ``step`` is completed, after ``delay`` of a usual step's time."""
+
+    kind: str
+    step: int
+    delay: float
+
+
+class Victim(msgspec.Struct, frozen=True, kw_only=True):
+    """What to kill on ``node``: a seat (``"trainer/1"``) or all of it; ``seats`` die with it."""
+
+    name: str
+    node: str
+    seats: tuple[str, ...]
+
+
+def schedule(seed: int, steps: int, *, kinds: Sequence[str] = KINDS) -> tuple[Kill, ...]:
+    """Return the kills of a job of ``steps`` steps, spread over its middle, in order of step.
+
+    Each gets its own stretch of the steps from one fifth to four fifths, so that the job stands
+    again before the next. Raises ``ValueError`` when there are too few steps for that.
+    """
+    first, last = max(2, steps // 5), steps - max(2, steps // 5)
+    stretch = (last - first) / len(kinds)
+    if stretch < 2:
+        raise ValueError(
+            f"{steps} steps are too few to recover from {len(kinds)} kills between them: "
+            f"take at least {-(-10 * len(kinds) // 3)}"
+        )
+    draw = random.Random(f"holdfast schedule {seed}")
+    order = draw.sample(kinds, len(kinds))
+    return tuple(
+        Kill(
+            kind=kind,
+            step=int(first + at * stretch + draw.random() * (stretch - 1)),
+            delay=draw.random(),
+        )
+        for at, kind in enumerate(order)
+    )
+
+
+def victims(
+    kind: str, running: Mapping[str, Collection[str]], *, busy: Collection[str]
+) -> list[Victim]:
+    """Return who may be killed now, sorted; empty when nobody may.
+
+    ``running`` maps every living node to the seats whose workers take part; ``busy`` are the
+    seats of rollout workers in the middle of a sequence. A trainer or a node is spared when it
+    holds the last trainer, a node also when it holds the last rollout worker.
+    """
+    trainers = {(n, s) for n, seats in running.items() for s in seats if role_of(s) == TRAINER}
+    others = {(n, s) for n, seats in running.items() for s in seats if role_of(s) != TRAINER}
+    if kind == KILL_NODE:
+        return [
+            Victim(name=node, node=node, seats=tuple(sorted(running[node])))
+            for node in sorted(running)
+            if any(where == node for where, _ in trainers)
+            and any(where != node for where, _ in trainers)
+            and any(where != node for where, _ in others)
+        ]
+    if kind == KILL_TRAINER:
+        chosen = trainers if len(trainers) > 1 else set()
+    else:
+        chosen = {(node, seat) for node, seat in others if seat in busy}
+    return [Victim(name=seat, node=node, seats=(seat,)) for node, seat in sorted(chosen)]
