@@ -107,7 +107,7 @@ class Assembler:
 
     def bytes(self, fqn: str, box: Box | None = None) -> memoryview:
         """Return a box's elements as bytes."""
-        return memoryview(self.box(fqn, box).reshape(-1).view(np.uint8))
+        return self.box(fqn, box).reshape(-1).view(np.uint8).data
 
 
 def _within(part: Box, frame: Box) -> tuple[slice, ...]:

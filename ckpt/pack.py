@@ -138,7 +138,9 @@ class PackWriter:
         self.at = end + gap
 
 
-def pad(raw: memoryview, shape: tuple[int, ...], cell: tuple[int, ...], itemsize: int) -> memoryview:
+def pad(
+    raw: memoryview, shape: tuple[int, ...], cell: tuple[int, ...], itemsize: int
+) -> memoryview:
     """Return ``raw``, an array of ``shape``, in the low corner of zeros of shape ``cell``."""
     kind = np.dtype((np.void, itemsize))
     full = np.zeros(cell, dtype=kind)

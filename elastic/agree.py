@@ -18,7 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.membership import View, fenced_nodes, ready_trainers, role_of
+from elastic.membership import (
+    View,
+    fenced_nodes,
+    parked_trainers,
+    ready_trainers,
+    role_of,
+)
 from elastic.plan import RestorePoints, changes, job_spec, plan
 from elastic.records import (
     TRAINER,
@@ -241,14 +247,7 @@ def _outside_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
     """Return the READY trainers that are not in the newest generation."""
     members = view.generation.members if view.generation else ()
     inside = {member.incarnation for member in members}
-    return [
-        (node, worker)
-        for node, worker in view.workers()
-        if worker.state is WorkerState.READY
-        and role_of(worker.seat) == TRAINER
-        and worker.incarnation not in inside
-        and node.sidecar
-    ]
+    return [pair for pair in parked_trainers(view) if pair[1].incarnation not in inside]
 
 
 def _outside_nodes(view: View) -> list[NodeRecord]:

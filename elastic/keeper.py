@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpt import catalog
-from ckpt.errors import CorruptError
+from ckpt.errors import CorruptError, StoreError
 from ckpt.maps import SlotMaps
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
@@ -24,8 +24,10 @@ from elastic.reform import World
 
 _log = logging.getLogger(__name__)
 
+_PROBE = ".writable"
 _DURABLE_POLL_S = 0.25
 _DURABLE_LIMIT_S = 600.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class Keeper:
@@ -47,7 +49,7 @@ class Keeper:
         self._state: dict[str, Any] = {}
         self._snapshots: Snapshotter | None = None
         self._stall_before_s = 0.0
-        self._durable = -1
+        self._stored = self._asked = 0  # steps in the store before, and asked to be written
 
     def track(self, state: Mapping[str, Any]) -> None:
         """Take charge of ``state`` and restore it where there is something to restore."""
@@ -99,12 +101,15 @@ class Keeper:
         step = self._restore_checkpoint(root) if root else None
         if step is None:
             return "none", "nothing to restore", 0
-        self._durable = step
+        self._stored = step
         return "checkpoint", f"{root}, step {step}", step
 
     def _restore_checkpoint(self, root: str) -> int | None:
         """Restore the newest checkpoint that all ranks can read; None where there is none."""
-        candidates = catalog.verified(root) if self._world.rank == 0 else iter(())
+        candidates: Iterator[int] = iter(())
+        if self._world.rank == 0:
+            _probe(root)
+            candidates = catalog.verified(root)
         failed = ""
         while True:
             step = self._agree_on(candidates, root)
@@ -147,7 +152,7 @@ class Keeper:
         snapshots = self._tracked()
         step = self.cursor.step
         due = step >= count or step % self._settings.checkpoint_every == 0
-        persist = self._settings.checkpoint is not None and due and step > max(0, self._durable)
+        persist = self._settings.checkpoint is not None and due and step > self._stored
         self._snapshot(snapshots, persist=persist)
 
     def _tracked(self) -> Snapshotter:
@@ -168,7 +173,7 @@ class Keeper:
         with self._pulse.phase(Phase.WAIT):
             snapshots.snapshot(self._state, self.cursor.step, persist=persist)
         if persist:
-            self._durable = self.cursor.step
+            self._asked = self.cursor.step
 
     def fence(self) -> None:
         """Wait until the copy under way is done: the tensors are about to change."""
@@ -187,10 +192,17 @@ class Keeper:
     def finish(self) -> None:
         """Wait until the last snapshot is taken, and durable where checkpoints are asked for."""
         self.fence()
-        root = self._settings.checkpoint
-        if root is None or self._snapshots is None or self._world.rank != 0:
+        root, step = self._settings.checkpoint, self._asked
+        if not step or self._snapshots is None:
             return
-        step = self._durable
+        if self._snapshots.stats.last_step < step:
+            raise StoreError(
+                f"{root}: the snapshot of step {step} was given up, because "
+                f"{self._snapshots.stats.torn} was changed while it was copied: change tracked "
+                "state only inside the loop"
+            )
+        if self._world.rank != 0:
+            return
         deadline = time.monotonic() + _DURABLE_LIMIT_S
         while self.client.durable_step(at_least=step, timeout_s=_DURABLE_POLL_S) < step:
             self._world.guard.check()
@@ -203,6 +215,16 @@ class Keeper:
         self._state = {}
         try:
             if snapshots is not None:
-                snapshots.close()
+                snapshots.close(timeout_s=_CLOSE_TIMEOUT_S)
         finally:
             self.client.close()
+
+
+def _probe(root: str) -> None:
+    """Write to the checkpoint root and clean up: better refused now than at the first checkpoint.
+
+    Raises ``StoreError``.
+    """
+    store = catalog.open_store(root)
+    store.write(_PROBE, [b"writable\n"])
+    store.delete([_PROBE])

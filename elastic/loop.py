@@ -35,6 +35,8 @@ _R = TypeVar("_R")
 USER_ERRORS = (ConfigError, JobFailed, MismatchError, StateError, StoreError)
 """What no retry can help: the job ends at once with the message."""
 
+_AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
+
 
 def resilient(  # noqa: PLR0913 - the one place where a run is configured, all by keyword
     *,
@@ -117,6 +119,7 @@ class Loop:
             channel.fail(f"{type(error).__name__}: {error}", user_error=False)
             raise
         finally:
+            reform.leave()
             channel.close()
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:
@@ -135,7 +138,7 @@ class Loop:
             try:
                 return self._generation(body, record, guard=guard, host=meeting.host)
             except Exception as error:
-                if not (isinstance(error, Fenced) or guard.explained()):
+                if not _explained(error, guard):
                     raise
                 _forget(error)
             busy = reform.leave()
@@ -164,8 +167,19 @@ class Loop:
             channel.done({"step": run.completed, **run.metrics})
         finally:
             run.close()
-        reform.leave()
         return result
+
+
+def _explained(error: Exception, guard: Guard) -> bool:
+    """Say whether the end of the generation explains the error; its news may come a little later.
+
+    A peer's death shows first as a broken connection, then as a fence.
+    """
+    if isinstance(error, Fenced) or guard.fenced:
+        return True
+    if isinstance(error, USER_ERRORS):
+        return False
+    return isinstance(error, _AS_OF_A_LOST_PEER) and guard.explained()
 
 
 def _forget(error: BaseException) -> None:

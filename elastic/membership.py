@@ -156,19 +156,28 @@ def fenced_nodes(view: View) -> dict[str, NodeRecord]:
     return {name: node for name, node in view.nodes.items() if node.fenced >= view.number}
 
 
+def parked_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
+    """Return the READY trainers of live nodes whose sidecar serves.
+
+    Left out is a worker whose seat was given to another: its agent is about to end it.
+    """
+    orders = {order.seat: (order.node, order.attempt) for order in view.seating}
+    return [
+        (node, worker)
+        for node, worker in view.workers()
+        if worker.state is WorkerState.READY
+        and role_of(worker.seat) == TRAINER
+        and node.sidecar
+        and orders.get(worker.seat) in (None, (node.node, worker.attempt))
+    ]
+
+
 def ready_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
     """Return who can enter the next generation, in seat order.
 
-    These are the READY trainers of live nodes that have fenced the newest generation and whose
-    sidecar serves.
+    These are the parked trainers of the nodes that have fenced the newest generation.
     """
-    found = [
-        (node, worker)
-        for node in fenced_nodes(view).values()
-        if node.sidecar
-        for worker in node.workers
-        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER
-    ]
+    found = [pair for pair in parked_trainers(view) if pair[0].fenced >= view.number]
     return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
 
 

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 
 from elastic.events import EventWriter, events_file
 from elastic.launch import Launcher
+from elastic.records import TRAINER
 from tools.live_state import LiveState
-from tools.report.timeline import KILL_NODE
+from tools.report.timeline import KILL_NODE, KILL_ROLLOUT
 from tools.schedule import Kill, Victim, victims
+
+_FRESH_S = 0.06
+"""A rollout worker counts as sampling for this long after it began."""
+
+_KILLS_MOST = 8
 
 
 class Nemesis:
@@ -23,7 +29,9 @@ class Nemesis:
         self._launcher, self._steps = launcher, steps
         self._plan = list(plan)
         self._draw = random.Random(f"holdfast victims {seed}")
+        self._done: list[Kill] = []
         self._due_s: float | None = None
+        self._unconfirmed: str | None = None
         self._writer = EventWriter(events_file(launcher.run_dir, "chaos"), node="chaos")
         self.killed_pids: set[int] = set()
 
@@ -36,30 +44,44 @@ class Nemesis:
         """Close the event file."""
         self._writer.close()
 
-    def tick(self, state: LiveState) -> Victim | None:
-        """Carry out the next kill if its moment has come; return whom it hit."""
+    def tick(self, state: LiveState) -> None:
+        """Carry out the next kill if its moment has come."""
+        self._reconsider(state)
         if not self._plan or state.step < self._plan[0].step or not self._stands(state):
-            return None
+            return
+        kill = self._plan[0]
         if self._due_s is None:
-            self._due_s = time.monotonic() + self._plan[0].delay * state.step_seconds
+            self._due_s = time.monotonic() + kill.delay * state.step_seconds
         if time.monotonic() < self._due_s:
-            return None
-        kind = self._plan[0].kind
-        choice = victims(kind, state.participants(), busy=state.busy())
+            return
+        busy = state.busy(since=time.time() - _FRESH_S)
+        choice = victims(kill.kind, state.participants(), busy=busy)
         if not choice:
-            return None
+            return
         victim = self._draw.choice(choice)
-        if not self._kill(kind, victim, state):
-            return None
-        self._plan.pop(0)
-        self._due_s = None
-        return victim
+        if self._kill(kill.kind, victim, state):
+            self._due_s = None
+            self._unconfirmed = victim.name if kill.kind == KILL_ROLLOUT else None
+            self._done.append(self._plan.pop(0))
+
+    def _reconsider(self, state: LiveState) -> None:
+        """Plan a kill again that proves to have hit a worker between two sequences."""
+        if self._unconfirmed not in state.salvaged:
+            return
+        if not state.salvaged[self._unconfirmed] and len(self._done) < _KILLS_MOST:
+            self._plan.insert(0, self._done[-1])
+        self._unconfirmed = None
 
     def _stands(self, state: LiveState) -> bool:
-        """Whether the job has got over the last kill, or little of it is left to wait for that."""
+        """Whether the job has got over the last kill and can afford the next.
+
+        Roles that are hit need all their workers; near the job's end nothing is waited for.
+        """
         if state.unrecovered or state.stepped < state.generation:
             return False
-        whole = all(state.count(role) >= n for role, n in self._launcher.config.wanted.items())
+        wanted = self._launcher.config.wanted
+        hit = set(wanted) - {TRAINER} if self._plan[0].kind == KILL_ROLLOUT else set(wanted)
+        whole = all(state.count(role) >= wanted[role] for role in hit)
         return whole or self._steps - state.step <= 2 * len(self._plan)
 
     def _kill(self, kind: str, victim: Victim, state: LiveState) -> bool:

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Protocol, cast
 
 from ckpt.errors import CkptError
-from elastic.errors import ElasticError
+from elastic.errors import ConfigError, ElasticError
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -155,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] in OURS:
             raise
         report(missing_package(error, chosen))
+    except ConfigError as error:
+        report(str(error))
+        return EXIT_USAGE
     except (CkptError, ElasticError) as error:
         report(str(error) or type(error).__name__)
     except OSError as error:

@@ -31,6 +31,8 @@ _NODES = ("a", "b", "c")
 _WANTED = {TRAINER: 2, ROLLOUT: 2}
 _WARM_START = "warm-start"
 _RUNS = "runs"
+_MIN_STEP_S = 0.2
+"""On a fast machine the tiny model's job would be over before a dead worker's successor is up."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -77,6 +79,7 @@ def _plan(args: argparse.Namespace) -> tuple[RLConfig, tuple[Kill, ...]]:
     from adapters.rl.config import preset
 
     config = preset("quick" if args.quick else "full")
+    config = msgspec.structs.replace(config, min_step_s=_MIN_STEP_S)
     if args.steps is not None:
         config = msgspec.structs.replace(config, steps=args.steps)
     try:
@@ -210,6 +213,7 @@ def _shown(config: RLConfig) -> dict[str, str | int]:
         "rollout workers": _WANTED[ROLLOUT],
         "parity": config.parity,
         "snapshot every": "step",
+        "seconds between steps": f"{config.min_step_s:g} or more",
     }
 
 

@@ -17,7 +17,8 @@ class LiveState:
     """What is known of a job now: its newest step and generation, its workers, its troubles.
 
     ``stepped`` is the newest generation that completed a step; ``alive`` maps node and seat to a
-    process id; ``training`` maps the seats of the generation's trainers to their nodes.
+    process id; ``training`` maps the seats of the generation's trainers to their nodes;
+    ``salvaged`` says how many samples a lost rollout worker was found to have been at.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,8 @@ class LiveState:
         self.history: list[Mapping[str, Any]] = []
         self.unrecovered: set[str] = set()
         self.stepped = 0
-        self._sampling: dict[str, int] = {}
+        self.salvaged: dict[str, int] = {}
+        self._sampling: dict[str, float] = {}
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -56,9 +58,9 @@ class LiveState:
             for node, seats in self.alive.items()
         }
 
-    def busy(self) -> list[str]:
-        """Return the rollout workers that are in the middle of a sequence."""
-        return [seat for seats in self.alive.values() for seat in seats if role_of(seat) != TRAINER]
+    def busy(self, *, since: float) -> list[str]:
+        """Return the rollout workers that began to sample after ``since`` and still do."""
+        return sorted(seat for seat, began in self._sampling.items() if began >= since)
 
     def count(self, role: str) -> int:
         """Return how many workers of a role take part."""
@@ -74,6 +76,7 @@ class LiveState:
         self.faults.append(event)
         self.unrecovered.add(event["victim"])
         for seat in event["seats"]:
+            self.salvaged.pop(seat, None)
             self._gone(event["on"], seat)
         if event["victim"] == event["on"]:
             self.alive.pop(event["on"], None)
@@ -102,7 +105,10 @@ class LiveState:
         self.unrecovered.clear()
 
     def _on_sampling(self, event: Mapping[str, Any]) -> None:
-        self._sampling[event["seat"]] = event["samples"]
+        self._sampling[event["seat"]] = event["t"] if event["samples"] else 0.0
+
+    def _on_rollout_recovered(self, event: Mapping[str, Any]) -> None:
+        self.salvaged[event["worker"]] = event["unfinished"]
 
     def _on_metric(self, event: Mapping[str, Any]) -> None:
         self.metrics[event["step"]] = dict(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -11,7 +11,7 @@ from elastic.membership import role_of
 from elastic.records import TRAINER
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 
-KINDS = (KILL_TRAINER, KILL_ROLLOUT, KILL_NODE)
+MIN_STEPS = 20
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,28 +30,28 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     seats: tuple[str, ...]
 
 
-def schedule(seed: int, steps: int, *, kinds: Sequence[str] = KINDS) -> tuple[Kill, ...]:
-    """Return the kills of a job of ``steps`` steps, spread over its middle, in order of step.
+def schedule(seed: int, steps: int) -> tuple[Kill, ...]:
+    """Return the kills of a job of ``steps`` steps, one of each kind, in order of step.
 
-    Each gets its own stretch of the steps from one fifth to four fifths, so that the job stands
-    again before the next. Raises ``ValueError`` when there are too few steps for that.
+    Each has its own stretch of the steps from one tenth to six tenths. The rollout worker's is in
+    the middle: after the loss of a trainer the job goes on smaller until its successor has
+    joined, and only then can it afford to lose the next; the end is left for that as well. Raises
+    ``ValueError`` when there are too few steps.
     """
-    first, last = max(2, steps // 5), steps - max(2, steps // 5)
-    stretch = (last - first) / len(kinds)
-    if stretch < 2:
+    if steps < MIN_STEPS:
         raise ValueError(
-            f"{steps} steps are too few to recover from {len(kinds)} kills between them: "
-            f"take at least {-(-10 * len(kinds) // 3)}"
+            f"{steps} steps leave no time to recover between kills, needed: {MIN_STEPS}"
         )
+    first, stretch = max(2, steps // 10), steps / 6
     draw = random.Random(f"holdfast schedule {seed}")
-    order = draw.sample(kinds, len(kinds))
+    before, after = draw.sample((KILL_TRAINER, KILL_NODE), 2)
     return tuple(
         Kill(
             kind=kind,
             step=int(first + at * stretch + draw.random() * (stretch - 1)),
             delay=draw.random(),
         )
-        for at, kind in enumerate(order)
+        for at, kind in enumerate((before, KILL_ROLLOUT, after))
     )
 
 

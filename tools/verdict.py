@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -87,18 +87,11 @@ def _faults(evidence: Evidence) -> str | None:
     for recovery in evidence.timeline.recoveries:
         if recovery.total_s is None:
             return f"nothing answers the {recovery.kind} of {recovery.victim}"
-    for fault in evidence.timeline.faults:
-        if fault.kind == KILL_ROLLOUT and not _was_sampling(fault.victim, evidence.events):
-            return f"{fault.victim} was not in the middle of a sequence when it was killed"
+    killed = {f.victim for f in evidence.timeline.faults if f.kind == KILL_ROLLOUT}
+    found = [event for event in evidence.events if event["kind"] == "rollout_recovered"]
+    if killed and not any(event["worker"] in killed and event["unfinished"] for event in found):
+        return f"{sorted(killed)} died between two sequences, needed: in the middle of one"
     return None
-
-
-def _was_sampling(victim: str, events: Collection[Event]) -> bool:
-    """Whether samples of ``victim`` were found unfinished after a fault."""
-    return any(
-        event["kind"] == "rollout_recovered" and event["worker"] == victim and event["unfinished"]
-        for event in events
-    )
 
 
 def _survivors(evidence: Evidence) -> str | None:

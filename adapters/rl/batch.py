@@ -16,7 +16,8 @@ class Batch:
     """``rows`` sequences padded to ``length`` tokens; targets are the tokens shifted by one.
 
     tokens [rows, length] int64; behavior and mask [rows, length - 1] float32, the mask 1 where
-    the target is a sampled token; advantages and rewards [rows] float32.
+    the target is a sampled token; advantages and rewards [rows] float32; oldest [rows] int64 the
+    oldest policy version that sampled a token of the row.
     """
 
     tokens: Tensor
@@ -24,6 +25,12 @@ class Batch:
     mask: Tensor
     advantages: Tensor
     rewards: Tensor
+    oldest: Tensor
+
+    @property
+    def used(self) -> Tensor:
+        """Which rows hold a trajectory, bool [rows]."""
+        return self.mask.any(1)
 
     @property
     def token_count(self) -> int:
@@ -40,6 +47,7 @@ class Batch:
             mask=self.mask[cut],
             advantages=self.advantages[cut],
             rewards=self.rewards[cut],
+            oldest=self.oldest[cut],
         )
 
     def trimmed(self) -> Batch:
@@ -52,16 +60,18 @@ class Batch:
             mask=self.mask[:, : used - 1],
             advantages=self.advantages,
             rewards=self.rewards,
+            oldest=self.oldest,
         )
 
     def pack(self) -> Tensor:
-        """Return everything in one float64 tensor [rows, 3 * length]; exact for all of it."""
+        """Return everything in one float64 tensor [rows, 3 * length + 1]; exact for all of it."""
         columns = [
             self.tokens.double(),
             self.behavior.double(),
             self.mask.double(),
             self.advantages.double()[:, None],
             self.rewards.double()[:, None],
+            self.oldest.double()[:, None],
         ]
         return torch.cat(columns, 1)
 
@@ -69,20 +79,21 @@ class Batch:
     def unpack(cls, packed: Tensor) -> Batch:
         """Undo ``pack``."""
         length = packed.shape[1] // 3
-        sizes = [length, length - 1, length - 1, 1, 1]
-        tokens, behavior, mask, advantages, rewards = torch.split(packed, sizes, 1)
+        sizes = [length, length - 1, length - 1, 1, 1, 1]
+        tokens, behavior, mask, advantages, rewards, oldest = torch.split(packed, sizes, 1)
         return cls(
             tokens=tokens.long(),
             behavior=behavior.float(),
             mask=mask.float(),
             advantages=advantages[:, 0].float(),
             rewards=rewards[:, 0].float(),
+            oldest=oldest[:, 0].long(),
         )
 
 
 def packed_shape(rows: int, length: int) -> tuple[int, int]:
     """Return the shape of ``Batch.pack`` for a batch of this size."""
-    return rows, 3 * length
+    return rows, 3 * length + 1
 
 
 def collate(
@@ -103,12 +114,19 @@ def collate(
     tokens = torch.zeros(rows, length, dtype=torch.long)
     behavior = torch.zeros(rows, length - 1)
     mask = torch.zeros(rows, length - 1)
+    oldest = torch.zeros(rows, dtype=torch.long)
     for row, trajectory in enumerate(trajectories):
         text = trajectory.prompt + trajectory.tokens
         start, end = len(trajectory.prompt) - 1, len(text) - 1
         tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         behavior[row, start:end] = torch.tensor(trajectory.logprobs)
         mask[row, start:end] = 1.0
+        oldest[row] = min(trajectory.versions)
     return Batch(
-        tokens=tokens, behavior=behavior, mask=mask, advantages=advantages, rewards=rewards
+        tokens=tokens,
+        behavior=behavior,
+        mask=mask,
+        advantages=advantages,
+        rewards=rewards,
+        oldest=oldest,
     )

@@ -37,7 +37,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parts. ``warm_start`` is the directory of the warmed-up model: read when it has one, written
     by `adapters.rl.sft`; None starts from random weights. ``exact_weight`` is the weight of the
     exact match in the reward, the rest is the task's shaped score. ``slots`` and
-    ``log_every_ticks`` are of each rollout worker.
+    ``log_every_ticks`` are of each rollout worker. ``min_step_s`` is how far apart steps begin at
+    least: a job of tiny steps that is to be watched leaves replacements the time to join it.
     """
 
     task: str = "spell_backward"
@@ -48,7 +49,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     loss: LossConfig = LossConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
-    steps: int = 60
+    steps: int = 100
     groups: int = 8
     group: int = 8
     microbatches: int = 8
@@ -63,6 +64,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluate_every: int = 10
     parity: int = 1
     min_dp: int = 1
+    min_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots"):
@@ -77,6 +79,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.eta < 0:
             raise ValueError(f"eta is {self.eta}, needed: 0 or more")
+        if self.min_step_s < 0:
+            raise ValueError(f"min_step_s is {self.min_step_s}, needed: 0 or more")
         if not 0 <= self.exact_weight <= 1:
             raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
         if self.log_every_ticks < 1:
@@ -133,8 +137,8 @@ def preset(name: str) -> RLConfig:
 
 
 _PRESETS: dict[str, RLConfig] = {
-    "quick": RLConfig(steps=60, evaluate_every=20),
-    "full": RLConfig(steps=250, groups=16, lr=5e-4, evaluate_every=25),
+    "quick": RLConfig(steps=80, microbatches=4, evaluate_every=20),
+    "full": RLConfig(steps=300, groups=16, lr=5e-4, evaluate_every=25),
     "tiny": RLConfig(
         task="reverse",
         model=ModelConfig(width=64, layers=1),

@@ -2,7 +2,8 @@
 
 A greedy answer is right exactly when every token of the right answer is the most likely one
 after the tokens before it; a sampled answer is right with the product of their probabilities.
-So one forward pass gives both, with no sampling noise.
+So one forward pass gives both, with no sampling noise. It is done in parts of one shape, so that
+the outcome does not depend on how many ranks share the parts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from adapters.rl.loss import target_logprobs
 from adapters.rl.task import END, Problem
+
+_PART_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +38,15 @@ class HeldOut:
             mask[row, len(problem.prompt) - 1 : len(text) - 1] = True
         return cls(tokens=tokens, mask=mask)
 
-    def share(self, rank: int, *, world_size: int) -> HeldOut:
-        """Return every ``world_size``-th row, beginning with ``rank``."""
-        return HeldOut(tokens=self.tokens[rank::world_size], mask=self.mask[rank::world_size])
+    def parts(self) -> list[HeldOut]:
+        """Return the problems in parts of a fixed size, the unit of work of an evaluation."""
+        tokens, masks = torch.split(self.tokens, _PART_ROWS), torch.split(self.mask, _PART_ROWS)
+        return [HeldOut(tokens=t, mask=m) for t, m in zip(tokens, masks, strict=True)]
 
 
 @torch.no_grad()
 def exact_matches(model: nn.Module, problems: HeldOut) -> Tensor:
-    """Return [expected number of right sampled answers, right greedy answers], float64."""
+    """Return [expected number of right sampled answers, right greedy answers], float64 [2]."""
     logits = model(problems.tokens)
     greedy = logits[:, :-1].argmax(-1) == problems.tokens[:, 1:]
     right = (greedy | ~problems.mask).all(1).double().sum()

@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Play this process's part; return the exit status."""
     options = _parse(arguments)
     torch.set_num_threads(1)
+    channel = connect()
     try:
         config = load_config(options.config) if options.config else preset(options.preset)
-        channel = connect()
         if isinstance(channel, SoloChannel):
             _alone(channel, config, options.result)
         elif channel.role == TRAINER:
@@ -65,8 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped:
         return 0
     except (ElasticError, CkptError) as error:
+        channel.fail(str(error), user_error=isinstance(error, ConfigError))
         sys.stderr.write(f"holdfast: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        channel.close()
     return 0
 
 
@@ -108,7 +111,6 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
         finally:
             over.set()
             thread.join(timeout=5)
-            channel.close()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -28,7 +28,7 @@ from ckpt.types import Json
 from elastic.channel import Phase
 from elastic.records import Roster
 
-_EXCHANGE_TIMEOUT_S = 0.6
+_EXCHANGE_TIMEOUT_S = 0.5
 _HEARTBEAT_S = 0.25
 _RETRY_S = 0.02
 _AWAIT_VERSION_S = 0.05

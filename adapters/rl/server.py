@@ -29,7 +29,7 @@ from elastic.records import Roster, WorkerState
 
 _log = logging.getLogger(__name__)
 
-_LONG_POLL_S = 0.25
+_LONG_POLL_S = 0.15
 _LOG_RETRY_S = 0.1
 
 
@@ -79,6 +79,7 @@ class Term:
     seen: dict[str, _Seen] = field(default_factory=dict)
     lost: dict[str, tuple[Worker, int]] = field(default_factory=dict)
     recovering: set[str] = field(default_factory=set)
+    former: set[str] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
     released: int = 0
     over: bool = False
@@ -129,6 +130,7 @@ class RolloutServer:
             alive = _alive(term.roster())
             for worker in former:
                 if worker.incarnation not in alive:
+                    term.former.add(worker.incarnation)
                     self._lose(term, worker)
             self._changed.notify_all()
 
@@ -247,7 +249,7 @@ class RolloutServer:
 
     def _settled(self, term: Term) -> bool:
         """Whether it is known what the living hold and what the lost left behind."""
-        if term.recovering:
+        if term.former:
             return False
         if time.monotonic() - term.began > self._patience.announce_s:
             return True
@@ -301,6 +303,7 @@ class RolloutServer:
             records = self._read_log(term, worker)
             with self._changed:
                 term.recovering.discard(worker.incarnation)
+                term.former.discard(worker.incarnation)
                 if term is self._term:
                     self._recover(term, worker, records)
                     self._answer_waiting()
@@ -321,11 +324,11 @@ class RolloutServer:
 
     def _recover(self, term: Term, worker: Worker, records: list[bytes]) -> None:
         ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)
+        unfinished = ledger.claimed(worker.incarnation)
         ledger.lose(worker.incarnation)
         before = ledger.counters.tokens_recovered
         pieces = fold(records)
         reported = seen.progress if seen else {}
-        unfinished = set(reported)
         for key, piece in pieces.items():
             prompt = ledger.prompt(key[0])
             if prompt is not None:

@@ -45,6 +45,7 @@ class Trainer:
             config.task, seed=config.task_seed, exact_weight=config.exact_weight
         )
         _import_early()
+        self._paced = 0.0
         self._held_out = HeldOut.of(
             self._task.held_out(config.held_out), length=config.model.context
         )
@@ -136,9 +137,11 @@ class Trainer:
             run.backward(loss)
         run.clip_grad_norm_(model.parameters(), config.max_norm)
         run.step(optimizer)
-        reward = float(batch.rewards.double().mean())
+        used = batch.used
+        reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
+        staleness = step - batch.oldest[used].min().item() if used.any() else 0
         history["reward"].append(reward)
-        run.log(reward=reward, tokens=tokens, staleness=step - max(0, step - config.eta))
+        run.log(reward=reward, tokens=tokens, staleness=staleness)
 
     def _batch(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
         """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
@@ -158,6 +161,7 @@ class Trainer:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
+        self._pace(run)
         with self._server.lock:
             ledger.train(step)
         rewards = torch.tensor([self._task.reward(s.ordinal, s.tokens) for s in samples])
@@ -169,18 +173,31 @@ class Trainer:
             length=self._config.model.context,
         )
 
+    def _pace(self, run: elastic.Run) -> None:
+        """Wait until the configured time since the last step's batch has passed."""
+        due = self._paced + self._config.min_step_s
+        while (left := due - time.monotonic()) > 0:
+            run.check()
+            time.sleep(min(left, _WAIT_S))
+        self._paced = time.monotonic()
+
     # -- evaluation and end ------------------------------------------------------------------
 
     def _evaluate(
         self, run: elastic.Run, model: LanguageModel, history: dict[str, list[Json]]
     ) -> None:
-        share = self._held_out.share(run.rank, world_size=run.world_size)
-        counts = exact_matches(model, share)
+        parts = self._held_out.parts()
+        counts = torch.zeros(2, dtype=torch.float64)
+        for part in parts[run.rank :: run.world_size]:
+            counts += exact_matches(model, part)
+        if run.rank >= len(parts):
+            exact_matches(model, parts[0])  # a forward pass is collective
         reshard(model)
         dist.all_reduce(counts, group=run.mesh.get_group())
-        expected, greedy = (counts / len(self._held_out.tokens)).tolist()
-        history["held_out"].append([run.completed, round(expected, 6)])
-        history["greedy"].append([run.completed, round(greedy, 6)])
+        shares = (counts / len(self._held_out.tokens)).tolist()
+        expected, greedy = (round(share, 6) for share in shares)
+        history["held_out"].append([run.completed, expected])
+        history["greedy"].append([run.completed, greedy])
         run.log(held_out=expected, held_out_greedy=greedy)
 
     def _finish(

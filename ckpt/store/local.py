@@ -234,7 +234,7 @@ def _locked_file(path: Path) -> tuple[Path, int]:
 def _sweep(folder: Path) -> None:
     """Remove the temporary files of writers that are gone (nobody holds their lock)."""
     for path in folder.glob(f".*{_TEMPORARY}"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -90,7 +90,7 @@ def make_world(
     )
 
 
-def write_block(  # noqa: PLR0913 - a block has this many coordinates
+def write_block(
     client: SidecarClient,
     world: SnapshotWorld,
     *,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import elastic
 from ckpt.hashing import state_hash
 
-CONTEXT, WIDTH, HEADS, BLOCKS = 128, 128, 4, 4
+CONTEXT, WIDTH, HEADS, BLOCKS = 64, 64, 4, 3
 
 
 class Text:
@@ -67,6 +67,8 @@ class GPT(nn.Module):
 
 
 def main(args):
+    text = Text()
+
     @elastic.resilient(
         batch=elastic.Batch(microbatches=8, size=4),
         exact=True,
@@ -76,7 +78,7 @@ def main(args):
         checkpoint_every=25,
     )
     def train(run):
-        text, model = Text(), GPT()
+        model = GPT()
         for part in (*model.blocks, model):
             fully_shard(part, mesh=run.mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

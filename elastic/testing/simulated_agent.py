@@ -45,6 +45,7 @@ SELF_FENCE_S = 0.7
 CALL_TIMEOUT_S = 0.4
 PARK_TIMEOUT_S = 2.0
 HANG_S = 1.5
+_SEATERS = 3  # enough to race for it
 
 _T = TypeVar("_T")
 
@@ -258,7 +259,7 @@ class SimulatedAgent:
                 self.view = self.sim.view()
                 self.carry_on()
 
-        self._soon(0.0005, 0.02, read)
+        self._soon(*self.sim.config.notice_s, read)
 
     def publish(self) -> None:
         """Publish the node's record as it is when the call is made."""
@@ -358,6 +359,8 @@ class SimulatedAgent:
         self.publish()
 
     def _seat(self) -> None:
+        if self.name not in list(self.view.nodes)[:_SEATERS]:
+            return
         decision, reason = seating.seat(
             self.view,
             progress=self.sim.progress,
@@ -366,7 +369,7 @@ class SimulatedAgent:
         )
         if isinstance(decision, seating.Exhausted):
             self._finish(Outcome(ok=False, message=reason))
-        elif isinstance(decision, seating.Seat) and self.name in list(self.view.nodes)[:3]:
+        elif isinstance(decision, seating.Seat):
             self._set(seating_key(self.sim.run_id), encode(decision.seats), decision.expected)
 
     def _decide(self) -> None:
@@ -449,5 +452,7 @@ class SimulatedAgent:
             if worker.state is WorkerState.ACTIVE:
                 worker.kill("hung")
                 self._reap()
+            elif worker.state in (WorkerState.STARTING, WorkerState.READY):
+                self._soon(HANG_S, HANG_S + 0.1, found)
 
         self._soon(HANG_S, HANG_S + 0.1, found)

@@ -131,10 +131,10 @@ class SimulatedSidecar:
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Commit(key=key):
-                    self._network.later(_RETRY_S, partial(self._encode, key))
-                case Protect(key=key):
-                    self._network.protected(self, key)
+                case Commit(snapshot=snapshot):
+                    self._network.later(_RETRY_S, partial(self._encode, snapshot.key))
+                case Protect(snapshot=snapshot):
+                    self._network.protected(self, snapshot.key)
                 case Release(key=key):
                     self._rows.pop(key, None)
                     self._blocks = {k: v for k, v in self._blocks.items() if k[0] != key}

@@ -30,6 +30,8 @@ _MAX_EVENTS_SHOWN = 80
 class SimulationConfig:
     """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
 
+    ``notice_s`` is how long an agent takes to see a change at the coordinator.
+
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
     mended, and the job must end within ``patience_s``.
     """
@@ -44,6 +46,7 @@ class SimulationConfig:
     step_s: tuple[float, float] = (0.03, 0.06)
     copy_s: tuple[float, float] = (0.002, 0.03)
     startup_s: tuple[float, float] = (0.2, 2.0)
+    notice_s: tuple[float, float] = (0.0005, 0.02)
     faults: int = 8
     calm_s: float = 15.0
     patience_s: float = 60.0

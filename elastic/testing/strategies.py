@@ -24,11 +24,20 @@ def seats() -> st.SearchStrategy[str]:
     )
 
 
-def workers() -> st.SearchStrategy[WorkerRecord]:
-    """Return workers in any state."""
+def _trainer(node: str, number: int) -> WorkerRecord:
+    seat = f"trainer/{number}"
+    return fakes.worker(seat, incarnation=f"{node}/{seat}@1", ready_after=_NUMBER)
+
+
+def workers(node: str) -> st.SearchStrategy[WorkerRecord]:
+    """Return a node's workers in any state."""
     return st.builds(
         lambda seat, state, attempt, after: fakes.worker(
-            seat, state, attempt=attempt, ready_after=after
+            seat,
+            state,
+            incarnation=f"{node}/{seat}@{attempt}",
+            attempt=attempt,
+            ready_after=after,
         ),
         seats(),
         st.sampled_from(WorkerState),
@@ -58,14 +67,18 @@ def generations(draw: st.DrawFn) -> GenerationRecord:
     """Draw a newest generation: its group, and members on some of its nodes."""
     group = draw(st.lists(st.sampled_from(NODES), unique=True, min_size=1))
     numbers = draw(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=5))
-    ranks = [(draw(st.sampled_from(group)), fakes.worker(f"trainer/{n}")) for n in numbers]
+    homes = [draw(st.sampled_from(group)) for _ in numbers]
+    ranks = [(node, _trainer(node, n)) for node, n in zip(homes, numbers, strict=True)]
     nodes = [fakes.node(name) for name in sorted(group)]
     return fakes.generation(_NUMBER, nodes, ranks=ranks, parity=draw(st.integers(0, 2)))
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
-    """Draw a view: before the first generation or later, nodes come, gone and changed."""
+def views(draw: st.DrawFn, *, plannable: bool = False) -> View:
+    """Draw a view: before the first generation or later, nodes come, gone and changed.
+
+    In a ``plannable`` one most nodes have fenced, and a READY trainer is likely.
+    """
     generation = draw(st.none() | generations())
     world = generation.snapshots if generation else None
     peers = {peer.node for peer in world.peers} if world else set()
@@ -74,12 +87,18 @@ def views(draw: st.DrawFn) -> View:
         found: Inventory | None = None
         if world and name in peers and draw(st.booleans()):
             found = fakes.inventory(name, world, *draw(st.sets(st.integers(0, 3))))
-        locals_ = draw(st.lists(workers(), max_size=4, unique_by=lambda w: w.seat))
+        locals_ = draw(st.lists(workers(name), max_size=4, unique_by=lambda w: w.seat))
+        if plannable and name not in draw(st.sets(st.sampled_from(NODES), max_size=1)):
+            parked = _trainer(name, draw(st.integers(0, 5)))
+            locals_ = [parked, *(w for w in locals_ if w.seat != parked.seat)]
+            fenced = _NUMBER if generation else 0
+        else:
+            fenced = draw(st.integers(0, _NUMBER)) if generation else 0
         nodes.append(
             fakes.node(
                 name,
                 *locals_,
-                fenced=draw(st.integers(0, _NUMBER)) if generation else 0,
+                fenced=fenced,
                 inventory=found,
                 slots={role: draw(st.integers(0, 3)) for role in ROLES},
                 sidecar=draw(st.sampled_from((True, True, True, False))),

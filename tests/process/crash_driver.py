@@ -55,8 +55,8 @@ def die_at(number: int) -> None:
 
 
 def save(root: Path, seed: int) -> None:
-    """Save with three writers that know no grid, so that there are merged cells too."""
-    write_checkpoint(root, sample_arrays(seed), world_size=3, generation=seed, with_grids=False)
+    """Save with two writers that know no grid, so that there are merged cells too."""
+    write_checkpoint(root, sample_arrays(seed), world_size=2, generation=seed, with_grids=False)
 
 
 def content(root: Path) -> int | None:

@@ -16,8 +16,8 @@ from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from ckpt.verify import faults
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
-FILES = 3 * 2 + 2 + 2
-"""Packs and indexes of three writers and of the merged cells, manifest, refs."""
+FILES = 2 * 2 + 2 + 2
+"""Packs and indexes of two writers and of the merged cells, manifest, refs."""
 
 
 @pytest.mark.parametrize("before", ["none", "old"])
@@ -50,7 +50,7 @@ def _limited(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-@pytest.mark.parametrize("limit", [0, 100, 400, 1000, 3000])
+@pytest.mark.parametrize("limit", [0, 100, 1000])
 def test_a_file_system_that_takes_no_more_is_a_clear_error(tmp_path: Path, limit: int) -> None:
     write_checkpoint(tmp_path, sample_arrays(0), step=1)
     code = (

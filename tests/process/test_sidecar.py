@@ -29,8 +29,6 @@ from ckpt.errors import (
 )
 from ckpt.stripes import restore_points
 
-BIG_BYTES = 20 << 20
-
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[SidecarGroup]:
@@ -114,6 +112,7 @@ def test_a_lone_sidecars_successor_knows_the_restore_point(one: SidecarGroup) ->
     assert one.clients["a"].read(world, 4, 0, [(0, 9000)])[0] == payloads[0]
 
 
+@pytest.mark.parametrize("how", ["lifeline", "sigterm", "stop"])
 def test_no_shared_memory_is_left(one: SidecarGroup, how: str) -> None:
     write_step(one, one.adopt(), 1, sizes=(1000,))
     process = one.processes["a"]

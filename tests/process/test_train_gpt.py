@@ -1,4 +1,4 @@
-"""The example of the docs: alone, elastic under kill -9 and kill -STOP, and from a checkpoint."""
+"""The example of the docs: alone, and elastic under kill -9 and kill -STOP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from elastic.events import EventReader
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_gpt.py"
-STEPS = 12
+STEPS = 9
 
 
 def _alone(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
@@ -93,34 +93,17 @@ def _hurt(job: Job, seat: str, how: signal.Signals, *, after_step: int) -> float
     return float(resumed["t"]) - hurt_at
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_killed_and_stopped_ranks_leave_no_trace_in_the_weights(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     result = tmp_path / "result.json"
     with _job(tmp_path / "run", "--steps", STEPS, "--result", result) as job:
         killed_s = _hurt(job, "trainer/0", signal.SIGKILL, after_step=2)
-        stopped_s = _hurt(job, "trainer/1", signal.SIGSTOP, after_step=6)
+        stopped_s = _hurt(job, "trainer/1", signal.SIGSTOP, after_step=5)
     assert _result(result) == undisturbed
     survivor = [e for e in job.events if e["kind"] == "worker_started" and e["seat"] == "trainer/2"]
     assert len(survivor) == 1, "a survivor was restarted"
     assert killed_s < 20, "back within a second on an idle machine; this bound is for a busy one"
     assert stopped_s < 20
-
-
-def test_a_later_run_goes_on_from_the_checkpoint(
-    tmp_path: Path, undisturbed: dict[str, Any]
-) -> None:
-    root, result = tmp_path / "checkpoints", tmp_path / "result.json"
-    first = _alone(result, "--steps", 5, "--checkpoint", root)
-    assert first.returncode == 0, first.stderr
-    second = _alone(result, "--steps", STEPS, "--checkpoint", root)
-    assert second.returncode == 0, second.stderr
-    assert _result(result) == undisturbed
-    again = _alone(result, "--steps", STEPS, "--checkpoint", root)
-    assert again.returncode == 0, again.stderr
-    assert _result(result) == undisturbed
-
-    other = _alone(result, "--steps", STEPS, "--checkpoint", root, "--seed", 1)
-    assert other.returncode == 1
-    assert "seed=0" in other.stderr
-    assert "Traceback" not in other.stderr

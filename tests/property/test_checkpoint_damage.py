@@ -33,7 +33,7 @@ def files_of(step: Path) -> list[Path]:
     return sorted(p for p in step.rglob("*") if p.is_file() and p.name != "refs.json")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -52,7 +52,7 @@ def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> No
     assert ckpt.load(saved.parent, make()).step == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_file_cut_off_or_longer_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -74,7 +74,7 @@ def irregular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "step-000000000001"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_of_any_file_is_found_by_a_deep_check(
     irregular: Path, data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from elastic.agree import Fence, Finish, Propose, Seen, decide, observe
@@ -14,6 +14,12 @@ from elastic.plan import extend_timeline, on_timeline, plan
 from elastic.records import Origin, WorkerState
 from elastic.seating import NOWHERE, Keep, Seat, seat
 from elastic.testing.strategies import views
+
+broadly = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 def reseated(view: View) -> View:
@@ -28,6 +34,7 @@ def overfull(view: View) -> bool:
     return any(n > view.nodes[node].slots.get(role, 0) for (node, role), n in used.items())
 
 
+@broadly
 @given(views())
 def test_seating_is_whole_and_fits(view: View) -> None:
     after = reseated(view)
@@ -39,6 +46,7 @@ def test_seating_is_whole_and_fits(view: View) -> None:
         assert not overfull(after)
 
 
+@broadly
 @given(views())
 def test_no_wanted_seat_waits_beside_a_free_slot(view: View) -> None:
     after = reseated(view)
@@ -48,6 +56,7 @@ def test_no_wanted_seat_waits_beside_a_free_slot(view: View) -> None:
         assert all(used[n, role] >= r.slots.get(role, 0) for n, r in view.nodes.items())
 
 
+@broadly
 @given(views())
 def test_seating_is_sticky_and_attempts_only_grow(view: View) -> None:
     after = {s.seat: s for s in reseated(view).seating}
@@ -62,12 +71,16 @@ def test_seating_is_sticky_and_attempts_only_grow(view: View) -> None:
             assert new.node in (old.node, NOWHERE)
 
 
+@broadly
 @given(views())
-def test_seating_of_a_view_with_that_seating_stands(view: View) -> None:
-    assert isinstance(seat(reseated(view), max_attempts=100)[0], Keep)
+def test_seating_settles(view: View) -> None:
+    for _ in range(4):  # a dead worker may sit where the next attempt is ordered
+        view = reseated(view)
+    assert isinstance(seat(view, max_attempts=100)[0], Keep)
 
 
-@given(views())
+@broadly
+@given(views(plannable=True))
 def test_plan_takes_every_ready_trainer_once(view: View) -> None:
     ready = ready_trainers(view)
     assume(ready)
@@ -83,7 +96,8 @@ def test_plan_takes_every_ready_trainer_once(view: View) -> None:
     assert reason.startswith(f"generation {record.number}: {len(ready)} of ")
 
 
-@given(views())
+@broadly
+@given(views(plannable=True))
 def test_plan_does_not_depend_on_the_order_of_nodes(view: View) -> None:
     assume(ready_trainers(view))
     turned = dataclasses.replace(view, nodes=dict(sorted(view.nodes.items())[::-1]))
@@ -93,7 +107,8 @@ def test_plan_does_not_depend_on_the_order_of_nodes(view: View) -> None:
     assert turned_record.nodes == record.nodes
 
 
-@given(views())
+@broadly
+@given(views(plannable=True))
 def test_survivors_keep_their_order(view: View) -> None:
     assume(ready_trainers(view) and view.generation)
     assert view.generation is not None
@@ -105,7 +120,8 @@ def test_survivors_keep_their_order(view: View) -> None:
         assert all(before == after for before, after in now)
 
 
-@given(views())
+@broadly
+@given(views(plannable=True))
 def test_restore_point_names_only_nodes_that_have_it(view: View) -> None:
     assume(ready_trainers(view) and view.generation)
     record, _ = plan(view)
@@ -119,6 +135,7 @@ def test_restore_point_names_only_nodes_that_have_it(view: View) -> None:
         assert has is not source.rebuilt
 
 
+@broadly
 @given(views(), st.floats(0, 100))
 def test_decision_is_safe_and_has_a_reason(view: View, later_s: float) -> None:
     for node in view.nodes:
@@ -132,16 +149,14 @@ def test_decision_is_safe_and_has_a_reason(view: View, later_s: float) -> None:
             case Propose(record=record, expected=expected):
                 assert expected == view.generation_revision
                 states = {w.incarnation: w.state for _, w in view.workers()}
-                assert all(states[m.incarnation] for m in record.members)
+                assert {states[m.incarnation] for m in record.members} == {WorkerState.READY}
                 group = view.generation.nodes if view.generation else {}
                 assert all(view.nodes[n].fenced >= view.number for n in group if n in view.nodes)
             case Finish(outcome=outcome) if outcome.ok and view.generation:
-                incarnations = {m.incarnation for m in view.generation.members}
-                states_now = [w.state for _, w in view.workers() if w.incarnation in incarnations]
-                assert WorkerState.DONE in states_now
-                assert WorkerState.ACTIVE not in states_now or len(set(incarnations)) < len(
-                    states_now
-                )
+                members = {(m.node, m.incarnation) for m in view.generation.members}
+                left = [w for n, w in view.workers() if (n.node, w.incarnation) in members]
+                assert WorkerState.DONE in {w.state for w in left}
+                assert WorkerState.ACTIVE not in {w.state for w in left}
 
 
 @settings(max_examples=200)

@@ -21,7 +21,9 @@ def answer(ordinal: int, sample: int) -> bytes:
     return bytes(97 + (ordinal * 7 + sample * 3 + i) % 26 for i in range(1 + ordinal % 3)) + b"\n"
 
 
-def trajectory(ordinal: int, sample: int, count: int | None = None, *, generation: int) -> Trajectory:
+def trajectory(
+    ordinal: int, sample: int, count: int | None = None, *, generation: int
+) -> Trajectory:
     tokens = answer(ordinal, sample)[:count]
     version = PLAN.version_of(ordinal)
     stamps = (Stamp(generation=generation, version=version, count=len(tokens)),) if tokens else ()
@@ -45,6 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.resume(1, restored=0)
         self.running: dict[str, dict[tuple[int, int], int]] = {"u": {}, "v": {}, "w": {}}
         self.held: dict[str, list[Trajectory]] = {"u": [], "v": [], "w": []}
+        self.late: set[str] = set()
         self.trained: list[list[Trajectory]] = []
         self.snapshots: list[dict[str, Any]] = []
         self._snapshot()
@@ -64,6 +67,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, free=st.integers(1, 8))
     def claim(self, worker: str, free: int) -> None:
+        self.announce(worker)
         bound = {PLAN.version_of(ordinal) for ordinal, _ in self.running[worker]}
         assert len(bound) < 2
         version = next(iter(bound), None)
@@ -72,7 +76,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for assignment in work:
             key = assignment.trajectory.key
             assert answer(*key).startswith(assignment.trajectory.tokens)
-            assert not any(key in running for running in self.running.values())
+            announced = self.running.keys() - self.late
+            assert not any(key in self.running[other] for other in announced)
             self.running[worker][key] = len(assignment.trajectory.tokens)
 
     @rule(worker=WORKERS, count=st.integers(1, 4))
@@ -85,6 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, again=st.booleans())
     def deliver(self, worker: str, again: bool) -> None:
+        self.announce(worker)
         for finished in self.held[worker]:
             self.ledger.deliver(finished, again=again)
 
@@ -110,22 +116,32 @@ class LedgerMachine(RuleBasedStateMachine):
             self.trained.append(batch)
             self._snapshot()
 
-    @rule(back=st.integers(0, 2))
-    def restore(self, back: int) -> None:
-        """The trainer dies and is restored from one of its last snapshots."""
+    @rule(back=st.integers(0, 2), late=st.sets(WORKERS))
+    def restore(self, back: int, late: set[str]) -> None:
+        """The trainer dies and is restored from one of its last snapshots; some hear of it late."""
         step = max(0, len(self.trained) - back)
         self.generation += 1
         self.ledger = Ledger(PLAN)
         self.ledger.load_state_dict(self.snapshots[step])
         self.trained, self.snapshots = self.trained[:step], self.snapshots[:step]
         self.ledger.resume(self.generation, restored=step)
-        for worker, running in self.running.items():
-            for finished in self.held[worker]:
-                self.ledger.deliver(finished, again=True)
-            void = {key for key in running if PLAN.version_of(key[0]) > step}
-            for key in void | self.ledger.hold(worker, running.keys() - void):
-                del running[key]
         self._snapshot()
+        self.late = set(self.running)
+        for worker in self.late - late:
+            self.announce(worker)
+
+    @rule(worker=WORKERS)
+    def announce(self, worker: str) -> None:
+        """A worker tells a new leader what it has, and abandons what is done or another's."""
+        if worker not in self.late:
+            return
+        self.late.remove(worker)
+        for finished in self.held[worker]:
+            self.ledger.deliver(finished, again=True)
+        running = self.running[worker]
+        void = {key for key in running if PLAN.version_of(key[0]) > len(self.trained)}
+        for key in void | self.ledger.hold(worker, running.keys() - void):
+            del running[key]
 
     @invariant()
     def holds(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ckpt.errors import CorruptError
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, JobFailed
 from tools import cli
 
 
@@ -83,7 +83,7 @@ def test_success_is_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     ("error", "told"),
     [
         (CorruptError("pack 3:\n   CRC differs"), "error: pack 3: CRC differs\n"),
-        (ConfigError("give 1 or more"), "error: give 1 or more\n"),
+        (JobFailed("no node is left"), "error: no node is left\n"),
         (
             FileNotFoundError(errno.ENOENT, "No such file or directory", "x/y"),
             "error: x/y: No such file or directory; check the path\n",
@@ -114,6 +114,13 @@ def test_what_users_can_cause_is_one_paragraph_and_1(
 ) -> None:
     assert run_with(monkeypatch, error) == cli.EXIT_FAILED
     assert capsys.readouterr().err == told
+
+
+def test_a_wrong_setting_is_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_with(monkeypatch, ConfigError("give 1 or more")) == cli.EXIT_USAGE
+    assert capsys.readouterr().err == "error: give 1 or more\n"
 
 
 def test_interruption_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

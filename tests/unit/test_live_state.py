@@ -40,3 +40,21 @@ def test_the_newest_step_and_its_pace_are_known() -> None:
     state = state_at(8.2)
     assert state.step == 5
     assert abs(state.step_seconds - 0.9) < 1e-6
+
+
+def test_a_rollout_worker_is_busy_from_when_it_began_until_it_says_so() -> None:
+    state = LiveState()
+    sampling = {"kind": "sampling", "node": "a", "seat": "rollout/0"}
+    state.apply([{**sampling, "t": 10.0, "samples": 8}])
+    assert state.busy(since=9.9) == ["rollout/0"]
+    assert state.busy(since=10.1) == []
+    state.apply([{**sampling, "t": 10.2, "samples": 0}])
+    assert state.busy(since=9.9) == []
+
+
+def test_what_a_lost_rollout_worker_was_at_is_known_until_it_is_lost_again() -> None:
+    state = state_at(13.1)
+    assert state.salvaged == {"rollout/0": 5}
+    fault = {"t": 0.0, "victim": "rollout/0", "on": "c", "seats": ["rollout/0"]}
+    state.apply([{**fault, "kind": "fault", "what": "kill_rollout"}])
+    assert state.salvaged == {}

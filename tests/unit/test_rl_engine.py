@@ -83,7 +83,9 @@ def test_an_interrupted_trajectory_continues_elsewhere_as_if_nothing_had_happene
             if timing.random() < 0.1:  # the worker dies: its partial trajectories are handed on
                 waiting += engine.running()
                 engine.unload()
-                engine.load(build_model(engine.config, seed=5).state_dict(), version=3, generation=1)
+                engine.load(
+                    build_model(engine.config, seed=5).state_dict(), version=3, generation=1
+                )
             elif timing.random() < 0.7:
                 done |= {trajectory.key: trajectory for trajectory in engine.tick()}
     assert done == undisturbed

@@ -19,9 +19,7 @@ from adapters.rl.ledger import (
 from adapters.rl.task import END
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 
-PLAN = BatchPlan(
-    groups=2, group=2, eta=1, steps=4, limits=Limits(context=12, max_new_tokens=6)
-)
+PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=Limits(context=12, max_new_tokens=6))
 
 
 def prompt_of(ordinal: int) -> bytes:
@@ -36,7 +34,12 @@ def make_ledger(completed: int = 0) -> Ledger:
 
 
 def sampled(
-    ordinal: int, sample: int, *, tokens: bytes = b"ab\n", version: int | None = None, generation: int = 1
+    ordinal: int,
+    sample: int,
+    *,
+    tokens: bytes = b"ab\n",
+    version: int | None = None,
+    generation: int = 1,
 ) -> Trajectory:
     version = PLAN.version_of(ordinal) if version is None else version
     return Trajectory(

@@ -83,9 +83,7 @@ def test_microbatches_add_up_to_the_mean_over_the_tokens_of_the_batch() -> None:
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     whole = gradient([batch], 1 / batch.token_count)
-    pieces = gradient(
-        [batch.part(i, of=parts) for i in range(parts)], parts / batch.token_count
-    )
+    pieces = gradient([batch.part(i, of=parts) for i in range(parts)], parts / batch.token_count)
     torch.testing.assert_close(pieces / parts, whole, atol=1e-6, rtol=1e-4)
 
 
@@ -109,8 +107,9 @@ def test_a_batch_survives_packing_bit_for_bit() -> None:
     packed = batch.pack()
     assert packed.shape == packed_shape(10, CONFIG.model.context)
     again = Batch.unpack(packed)
-    for name in ("tokens", "behavior", "mask", "advantages", "rewards"):
+    for name in ("tokens", "behavior", "mask", "advantages", "rewards", "oldest"):
         assert torch.equal(getattr(batch, name), getattr(again, name)), name
+    assert again.used.tolist() == [True] * 8 + [False] * 2
 
 
 def test_rows_of_dropped_prompts_and_trimmed_columns_change_nothing() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
-from tools.schedule import KINDS, Kill, schedule, victims
+from tools.schedule import schedule, victims
 
 RUNNING = {"a": ["trainer/0", "rollout/1"], "b": ["trainer/1"], "c": ["rollout/0"]}
 
@@ -14,30 +14,25 @@ def test_a_seed_gives_the_same_kills_again() -> None:
     assert schedule(7, 30) == schedule(7, 30)
 
 
-@pytest.mark.parametrize("steps", [12, 20, 60])
-def test_each_kind_comes_once_in_the_middle_and_apart(steps: int) -> None:
+@pytest.mark.parametrize("steps", [20, 48, 300])
+def test_each_kind_comes_once_early_enough_and_apart(steps: int) -> None:
     for seed in range(200):
-        check_plan(schedule(seed, steps), steps)
-
-
-def check_plan(plan: tuple[Kill, ...], steps: int) -> None:
-    assert sorted(kill.kind for kill in plan) == sorted(KINDS)
-    at = [kill.step for kill in plan]
-    assert at == sorted(at)
-    assert all(later - earlier >= 1 for earlier, later in pairwise(at))
-    assert at[0] >= 2
-    assert at[-1] <= steps - 2
-    assert all(0.0 <= kill.delay < 1.0 for kill in plan)
+        plan = schedule(seed, steps)
+        assert plan[1].kind == KILL_ROLLOUT
+        assert {plan[0].kind, plan[2].kind} == {KILL_TRAINER, KILL_NODE}
+        assert all(later.step - earlier.step >= 1 for earlier, later in pairwise(plan))
+        assert plan[0].step >= 2
+        assert plan[2].step <= 0.62 * steps
+        assert all(0.0 <= kill.delay < 1.0 for kill in plan)
 
 
 def test_orders_differ_between_seeds() -> None:
-    assert len({tuple(kill.kind for kill in schedule(seed, 30)) for seed in range(30)}) > 1
+    assert len({tuple(kill.kind for kill in schedule(seed, 30)) for seed in range(30)}) == 2
 
 
 def test_too_few_steps_are_refused_with_the_number_needed() -> None:
-    with pytest.raises(ValueError, match="take at least 10"):
-        schedule(0, 6)
-    schedule(0, 10)
+    with pytest.raises(ValueError, match="needed: 20"):
+        schedule(0, 19)
 
 
 def test_a_node_is_chosen_that_leaves_a_trainer_and_a_rollout_worker() -> None:

@@ -18,6 +18,7 @@ from sidecar_group import (
 )
 
 from ckpt.arena import HEADER_BYTES, SlotFile
+from ckpt.catalog import load_manifest, open_store, step_folder
 from ckpt.errors import (
     CapacityError,
     CkptError,
@@ -29,7 +30,7 @@ from ckpt.errors import (
 from ckpt.index import decode_index
 from ckpt.sidecar.client import SidecarClient
 from ckpt.stripes import restore_points
-from ckpt.testing.blocks import make_index, random_payload, write_block
+from ckpt.testing.blocks import make_block, make_index, random_payload, write_block
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource
 
@@ -101,26 +102,13 @@ def test_bytes_that_are_not_what_the_index_says_are_not_sealed(one: SidecarGroup
 def test_an_older_generation_is_refused_everywhere(one: SidecarGroup) -> None:
     old = one.adopt(generation=3)
     client = one.clients["a"]
-    payload = random_payload(1000, seed=(1,))
-    index = make_index(payload, run=one.run, generation=3, step=1, rank=0, world_size=1)
     grant = client.acquire(generation=3, step=1, rank=0, size_bytes=5000, timeout_s=5)
     one.adopt(generation=4)
-    slot = SlotFile.open(grant.path) if Path(grant.path).exists() else None
-    assert slot is None  # a stale writer's slot is never given to somebody else
-    entry_of = write_block(client, one.adopt(generation=4), step=1, rank=0, nbytes=1000)
-    assert entry_of
+    assert not Path(grant.path).exists()  # a stale writer's slot is never given to anybody
+    write_step(one, one.adopt(generation=4), 1)
     with pytest.raises(FencedError, match="generation 3 is over"):
         client.acquire(generation=3, step=2, rank=0, size_bytes=10, timeout_s=5)
-    from ckpt.world import BlockEntry
-
-    entry = BlockEntry(
-        generation=3,
-        step=1,
-        rank=0,
-        payload_bytes=index.payload_bytes,
-        index_bytes=1,
-        index_crc32c=0,
-    )
+    entry, _ = make_block(b"late", generation=3)
     with pytest.raises(FencedError):
         client.seal(slot_id=grant.slot_id, entry=entry)
     with pytest.raises(FencedError):
@@ -147,7 +135,6 @@ def test_a_malformed_request_is_refused_by_name(one: SidecarGroup) -> None:
         one.clients["a"].call("dance")
 
 
-@pytest.mark.parametrize("lost", ["a", "b", "c"])
 def test_two_of_four_nodes_may_go_and_the_new_group_is_protected_again(tmp_path: Path) -> None:
     with sidecar_group(tmp_path, "a", "b", "c", "d", threads=True) as group:
         world = group.adopt(rank_nodes=("a", "a", "b", "c"), parity=2)
@@ -217,7 +204,6 @@ def test_a_step_that_one_rank_gives_up_frees_the_others(three: SidecarGroup) -> 
     write_step(three, world, 7)
 
 
-@pytest.mark.parametrize("how", ["lifeline", "sigterm", "stop"])
 def test_a_log_is_truncated_here_and_in_its_copy(three: SidecarGroup) -> None:
     three.adopt()
     writer = three.clients["a"]
@@ -241,8 +227,6 @@ def test_a_log_survives_its_sidecar(one: SidecarGroup) -> None:
 
 
 def test_a_checkpoint_is_written_by_all_and_committed_once(three: SidecarGroup) -> None:
-    from ckpt.catalog import load_manifest, open_store, step_folder
-
     world = three.adopt()
     root = three.directory / "checkpoints"
     for rank, node in enumerate(world.rank_nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -141,3 +142,16 @@ def test_a_key_survives_its_file_and_a_bad_file_is_named(tmp_path, key: RunKey) 
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(PeerError, match=r"bad\.json"):
         RunKey.load(tmp_path / "bad.json")
+
+
+def test_a_watching_client_hears_at_once_that_its_server_is_gone(key: RunKey) -> None:
+    server = Server(Echo(), key=key)
+    client = Client(server.address, key, watch=True)
+    client.call("echo")
+    threading.Timer(0.1, server.close).start()
+    began_s = time.monotonic()
+    for _ in range(2):  # in the middle of a call, then before one
+        with pytest.raises(PeerError, match="nobody serves there any more"):
+            client.call("never", timeout_s=30)
+    assert time.monotonic() - began_s < 10
+    client.close()

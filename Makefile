@@ -1,0 +1,52 @@
+# Two commands set everything up, on a machine with Python >= 3.11, git, make and a C compiler:
+#   make demo    make a virtual environment, install, run the main job, write holdfast-report/
+#   make test    the same environment, run the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := rl,safetensors,dev
+
+.PHONY: help demo test check format install clean
+
+help:
+	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
+	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
+	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make clean   remove the virtual environment and the caches"
+
+demo: $(STAMP)
+	$(BIN)/holdfast demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(STAMP)
+
+# Installed again only when what is to be installed has changed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+	  "Holdfast needs Python 3.11 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo "no virtual environment could be made: install the" \
+	  "venv module of $(PYTHON) (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "installing into $(VENV); the first time this takes minutes, torch is large"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	  --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,96 @@
+"""What the documents claim: links lead somewhere, commands parse, code runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckpt
+import elastic
+from tools import cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+    return [body for name, body in fenced if name == language]
+
+
+def commands() -> list[str]:
+    """Every `holdfast …` line of a console block, comments and output left out."""
+    lines = [line for d in DOCUMENTS for body in blocks(d, "console") for line in body.splitlines()]
+    told = [line.removeprefix("$ ").split(" #")[0].strip() for line in lines if line[:2] == "$ "]
+    return sorted({line for line in told if line.startswith("holdfast ")})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_parse(command: str) -> None:
+    words = shlex.split(command)[1:]
+    args = cli.build_parser(words[0], cli.load(words[0])).parse_args(words)
+    assert args.command == words[0]
+
+
+def test_the_readme_has_exactly_two_set_up_commands() -> None:
+    first = blocks(ROOT / "README.md", "console")[0]
+    assert first.splitlines() == ["$ make demo", "$ make test"]
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", document.read_text()))
+        assert named <= targets, document
+
+
+def test_the_decorator_of_the_readme_is_accepted() -> None:
+    source = blocks(ROOT / "README.md", "python")[0]
+    space: dict[str, object] = {}
+    exec(compile(source, "README.md", "exec"), space)
+    assert callable(space["train"])
+
+
+def test_the_checkpoint_calls_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.ModuleDict({"head": torch.nn.Linear(3, 20)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    source = blocks(ROOT / "README.md", "python")[1]
+    exec(compile(source, "README.md", "exec"), {"model": model, "optimizer": optimizer})
+    assert ckpt.open("runs/demo")["model.head.weight"][:10].shape == (10, 3)
+
+
+def test_the_first_job_of_the_quickstart_runs_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(blocks(ROOT / "docs" / "quickstart.md", "python")[0])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ckpt.open(tmp_path / "runs" / "first").step == 200
+
+
+def test_every_public_name_of_a_document_exists() -> None:
+    for document in DOCUMENTS:
+        for module, name in re.findall(r"\b(elastic|ckpt)\.([A-Za-z]\w*)\(", document.read_text()):
+            assert hasattr({"elastic": elastic, "ckpt": ckpt}[module], name), (document, name)

@@ -1,0 +1,88 @@
+"""Readers that have never heard of Holdfast open its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from ckpt.zarr_dtypes import DTYPES
+from ckpt.zarr_view import array_name
+
+READER = Path(__file__).with_name("stock_zarr.py")
+
+
+def read(step: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(READER), str(step), *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
+
+
+def expected(seed: int = 0) -> dict[str, Any]:
+    return {
+        array_name(fqn): {
+            "dtype": DTYPES[dtype].zarr,
+            "torch_dtype": dtype,
+            "shape": list(array.shape),
+            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+        }
+        for fqn, (array, dtype) in sample_arrays(seed).items()
+    }
+
+
+@pytest.mark.parametrize(("world_size", "with_grids"), [(1, True), (3, True), (3, False)])
+def test_stock_zarr_reads_the_reference_map(
+    tmp_path: Path, world_size: int, with_grids: bool
+) -> None:
+    write_checkpoint(
+        tmp_path,
+        sample_arrays(),
+        world_size=world_size,
+        with_grids=with_grids,
+        values={"lr": 0.1},
+        aliases={"model.tied": "model.weight"},
+    )
+    step = tmp_path / "step-000000000001"
+    done = read(step)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wanted = expected()
+    assert found == {
+        "arrays": wanted | {"model.tied": wanted["model.weight"]},
+        "values": {"lr": 0.1},
+    }
+
+
+def test_a_moved_checkpoint_is_read_with_its_new_root(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", sample_arrays(), world_size=2)
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    done = read(tmp_path / "b/step-000000000001", "--moved")
+    assert json.loads(done.stdout)["arrays"] == expected()
+
+
+def test_stock_zarr_notices_damage_and_missing_packs(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, sample_arrays())
+    step = tmp_path / "step-000000000001"
+    (pack,) = (step / "data").iterdir()
+    good = bytearray(pack.read_bytes())
+    good[5] ^= 1
+    pack.write_bytes(good)
+    done = read(step)
+    assert done.returncode != 0
+    assert "checksum" in done.stderr
+    pack.unlink()
+    done = read(step)
+    assert done.returncode != 0
+    assert "failed to fetch" in done.stderr

@@ -1,0 +1,117 @@
+"""The loop re-enters the function in the living process, and nothing of the old world stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import record_of
+from torch import nn
+
+from ckpt.transport import RunKey
+from elastic.config import Batch, Settings
+from elastic.errors import ConfigError, Fenced
+from elastic.loop import Loop
+from elastic.run import Run
+
+
+class LoneChannel:
+    """Agent and coordinator of one worker; the test ends generations by ``over``."""
+
+    def __init__(self) -> None:
+        self.run, self.node, self.seat, self.incarnation = "r", "n0", "trainer/0", "0"
+        self.sidecar, self.key = "tcp://127.0.0.1:1", RunKey.new()
+        self.settings: dict[str, Any] = {}
+        self.over = 0
+        self.said: list[Any] = []
+
+    def ready(self, *, after: int, spec: Any, info: dict[str, Any]) -> None:
+        self.said.append(("ready", after))
+        self._store = info["store"]
+
+    def await_generation(self, *, after: int) -> Any:
+        return record_of([self._store], number=after + 1)
+
+    def fenced(self, generation: int) -> bool:
+        return generation <= self.over
+
+    def beat(self, *, step: int, phase: Any) -> None: ...
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.said.append((kind, fields))
+
+    def done(self, result: Any = None) -> None:
+        self.said.append(("done", result))
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        self.said.append(("fail", message, user_error))
+
+    def close(self) -> None: ...
+
+
+def _loop(channel: LoneChannel, **settings: Any) -> Loop:
+    found: Any = channel
+    batch = Batch(microbatches=1)
+    return Loop(found, Settings(batch=batch, **settings), announce=lambda: {"more": 1})
+
+
+def test_a_fenced_generation_is_left_and_forgotten() -> None:
+    channel, models, weights = LoneChannel(), [], []
+
+    def body(run: Run) -> str:
+        gc.collect()
+        assert all(model() is None for model in models), "an old model is still held"
+        model = nn.Linear(4, 4)
+        models.append(weakref.ref(model))
+        weights.append(model.weight.detach().clone())
+        assert run.mesh.size() == dist.get_world_size() == 1
+        if run.generation == 3:
+            return "finished"
+        channel.over = run.generation
+        if run.generation == 1:
+            run.check()
+        try:
+            run.check()
+        except Fenced as fenced:
+            raise RuntimeError("connection reset by peer") from fenced
+        raise AssertionError("not reached")
+
+    assert _loop(channel).run(body) == "finished"
+    assert not dist.is_initialized()
+    assert len(models) == 3
+    assert all(torch.equal(weight, weights[0]) for weight in weights), "built from the same seed"
+    kinds = [said[0] for said in channel.said]
+    assert kinds == ["ready", "reformed"] * 3 + ["done"]
+    assert [said[1] for said in channel.said if said[0] == "ready"] == [0, 1, 2]
+
+
+def test_an_error_of_the_function_ends_the_worker() -> None:
+    channel = LoneChannel()
+
+    def body(run: Run) -> None:
+        raise ValueError("no such column")
+
+    with pytest.raises(ValueError, match="no such column"):
+        _loop(channel).run(body)
+    assert ("fail", "ValueError: no such column", False) in channel.said
+
+
+@pytest.mark.parametrize(
+    ("misuse", "named"),
+    [
+        (lambda run: next(run.steps(3)), "call run.track"),
+        (lambda run: next(run.microbatches()), "call run.track"),
+        (lambda run: run.backward(torch.zeros(())), "belongs inside"),
+        (lambda run: run.step(), "needs the optimizer"),
+    ],
+)
+def test_misuse_is_refused_with_the_remedy(misuse: Any, named: str) -> None:
+    channel = LoneChannel()
+    with pytest.raises(ConfigError, match=named):
+        _loop(channel).run(misuse)
+    assert channel.said[-1][0] == "fail"
+    assert channel.said[-1][2] is True, "no retry would help"

@@ -1,0 +1,68 @@
+"""A decorated script started by hand: it runs, goes on from checkpoints, and refuses plainly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("tiny_training.py")
+
+
+def _train(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, SCRIPT, "--result", result, *flags]
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def _trained(result: Path, *flags: object) -> dict[str, Any]:
+    done = _train(result, *flags)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with checkpoints of steps 3 and 5 of a run that ended early."""
+    folder = tmp_path_factory.mktemp("early")
+    _trained(folder / "result.json", "--steps", 5, "--checkpoint", folder / "root",
+             "--checkpoint-every", 3)  # fmt: skip
+    return folder / "root"
+
+
+def test_a_later_run_ends_as_an_unbroken_one(tmp_path: Path, root: Path) -> None:
+    result = tmp_path / "result.json"
+    assert sorted(path.name[-2:] for path in root.iterdir()) == ["03", "05"]
+    unbroken = _trained(result)
+    assert _trained(result, "--checkpoint", root) == unbroken
+    assert _trained(result, "--checkpoint", root) == unbroken  # nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", 1], "seed=0"),
+        (["--width", 9], "model.0.weight is float32 [9, 8], saved is float32 [16, 8]"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_plainly(
+    tmp_path: Path, root: Path, flags: list[object], said: str
+) -> None:
+    done = _train(tmp_path / "result.json", "--steps", 20, "--checkpoint", root, *flags)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_directory_that_is_a_file_is_refused_plainly(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("in the way")
+    done = _train(tmp_path / "result.json", "--checkpoint", tmp_path / "root")
+    assert done.returncode == 1
+    assert str(tmp_path / "root") in done.stderr
+    assert "Traceback" not in done.stderr

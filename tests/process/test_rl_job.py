@@ -1,0 +1,143 @@
+"""The RL job with real processes: killed workers and nodes do not show in its outcome."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from jobs import Job, hurt
+
+from adapters.rl import sft
+from adapters.rl.config import RLConfig, preset, save_config
+from elastic.launch import LaunchConfig, Launcher, NodeSpec
+from tools.leftovers import leftovers
+
+DEADLINE_S = 100.0
+MAIN = (sys.executable, "-m", "adapters.rl.main")
+NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
+    warm_start = str(tmp_path_factory.mktemp("warm"))
+    config = msgspec.structs.replace(preset("tiny"), steps=40, lr=3e-4, warm_start=warm_start)
+    assert sft.prepare(config)
+    assert not sft.prepare(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config: RLConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the outcome of the job in one process, started by hand."""
+    directory = tmp_path_factory.mktemp("alone")
+    save_config(config, directory / "config.json")
+    words = ["--config", str(directory / "config.json"), "--result", str(directory / "result.json")]
+    done = subprocess.run(
+        [*MAIN, *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcome: dict[str, Any] = json.loads((directory / "result.json").read_bytes())
+    return outcome
+
+
+@contextmanager
+def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
+    save_config(config, directory / "config.json")
+    words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
+    launcher = Launcher(
+        LaunchConfig(
+            command=(*MAIN, *words),
+            nodes=tuple(
+                NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
+                for name, roles in NODES.items()
+            ),
+            wanted={"trainer": 2, "rollout": 2},
+            run_dir=directory / "run",
+            capture_output=True,
+        )
+    )
+    launcher.start()
+    try:
+        yield Job(launcher)
+    finally:
+        launcher.stop("the test is over")
+        if launcher.wait(20) is None:
+            launcher.kill()
+            launcher.wait(20)
+        assert leftovers(launcher.run) == []
+
+
+def test_alone_the_job_trains_every_prompt_once(undisturbed: dict[str, Any]) -> None:
+    assert undisturbed["steps"] == len(undisturbed["reward"]) == 40
+    assert undisturbed["staleness_max"] == 2
+    ledger = undisturbed["ledger"]
+    assert ledger["ok"]
+    assert {state: n for state, n in ledger["ordinals"].items() if n} == {"trained": 160}
+    assert ledger["samples_accepted"] == 640
+
+
+def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_outcome(
+    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
+) -> None:
+    with rl_job(tmp_path, config) as job:
+        job.await_step(2)
+        seat = "rollout/0"
+        busy = job.await_event(
+            lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
+            after=len(job.history),
+        )
+        hurt(job.worker(busy["seat"]))
+        job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
+        rank_0 = job.events("proposed")[-1]["ranks"][0]
+        hurt(job.worker(rank_0), signal.SIGKILL)
+        job.generation(2)
+        outcome = job.launcher.wait(DEADLINE_S)
+        assert outcome is not None
+        assert outcome.ok, outcome.message
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["final_hash"] == undisturbed["final_hash"]
+    assert result["reward"] == undisturbed["reward"]
+    assert result["heldout"] == undisturbed["heldout"]
+    assert result["ledger"]["ok"], result["ledger"]
+
+
+def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
+    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
+) -> None:
+    with rl_job(tmp_path, config) as job:
+        job.await_step(2)
+        (seat,) = job.launcher.processes()["c"].workers
+        job.await_event(
+            lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
+            after=len(job.history),
+        )
+        node = job.launcher.processes()["c"]
+        for pid in (node.agent, node.sidecar, *node.workers.values()):
+            hurt(pid)
+        lost = job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
+        assert lost["samples"] > 0
+        outcome = job.launcher.wait(DEADLINE_S)
+        assert outcome is not None
+        assert outcome.ok, outcome.message
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["final_hash"] == undisturbed["final_hash"]
+    assert result["ledger"]["ok"], result["ledger"]
+
+
+def test_a_bad_configuration_ends_the_job_at_once_with_one_clear_sentence(
+    tmp_path: Path, config: RLConfig
+) -> None:
+    with rl_job(tmp_path, msgspec.structs.replace(config, task="chess")) as job:
+        outcome = job.launcher.wait(DEADLINE_S)
+        assert outcome is not None
+        assert not outcome.ok
+        assert "task 'chess' is not known" in outcome.message
+        assert max(event["attempt"] for event in job.events("worker_started")) == 1

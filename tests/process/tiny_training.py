@@ -1,0 +1,57 @@
+"""A training script that takes next to no time: what `train_gpt.py` does, on a few numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elastic
+from ckpt.hashing import state_hash
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train as the flags say."""
+    torch.set_num_threads(1)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=4, size=2),
+        exact=True,
+        seed=args.seed,
+        checkpoint=args.checkpoint,
+        checkpoint_every=args.checkpoint_every,
+    )
+    def train(run: elastic.Run) -> None:
+        model = nn.Sequential(nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+        run.track(model=model, optimizer=optimizer, schedule=schedule)
+        for _ in run.steps(args.steps):
+            for batch in run.microbatches(data):
+                loss = (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+                run.backward(loss)
+                run.log(loss=loss)
+            run.clip_grad_norm_(model.parameters(), 1.0)
+            run.step(optimizer)
+            schedule.step()
+        state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        result = {"hash": state_hash(state), "steps": run.completed, "loss": run.metrics["loss"]}
+        if run.is_leader:
+            Path(args.result).write_text(json.dumps(result))
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--result", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    main(parser.parse_args())

@@ -1,0 +1,58 @@
+"""Configurations survive their file, and a wrong one says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.rl.config import RLConfig, load_config, preset, save_config
+from adapters.rl.main import main
+from elastic.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["quick", "full", "tiny"])
+def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
+    save_config(preset(name), tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == preset(name)
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'huge' is not known; choose one of"):
+        preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "config.json: "),
+        ('{"stepz": 3}', "`stepz`"),
+        ('{"steps": 0}', "steps is 0, needed: at least 1"),
+        ('{"group": 1}', "an advantage needs at least 2 samples"),
+        ('{"groups": 3, "group": 3, "microbatches": 2}', "do not part into 2 equal"),
+        ('{"model": {"width": 100}}', "width 100 is no multiple of 16 x 4 heads"),
+        ('{"loss": {"clip_low": 1.5}}', "clip_low is 1.5"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_is_one_sentence_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert "cannot read the configuration: No such file" in capsys.readouterr().err
+
+
+def test_the_job_keeps_every_version_that_may_still_be_asked_to_sample() -> None:
+    config = preset("full")
+    assert config.keep == config.eta + 1
+    assert RLConfig(eta=0).keep == 2
