@@ -12,8 +12,9 @@ from typing import Protocol, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from elastic.errors import ConfigError, JobFailed
 from elastic.reduce import (
@@ -56,6 +57,7 @@ class Gradients:
     ) -> None:
         self._modules, self._reducer, self._check = modules, reducer, check
         self._microbatches, self._exact, self._bounds = microbatches, exact, bounds
+        _refuse_wrappers(modules)
         self._fsdp = [
             part
             for module in modules.values()
@@ -264,3 +266,14 @@ class Gradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _refuse_wrappers(modules: Mapping[str, nn.Module]) -> None:
+    """Raise ``ConfigError`` for wrappers that average gradients on their own."""
+    for key, module in modules.items():
+        for part in module.modules():
+            if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+                raise ConfigError(
+                    f"{key} is wrapped in {type(part).__name__}, which averages gradients itself: "
+                    "track the plain module (its gradients are summed here), or use fully_shard"
+                )

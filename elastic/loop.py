@@ -124,11 +124,14 @@ class Loop:
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:
         channel, after = self._channel, 0
+        gc.freeze()  # what is there now stays: later collections need not walk through torch
         meeting = reform.MeetingPoint()
         while True:
             info = {"store": meeting.address, **self._announce()}
             self._pulse.set(Phase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
+            if after:
+                gc.collect()  # the old model must be gone before the next is built
             record = channel.await_generation(after=after)
             guard = Guard(
                 record.number,
@@ -142,7 +145,6 @@ class Loop:
                     raise
                 _forget(error)
             busy = reform.leave()
-            gc.collect()
             _log.info("generation %d is over; %d groups still busy", record.number, busy)
             after = record.number
 

@@ -16,8 +16,11 @@ from tools.live_state import LiveState
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT
 from tools.schedule import Kill, Victim, victims
 
-_FRESH_S = 0.06
-"""A rollout worker counts as sampling for this long after it began."""
+_FRESH_S = 0.04
+"""A rollout worker counts as sampling for this long after it said so; sequences are short."""
+
+_TICK_S = 0.02
+_EAGER_TICK_S = 0.002
 
 _KILLS_MOST = 8
 
@@ -39,6 +42,12 @@ class Nemesis:
     def pending(self) -> int:
         """How many kills are still to come."""
         return len(self._plan)
+
+    @property
+    def tick_s(self) -> float:
+        """How long the next `tick` can wait: not at all while a moment is watched for."""
+        watching = self._due_s is not None and self._plan[0].kind == KILL_ROLLOUT
+        return _EAGER_TICK_S if watching else _TICK_S
 
     def close(self) -> None:
         """Close the event file."""

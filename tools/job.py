@@ -19,7 +19,6 @@ from tools.leftovers import leftovers
 from tools.live_state import LiveState
 from tools.schedule import Kill
 
-_TICK_S = 0.02
 _LOG_LINES = 15
 
 
@@ -55,7 +54,7 @@ def run_job(
         with make_display(console, title=title, steps=steps) as display:
             outcome = None
             while outcome is None:
-                outcome = launcher.wait(timeout_s=_TICK_S)
+                outcome = launcher.wait(timeout_s=nemesis.tick_s)
                 events = reader.new()
                 state.apply(events)
                 nemesis.tick(state)

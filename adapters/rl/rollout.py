@@ -79,7 +79,7 @@ class RolloutWorker:
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
-        self._told_idle = True
+        self._told = False
 
     def run(self) -> None:
         """Work until stopped."""
@@ -88,7 +88,6 @@ class RolloutWorker:
                 self._follow()
                 if self._due():
                     self._exchange()
-                self._tell()
                 self._sample()
         finally:
             if self._link:
@@ -161,16 +160,17 @@ class RolloutWorker:
 
     # -- sampling ----------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Record when sampling begins and when it pauses."""
-        if self._engine.idle != self._told_idle:
-            self._told_idle = self._engine.idle
-            self._host.emit("sampling", samples=len(self._engine.progress()))
+    def _tell(self, samples: int) -> None:
+        """Record when samples come to be under way, with tokens in the log, and when none is."""
+        if bool(samples) != self._told:
+            self._told = bool(samples)
+            self._host.emit("sampling", samples=samples)
 
     def _sample(self) -> None:
         """Feed some tokens, or wait a moment where there is nothing to do."""
         engine = self._engine
         if engine.idle:
+            self._tell(0)
             self._host.beat(step=self._ticks, phase=Phase.IDLE)
             pause = self._next_exchange - time.monotonic() if self._link else _RETRY_S
             if pause > 0:
@@ -183,7 +183,10 @@ class RolloutWorker:
                 self._held[trajectory.key] = trajectory
                 self._unsent.add(trajectory.key)
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
-        self._log.append(engine.take_deltas(), self._holding)
+        deltas = engine.take_deltas()
+        self._log.append(deltas, self._holding)
+        if deltas:
+            self._tell(sum(count > 0 for count in engine.progress().values()))
 
     def _holding(self) -> list[Trajectory]:
         return [*self._held.values(), *self._engine.running()]

@@ -29,8 +29,6 @@ Op: TypeAlias = tuple[type[Message], Callable[[Request, Any], None]]
 """The type of a request's body and the handler that takes it."""
 
 HEAVY_THREADS = 2
-HOLD_S = 10.0
-"""For how long an inventory keeps everything it named, if no generation follows it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +62,6 @@ class Core:
         self.on = Listeners()
         self.counters: Counter[str] = Counter()
         self._waiters: list[Waiter] = []
-        self._held_until_s = 0.0
         self._heavy = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy")
         self._slow = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="slow")
 
@@ -98,11 +95,6 @@ class Core:
             if any(freed):
                 self.changed()
 
-    def hold_back(self) -> None:
-        """Release nothing for a while: a plan may count on what an inventory names."""
-        self.book.hold_back()
-        self._held_until_s = monotonic() + HOLD_S
-
     def _is_surplus(self) -> bool:
         world = self.book.world
         ranks = world.rank_nodes.count(self.node) if world else 0
@@ -122,11 +114,9 @@ class Core:
             self._waiters.append(waiter)
 
     def tick(self) -> None:
-        """Let the requests whose deadline has passed expire, and an old hold end."""
+        """Let the requests whose deadline has passed expire."""
         with self.lock:
             now_s = monotonic()
-            if now_s > self._held_until_s and (due := self.book.go_on()):
-                self.apply(due)
             late = [each for each in self._waiters if each.deadline_s <= now_s]
             self._waiters = [each for each in self._waiters if each.deadline_s > now_s]
             for waiter in late:

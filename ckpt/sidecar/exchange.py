@@ -219,7 +219,7 @@ class Exchange:
     def _row_complete(self, entry: ParityEntry) -> None:
         core, key = self._core, (entry.generation, entry.step)
         with core.lock:
-            if core.book.generation != entry.generation:
+            if core.book.generation != entry.generation or core.book.is_closed:
                 return
             self.tell_all("row_sealed", RowSealed(entry=entry))
             core.apply(core.book.seal_row(key, (entry.stripe, entry.row)))

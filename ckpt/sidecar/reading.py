@@ -131,7 +131,7 @@ class Reading:
 
     def _inventory(self, request: Request, body: Nothing) -> None:
         core = self._core
-        core.hold_back()
+        core.book.close()
         slots = [slot for slot in core.slots.all() if slot.entry and not slot.leaving]
         for slot in slots:
             core.slots.pin(slot)

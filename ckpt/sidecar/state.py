@@ -138,7 +138,7 @@ class Book:
         self.world: SnapshotWorld | None = None
         self.snapshots: dict[SnapshotKey, Snapshot] = {}
         self._gone: deque[SnapshotKey] = deque(maxlen=_GONE_KEPT)
-        self._held_back = False
+        self.is_closed = False
 
     @property
     def generation(self) -> int:
@@ -158,7 +158,7 @@ class Book:
             if world.generation == self.world.generation:
                 return []
         self.world = world
-        self._held_back = False
+        self.is_closed = False
         dropped = [key for key, each in self.snapshots.items() if not _survives(each, restore)]
         return [self._forget(key) for key in dropped]
 
@@ -214,7 +214,7 @@ class Book:
 
     def seal(self, entry: BlockEntry) -> list[Instruction]:
         """Note that a rank's block is sealed, here or on a peer."""
-        world = self.require(entry.generation)
+        world = self.require_open(entry.generation)
         key = (entry.generation, entry.step)
         if self.is_gone(key):
             return []
@@ -229,7 +229,7 @@ class Book:
 
     def seal_row(self, key: SnapshotKey, place: tuple[int, int]) -> list[Instruction]:
         """Note that a parity row is sealed on its holder."""
-        world = self.require(key[0])
+        world = self.require_open(key[0])
         if self.is_gone(key):
             return []
         if not (0 <= place[0] < len(world.peers) and 0 <= place[1] < world.parity):
@@ -240,7 +240,7 @@ class Book:
 
     def give_up(self, key: SnapshotKey) -> list[Instruction]:
         """Drop a snapshot that some rank will never complete."""
-        self.require(key[0])
+        self.require_open(key[0])
         if key in self.snapshots and self.snapshots[key].phase is not Phase.SEALING:
             return []
         if key not in self.snapshots:
@@ -248,16 +248,24 @@ class Book:
             return []
         return [self._forget(key)]
 
-    def hold_back(self) -> None:
-        """Release nothing from now on: an inventory was taken, a plan may count on it."""
-        self._held_back = True
+    def close(self) -> None:
+        """Take in nothing more of this generation: an inventory of it is being taken.
 
-    def go_on(self) -> list[Instruction]:
-        """Release again: training goes on in this generation."""
-        if not self._held_back:
-            return []
-        self._held_back = False
-        return self._retain()
+        If anything came in later, a peer could see a step protected that the inventory does not
+        name, release the one before it, and leave the planner no step that all inventories name.
+        The next `adopt` opens the book again.
+        """
+        self.is_closed = True
+
+    def require_open(self, generation: int) -> SnapshotWorld:
+        """Return the world served if it is ``generation`` and still takes in snapshots.
+
+        Raises as `require`, and ``FencedError`` when an inventory of it was taken.
+        """
+        world = self.require(generation)
+        if self.is_closed:
+            raise FencedError(f"generation {generation} is over: its inventory was taken")
+        return world
 
     def newest(self, phase: Phase, *, generation: int | None = None) -> int:
         """Return the newest step that has come as far as ``phase``, -1 for none."""
@@ -301,7 +309,7 @@ class Book:
             (key for key, each in self.snapshots.items() if each.phase is Phase.PROTECTED),
             reverse=True,
         )
-        if self._held_back or self.world is None or not protected:
+        if self.world is None or not protected:
             return []
         if protected[0][0] != self.generation:
             return []

@@ -53,7 +53,7 @@ class Writing:
                 self._core.slots.discard(slot)
 
     def _check(self, generation: int, rank: int) -> SnapshotWorld:
-        world = self._core.book.require(generation)
+        world = self._core.book.require_open(generation)
         if not 0 <= rank < len(world.rank_nodes) or world.rank_nodes[rank] != self._core.node:
             raise MismatchError(
                 f"rank {rank} has no place on node {self._core.node} in generation {generation}"
@@ -66,7 +66,6 @@ class Writing:
         key = (body.generation, body.step, body.rank)
         if core.book.is_gone(key[:2]) or core.slots.holding(key):
             raise MismatchError(f"step {body.step} is already sealed or given up; snapshot a later")
-        core.apply(core.book.go_on())
 
         def attempt() -> bool:
             self._check(body.generation, body.rank)
@@ -158,7 +157,8 @@ class Writing:
             failed = error
         with core.lock:
             slot.busy = False
-            if entry.generation != core.book.generation or slot.key is None:
+            core.book.require_open(entry.generation)
+            if slot.key is None:
                 raise FencedError(f"generation {entry.generation} is over")
             if failed or core.book.is_gone(key):
                 core.counters["seals_refused"] += 1
@@ -180,6 +180,8 @@ class Writing:
         request.reply()
 
     def _give_up(self, key: tuple[int, int]) -> None:
+        if self._core.book.is_closed:
+            return  # the whole generation is over
         self._on_abandoned(*key)
         self._core.apply(self._core.book.give_up(key))
 

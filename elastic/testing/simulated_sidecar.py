@@ -48,12 +48,10 @@ class SimulatedSidecar:
         self.book = Book()
         self._blocks: dict[tuple[SnapshotKey, int], BlockEntry] = {}
         self._rows: dict[SnapshotKey, tuple[ParityEntry, ...]] = {}
-        self._frozen = False
 
     def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
         """Enter a generation: refuse older ones from now on, drop rolled-back futures."""
         if self.alive and world.generation >= self.book.generation:
-            self._frozen = False
             self._carry_out(self.book.adopt(world, restore))
 
     def acquire(self, key: SnapshotKey) -> bool:
@@ -61,16 +59,15 @@ class SimulatedSidecar:
         if not self.alive:
             return False
         try:
-            self.book.require(key[0])
+            self.book.require_open(key[0])
         except NotFoundError:
             return False
-        self._carry_out(self.book.go_on())
         return True
 
     def seal(self, key: SnapshotKey, rank: int) -> None:
         """Take a rank's block and tell the group, unless its generation is over."""
         entry = block_entry(key, rank)
-        if not self.alive or self._frozen or key[0] != self.book.generation:
+        if not self.alive or self.book.is_closed or key[0] != self.book.generation:
             return
         if self.book.is_gone(key):
             return
@@ -78,13 +75,8 @@ class SimulatedSidecar:
         self._tell(lambda book: book.seal(entry))
 
     def inventory(self) -> Inventory:
-        """Return what can be served, hold it, and take in nothing more of this generation.
-
-        If it did, a peer could see a step protected that this inventory does not name, release
-        the one before it, and leave the planner without any step that all inventories name.
-        """
-        self._frozen = True
-        self.book.hold_back()
+        """Return what can be served, and take in nothing more of this generation."""
+        self.book.close()
         snapshots = self.book.snapshots
         worlds = {each.world.generation: each.world for each in snapshots.values()}
         return Inventory(
@@ -113,8 +105,6 @@ class SimulatedSidecar:
         retries: int,
     ) -> None:
         def deliver(sidecar: SimulatedSidecar) -> None:
-            if sidecar._frozen:
-                return
             try:
                 sidecar._carry_out(event(sidecar.book))
             except FencedError:
@@ -142,7 +132,7 @@ class SimulatedSidecar:
     def _encode(self, key: SnapshotKey) -> None:
         """Compute this node's parity rows of a committed snapshot, and tell the group."""
         snapshot = self.book.snapshots.get(key)
-        if not self.alive or self._frozen or snapshot is None:
+        if not self.alive or self.book.is_closed or snapshot is None:
             return
         if key[0] != self.book.generation:
             return

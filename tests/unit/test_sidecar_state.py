@@ -108,12 +108,24 @@ def test_a_late_message_about_a_released_step_changes_nothing() -> None:
     assert list(book.snapshots) == [(1, 2)]
 
 
-def test_after_an_inventory_nothing_is_released_until_training_goes_on() -> None:
+def test_after_an_inventory_nothing_of_the_generation_is_taken_in() -> None:
     book = in_world()
     protect(book, 1)
-    book.hold_back()
-    assert Release(key=(1, 1)) not in protect(book, 2)
-    assert book.go_on() == [Release(key=(1, 1))]
+    for rank in (0, 1):
+        book.seal(entry(rank, 2))
+    book.seal_row((1, 2), (0, 0))
+    book.close()
+    for late in (
+        lambda: book.seal(entry(0, 3)),
+        lambda: book.seal_row((1, 2), (1, 0)),
+        lambda: book.give_up((1, 3)),
+    ):
+        with pytest.raises(FencedError, match="inventory"):
+            late()
+    assert list(book.snapshots) == [(1, 1), (1, 2)]
+    assert book.newest(Phase.PROTECTED) == 1
+    book.adopt(make_world(NODES, parity=1, keep=1, generation=2), point(1))
+    assert not book.is_closed
 
 
 def test_a_new_generation_fences_the_old_and_drops_the_rolled_back_future() -> None:

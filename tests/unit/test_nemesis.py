@@ -1,0 +1,116 @@
+"""The nemesis: kills on time, waits until the job stands, and does not count a miss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from elastic.agent.reporting import NodeProcesses
+from elastic.events import EventReader
+from elastic.launch import Launcher
+from tools import chaos
+from tools.chaos import Nemesis
+from tools.live_state import LiveState
+from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
+from tools.schedule import Kill
+
+WANTED = {"trainer": 2, "rollout": 2}
+
+
+class Scene:
+    """A job of four workers on two nodes, told by events, whose kills are only noted."""
+
+    def __init__(self, run_dir: Path, plan: list[Kill], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hit: list[list[int]] = []
+        monkeypatch.setattr(chaos, "_sigkill", lambda pids: self.hit.append(list(pids)) or True)
+        self.reader, self.state, self.now = EventReader(run_dir), LiveState(), 0.0
+        monkeypatch.setattr(chaos.time, "time", lambda: self.now)
+        launcher = SimpleNamespace(
+            run_dir=run_dir,
+            config=SimpleNamespace(wanted=WANTED),
+            processes=lambda: {n: NodeProcesses(agent=1, sidecar=2, workers={}) for n in "ab"},
+        )
+        self.nemesis = Nemesis(cast("Launcher", launcher), plan, seed=0, steps=100)
+        for at, seat in enumerate(("trainer/0", "rollout/0", "trainer/1", "rollout/1")):
+            self.tell("worker_started", seat=seat, node="ab"[at // 2], pid=10 + at)
+        self.generation(1)
+
+    def generation(self, number: int) -> None:
+        self.tell("proposed", generation=number)
+        for node, seat in (("a", "trainer/0"), ("b", "trainer/1")):
+            self.tell("restored", generation=number, seat=seat, node=node)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        self.state.apply([{"kind": kind, "t": self.now, **fields}])
+
+    def step(self, number: int, *, generation: int = 1) -> None:
+        self.tell("step", step=number, generation=generation, seconds=0.0)
+
+    def tick(self) -> list[list[int]]:
+        """Let the nemesis look, feed its events back, and return what it has hit so far."""
+        self.nemesis.tick(self.state)
+        self.state.apply(self.reader.new())
+        return self.hit
+
+
+def kill(kind: str, step: int) -> Kill:
+    return Kill(kind=kind, step=step, delay=0.0)
+
+
+def test_nothing_is_hurt_before_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, [kill(KILL_TRAINER, 5)], monkeypatch)
+    scene.step(4)
+    assert scene.tick() == []
+    scene.step(5)
+    assert scene.tick() in ([[10]], [[12]])
+    assert scene.nemesis.pending == 0
+    assert scene.state.faults[0]["what"] == KILL_TRAINER
+
+
+def test_the_next_kill_waits_until_the_job_stands_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, [kill(KILL_TRAINER, 1), kill(KILL_NODE, 2)], monkeypatch)
+    scene.step(1)
+    scene.tick()
+    scene.step(2)
+    assert len(scene.tick()) == 1
+    victim = scene.state.faults[0]
+    scene.tell("worker_started", seat=victim["victim"], node=victim["on"], pid=20)
+    scene.generation(2)
+    assert len(scene.tick()) == 1
+    scene.step(3, generation=2)
+    hit = scene.tick()
+    assert len(hit) == 2
+    assert hit[1][:2] == [1, 2]
+
+
+def test_a_rollout_worker_is_hit_only_while_it_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, [kill(KILL_ROLLOUT, 1)], monkeypatch)
+    scene.step(1)
+    assert scene.tick() == []
+    scene.tell("sampling", seat="rollout/1", samples=8)
+    scene.now += 1.0
+    assert scene.tick() == []
+    scene.tell("sampling", seat="rollout/1", samples=8)
+    assert scene.tick() == [[13]]
+
+
+@pytest.mark.parametrize(("unfinished", "hits"), [(3, 1), (0, 2)])
+def test_a_miss_between_two_sequences_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: int, hits: int
+) -> None:
+    scene = Scene(tmp_path, [kill(KILL_ROLLOUT, 1)], monkeypatch)
+    scene.step(1)
+    scene.tell("sampling", seat="rollout/1", samples=8)
+    scene.tick()
+    scene.tell("rollout_recovered", worker="rollout/1", unfinished=unfinished)
+    scene.tell("worker_started", seat="rollout/1", node="b", pid=21)
+    scene.step(2)
+    scene.tell("sampling", seat="rollout/0", samples=8)
+    assert len(scene.tick()) == hits
