@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from elastic.events import EventWriter, events_file
 from elastic.launch import Launcher
@@ -23,14 +24,21 @@ _TICK_S = 0.02
 _EAGER_TICK_S = 0.002
 
 _KILLS_MOST = 8
+_HOLD_MOST_S = 60.0
 
 
 class Nemesis:
-    """Carries out a schedule of kills against one launched job, driven by `tick`."""
+    """Carries out a schedule of kills against one launched job, driven by `tick`.
 
-    def __init__(self, launcher: Launcher, plan: Sequence[Kill], *, seed: int, steps: int) -> None:
-        self._launcher, self._steps = launcher, steps
-        self._plan = list(plan)
+    When a kill is due and the successor of an earlier victim has not joined yet, the job is held
+    by ``hold_file``, so that a fast job is not over before the slow start of a process is.
+    """
+
+    def __init__(
+        self, launcher: Launcher, plan: Sequence[Kill], *, seed: int, hold_file: Path
+    ) -> None:
+        self._launcher, self._plan = launcher, list(plan)
+        self._hold_file, self._held_s = hold_file, 0.0
         self._draw = random.Random(f"holdfast victims {seed}")
         self._done: list[Kill] = []
         self._due_s: float | None = None
@@ -50,13 +58,18 @@ class Nemesis:
         return _EAGER_TICK_S if watching else _TICK_S
 
     def close(self) -> None:
-        """Close the event file."""
+        """Let the job go and close the event file."""
+        self._hold(False)
         self._writer.close()
 
     def tick(self, state: LiveState) -> None:
         """Carry out the next kill if its moment has come."""
         self._reconsider(state)
-        if not self._plan or state.step < self._plan[0].step or not self._stands(state):
+        due = bool(self._plan) and state.step >= self._plan[0].step
+        going = not state.unrecovered and state.stepped >= state.generation
+        whole = due and self._whole(state)
+        self._hold(due and going and not whole)
+        if not (going and whole):
             return
         kill = self._plan[0]
         if self._due_s is None:
@@ -73,6 +86,24 @@ class Nemesis:
             self._unconfirmed = victim.name if kill.kind == KILL_ROLLOUT else None
             self._done.append(self._plan.pop(0))
 
+    def _whole(self, state: LiveState) -> bool:
+        """Whether the roles that the next kill hits have all their workers."""
+        wanted = self._launcher.config.wanted
+        hit = set(wanted) - {TRAINER} if self._plan[0].kind == KILL_ROLLOUT else set(wanted)
+        return all(state.count(role) >= wanted[role] for role in hit)
+
+    def _hold(self, wanted: bool) -> None:
+        """Hold the job, or let it go; never longer than a process may take to start."""
+        now_s = time.monotonic()
+        if not wanted:
+            self._held_s = 0.0
+            self._hold_file.unlink(missing_ok=True)
+        elif not self._held_s:
+            self._held_s = now_s
+            self._hold_file.touch()
+        elif now_s - self._held_s > _HOLD_MOST_S:
+            self._hold_file.unlink(missing_ok=True)
+
     def _reconsider(self, state: LiveState) -> None:
         """Plan a kill again that proves to have hit a worker between two sequences."""
         if self._unconfirmed not in state.salvaged:
@@ -80,18 +111,6 @@ class Nemesis:
         if not state.salvaged[self._unconfirmed] and len(self._done) < _KILLS_MOST:
             self._plan.insert(0, self._done[-1])
         self._unconfirmed = None
-
-    def _stands(self, state: LiveState) -> bool:
-        """Whether the job has got over the last kill and can afford the next.
-
-        Roles that are hit need all their workers; near the job's end nothing is waited for.
-        """
-        if state.unrecovered or state.stepped < state.generation:
-            return False
-        wanted = self._launcher.config.wanted
-        hit = set(wanted) - {TRAINER} if self._plan[0].kind == KILL_ROLLOUT else set(wanted)
-        whole = all(state.count(role) >= wanted[role] for role in hit)
-        return whole or self._steps - state.step <= 2 * len(self._plan)
 
     def _kill(self, kind: str, victim: Victim, state: LiveState) -> bool:
         """Kill and record it; False when the victim has gone by itself in the meantime."""

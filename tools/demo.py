@@ -31,8 +31,6 @@ _NODES = ("a", "b", "c")
 _WANTED = {TRAINER: 2, ROLLOUT: 2}
 _WARM_START = "warm-start"
 _RUNS = "runs"
-_MIN_STEP_S = 0.2
-"""On a fast machine the tiny model's job would be over before a dead worker's successor is up."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -79,13 +77,12 @@ def _plan(args: argparse.Namespace) -> tuple[RLConfig, tuple[Kill, ...]]:
     from adapters.rl.config import preset
 
     config = preset("quick" if args.quick else "full")
-    config = msgspec.structs.replace(config, min_step_s=_MIN_STEP_S)
-    if args.steps is not None:
-        config = msgspec.structs.replace(config, steps=args.steps)
+    steps = config.steps if args.steps is None else args.steps
     try:
-        return config, schedule(args.seed, config.steps)
+        plan = schedule(args.seed, steps)
     except ValueError as error:
         raise ConfigError(f"--steps: {error}") from error
+    return msgspec.structs.replace(config, steps=steps), plan
 
 
 def _prepare(report_dir: Path) -> Path:
@@ -122,7 +119,8 @@ def _job(
     from adapters.rl.config import save_config
 
     run_dir.mkdir()
-    save_config(config, run_dir / "config.json")
+    hold = run_dir.absolute() / "hold"
+    save_config(msgspec.structs.replace(config, hold=str(hold)), run_dir / "config.json")
     files = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "result.json"))
     launch = LaunchConfig(
         command=(sys.executable, "-m", "adapters.rl.main", *files),
@@ -136,6 +134,7 @@ def _job(
     return run_job(
         launch,
         result_file=run_dir / "result.json",
+        hold_file=hold,
         steps=config.steps,
         title=f"the job that is hurt, {len(plan)} kills to come" if plan else "undisturbed",
         console=console,
@@ -213,7 +212,6 @@ def _shown(config: RLConfig) -> dict[str, str | int]:
         "rollout workers": _WANTED[ROLLOUT],
         "parity": config.parity,
         "snapshot every": "step",
-        "seconds between steps": f"{config.min_step_s:g} or more",
     }
 
 

@@ -140,7 +140,7 @@ class LivePanel:
             if told := describe(event):
                 when = f"{now_s - self._begin_s:6.1f} s  "
                 self._news.append(Text(when, "dim").append(told[1], told[0]))
-        if now_s - self._drawn_s >= _REFRESH_S or state.step >= self._steps:
+        if now_s - self._drawn_s >= _REFRESH_S:
             self._drawn_s = now_s
             self._live.update(self._panel(state, now_s - self._begin_s), refresh=True)
 

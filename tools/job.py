@@ -36,6 +36,7 @@ def run_job(
     config: LaunchConfig,
     *,
     result_file: Path,
+    hold_file: Path,
     steps: int,
     title: str,
     console: Console,
@@ -44,12 +45,13 @@ def run_job(
 ) -> JobRecord:
     """Run a job to its end, carrying out ``plan`` on the way.
 
+    The job begins no step while ``hold_file`` is there; rank 0 writes ``result_file`` at its end.
     Raises ``JobFailed`` with the reason and the end of the guilty log when the job fails.
     """
     launcher = Launcher(config)
     reader, state = EventReader(launcher.run_dir), LiveState()
     launcher.start()
-    nemesis = Nemesis(launcher, plan, seed=seed, steps=steps)
+    nemesis = Nemesis(launcher, plan, seed=seed, hold_file=hold_file)
     try:
         with make_display(console, title=title, steps=steps) as display:
             outcome = None

@@ -37,8 +37,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parts. ``warm_start`` is the directory of the warmed-up model: read when it has one, written
     by `adapters.rl.sft`; None starts from random weights. ``exact_weight`` is the weight of the
     exact match in the reward, the rest is the task's shaped score. ``slots`` and
-    ``log_every_ticks`` are of each rollout worker. ``min_step_s`` is how far apart steps begin at
-    least: a job of tiny steps that is to be watched leaves replacements the time to join it.
+    ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold``
+    is there (None: none ever is).
     """
 
     task: str = "spell_backward"
@@ -64,7 +64,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluate_every: int = 10
     parity: int = 1
     min_dp: int = 1
-    min_step_s: float = 0.0
+    hold: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots"):
@@ -79,8 +79,6 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.eta < 0:
             raise ValueError(f"eta is {self.eta}, needed: 0 or more")
-        if self.min_step_s < 0:
-            raise ValueError(f"min_step_s is {self.min_step_s}, needed: 0 or more")
         if not 0 <= self.exact_weight <= 1:
             raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
         if self.log_every_ticks < 1:

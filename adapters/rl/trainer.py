@@ -31,6 +31,7 @@ from adapters.rl.task import Task, make_task
 from ckpt.types import Json
 
 _WAIT_S = 0.05
+_HELD_POLL_S = 0.01
 
 
 class Trainer:
@@ -45,7 +46,6 @@ class Trainer:
             config.task, seed=config.task_seed, exact_weight=config.exact_weight
         )
         _import_early()
-        self._paced = 0.0
         self._held_out = HeldOut.of(
             self._task.held_out(config.held_out), length=config.model.context
         )
@@ -161,7 +161,7 @@ class Trainer:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
-        self._pace(run)
+        self._await_release(run, step)
         with self._server.lock:
             ledger.train(step)
         rewards = torch.tensor([self._task.reward(s.ordinal, s.tokens) for s in samples])
@@ -173,13 +173,15 @@ class Trainer:
             length=self._config.model.context,
         )
 
-    def _pace(self, run: elastic.Run) -> None:
-        """Wait until the configured time since the last step's batch has passed."""
-        due = self._paced + self._config.min_step_s
-        while (left := due - time.monotonic()) > 0:
+    def _await_release(self, run: elastic.Run, step: int) -> None:
+        """Wait while the job is held."""
+        hold, began = self._config.hold, time.perf_counter()
+        if hold is None or not Path(hold).exists():
+            return
+        while Path(hold).exists():
             run.check()
-            time.sleep(min(left, _WAIT_S))
-        self._paced = time.monotonic()
+            time.sleep(_HELD_POLL_S)
+        run.emit("held", step=step + 1, seconds=time.perf_counter() - began)
 
     # -- evaluation and end ------------------------------------------------------------------
 

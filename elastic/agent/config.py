@@ -14,6 +14,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 0.25
     self_fence_s: float = 0.7
     stop_grace_s: float = 0.15
+    yield_s: float = 2.0
     park_timeout_s: float = 5.0
     min_hang_s: float = 30.0
     done_grace_s: float = 60.0

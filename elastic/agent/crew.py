@@ -56,7 +56,19 @@ class Crew:
         for order in seats:
             known = self.table.get(order.seat)
             if known is None or (not known.alive and order.attempt > known.attempt):
-                self._start(order, sidecar=sidecar)
+                if not self._yields(known):
+                    self._start(order, sidecar=sidecar)
+
+    def _yields(self, lost: Worker | None) -> bool:
+        """Whether a replacement waits a little: its start takes seconds of processor time.
+
+        The survivors on this node get that first, until they train again.
+        """
+        if lost is None or lost.generation == 0:
+            return False
+        if time.monotonic() - lost.ended_s > self._timing.yield_s:
+            return False
+        return any(worker.recovers_from(lost.generation) for worker in self.table.living())
 
     def _start(self, order: Seating, *, sidecar: str) -> None:
         try:
@@ -131,6 +143,7 @@ class Crew:
         seconds = message.fields.get("seconds")
         if message.kind == "step" and isinstance(seconds, int | float):
             worker.step_seconds.append(float(seconds))
+            worker.stepped = worker.generation
         self._reporter.relay(worker.seat, message)
 
     # -- what the kernel and the clock say ------------------------------------------------------
@@ -180,7 +193,7 @@ class Crew:
             self._receive(worker)  # its last words
         if worker.socket in self._selector.get_map():
             self._selector.unregister(worker.socket)
-        worker.ending = self._describe(worker, code)
+        worker.ending, worker.ended_s = self._describe(worker, code), time.monotonic()
         completed = worker.state is WorkerState.DONE
         if not completed and code == 0 and worker.role != TRAINER:
             worker.state, completed = WorkerState.DONE, True

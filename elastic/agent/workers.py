@@ -33,6 +33,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.ready_after = 0
         self.generation = 0
+        self.stepped = 0
         self.spec: JobSpec | None = None
         self.info: dict[str, Json] = {}
         self.result: Json = None
@@ -41,6 +42,7 @@ class Worker:
         self.ending = ""
         self.started_s = time.monotonic()
         self.stopped_s: float | None = None
+        self.ended_s = 0.0
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self.page = ControlPage.create(f"{config.run}-{self.seat.replace('/', '-')}")
         self._outbox = bytearray()
@@ -95,6 +97,14 @@ class Worker:
     def sending(self) -> bool:
         """Whether bytes wait for the worker to read."""
         return bool(self._outbox)
+
+    def recovers_from(self, generation: int) -> bool:
+        """Whether it survived ``generation`` and can go on without the lost, but does not yet.
+
+        ``stepped`` is the newest generation in which it completed a step.
+        """
+        took_part = self.alive and self.spec is not None and self.spec.dp is None
+        return took_part and 0 < self.generation and self.stepped <= generation
 
     def record(self) -> WorkerRecord:
         """Return what the node publishes about it."""

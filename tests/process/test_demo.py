@@ -32,7 +32,7 @@ def demo(report_dir: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, int]]:
     report_dir = tmp_path_factory.mktemp("demo") / "report"
-    process = demo(report_dir, "--quick", "--steps", "48", "--keep-runs")
+    process = demo(report_dir, "--quick", "--steps", "20", "--keep-runs")
     try:
         out, _ = process.communicate(timeout=DEADLINE_S)
     finally:
@@ -56,7 +56,7 @@ def test_the_hurt_job_ends_with_the_undisturbed_jobs_weights(
     assert report["verdict"]["ledger_ok"] is True
     assert all(report["verdict"].values())
     assert report["final_hash"] == report["reference_hash"]
-    assert len(report["reward"]) == report["steps"] == 48
+    assert len(report["reward"]) == report["steps"] == 20
 
 
 @pytest.mark.timeout(300)

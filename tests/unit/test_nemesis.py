@@ -33,7 +33,7 @@ class Scene:
             config=SimpleNamespace(wanted=WANTED),
             processes=lambda: {n: NodeProcesses(agent=1, sidecar=2, workers={}) for n in "ab"},
         )
-        self.nemesis = Nemesis(cast("Launcher", launcher), plan, seed=0, steps=100)
+        self.nemesis = Nemesis(cast("Launcher", launcher), plan, seed=0, hold_file=run_dir / "hold")
         for at, seat in enumerate(("trainer/0", "rollout/0", "trainer/1", "rollout/1")):
             self.tell("worker_started", seat=seat, node="ab"[at // 2], pid=10 + at)
         self.generation(1)
@@ -78,14 +78,39 @@ def test_the_next_kill_waits_until_the_job_stands_again(
     scene.tick()
     scene.step(2)
     assert len(scene.tick()) == 1
+    assert (tmp_path / "hold").exists()
     victim = scene.state.faults[0]
     scene.tell("worker_started", seat=victim["victim"], node=victim["on"], pid=20)
     scene.generation(2)
     assert len(scene.tick()) == 1
+    assert not (tmp_path / "hold").exists()
     scene.step(3, generation=2)
     hit = scene.tick()
     assert len(hit) == 2
     assert hit[1][:2] == [1, 2]
+
+
+def test_the_job_is_not_held_when_no_kill_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, [kill(KILL_TRAINER, 1), kill(KILL_NODE, 9)], monkeypatch)
+    scene.step(1)
+    scene.tick()
+    scene.step(2)
+    scene.tick()
+    assert not (tmp_path / "hold").exists()
+
+
+def test_holding_ends_when_nobody_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, [kill(KILL_TRAINER, 1), kill(KILL_NODE, 2)], monkeypatch)
+    scene.step(1)
+    scene.tick()
+    scene.step(2)
+    scene.tick()
+    assert (tmp_path / "hold").exists()
+    monkeypatch.setattr(chaos, "_HOLD_MOST_S", -1.0)
+    scene.tick()
+    assert not (tmp_path / "hold").exists()
 
 
 def test_a_rollout_worker_is_hit_only_while_it_samples(

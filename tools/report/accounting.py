@@ -10,6 +10,7 @@ CLASSES: Final = (
     "recovery",
     "join",
     "re-executed",
+    "held by the demo",
     "waiting for rollouts",
     "productive",
     "interrupted step",

@@ -123,7 +123,8 @@ def build(events: Iterable[Event]) -> Timeline:
     generations = _generations(kinds, steps)
     faults = tuple(_fault(event, steps) for event in kinds["fault"])
     recoveries = tuple(_recovery(fault, kinds, generations, steps) for fault in faults)
-    claims = _intervals(wall_s, recoveries, generations, steps, awaited=kinds["rollouts_awaited"])
+    waits = {"waiting for rollouts": kinds["rollouts_awaited"], "held by the demo": kinds["held"]}
+    claims = _intervals(wall_s, recoveries, generations, steps, waits=waits)
     shares = account(wall_s, claims)
     return Timeline(
         started_at=begin,
@@ -332,7 +333,7 @@ def _intervals(
     generations: Sequence[GenerationSpan],
     steps: Sequence[StepRun],
     *,
-    awaited: Sequence[Event],
+    waits: Mapping[str, Sequence[Event]],
 ) -> list[Interval]:
     """Everything that lays a claim to wall time; ``account`` settles what overlaps."""
     claims = [
@@ -347,8 +348,9 @@ def _intervals(
         before = [run.end_s for run in steps if run.end_s <= recovery.time_s]
         claims.append(Interval("interrupted step", max(before, default=0.0), recovery.time_s))
     claims += [
-        Interval("waiting for rollouts", event["t"] - event["seconds"], event["t"])
-        for event in awaited
+        Interval(label, event["t"] - event["seconds"], event["t"])
+        for label, events in waits.items()
+        for event in events
     ]
     claims += [
         Interval("join", span.proposed_s, span.restored_s)
