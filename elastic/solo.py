@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -49,16 +48,16 @@ class SoloChannel:
         self.incarnation = uuid.uuid4().hex
         self.settings: dict[str, Json] = {}
         self.key = RunKey.new()
-        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-solo-"))
-        key_file = self._directory / "key.json"
-        self.key.save(key_file)
         events = os.environ.get(EVENTS_ENV)
         self._events = EventWriter(Path(events), node=_NODE) if events else None
         self._closing = threading.Lock()
         sweep()
-        self._sidecar: NodeSidecar | None = NodeSidecar(
-            SidecarPlan(run=self.run, node=_NODE, key=self.key, key_file=key_file)
-        )
+        with tempfile.TemporaryDirectory(prefix="holdfast-solo-") as directory:
+            key_file = Path(directory, "key.json")
+            self.key.save(key_file)
+            self._sidecar: NodeSidecar | None = NodeSidecar(
+                SidecarPlan(run=self.run, node=_NODE, key=self.key, key_file=key_file)
+            )
         self.sidecar = self._sidecar.address
         self._spec: JobSpec | None = None
         self._info: dict[str, Json] = {}
@@ -152,13 +151,12 @@ class SoloChannel:
         """Nobody retries: the error reaches the user as it is."""
 
     def close(self) -> None:
-        """Stop the sidecar, which removes its shared memory, and delete the key."""
+        """Stop the sidecar, which removes its shared memory."""
         with self._closing:
             sidecar, self._sidecar = self._sidecar, None
         if sidecar is None:
             return
         sidecar.stop()
-        shutil.rmtree(self._directory, ignore_errors=True)
         if self._events:
             self._events.close()
         atexit.unregister(self.close)
