@@ -25,7 +25,7 @@ from elastic.agent.config import AgentConfig, Timing
 from elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
 from elastic.coordinator.base import Coordinator
 from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from elastic.errors import ConfigError, CoordinatorError
+from elastic.errors import ConfigError, CoordinatorError, ElasticError
 from elastic.events import EVENTS_PATTERN, EventWriter, events_file
 from elastic.membership import View, encode, node_key, outcome_key, run_prefix
 from elastic.process import Change, Child, describe_exit, end_processes
@@ -56,14 +56,16 @@ class LaunchConfig:
     """What to run and on what.
 
     ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
-    key, events and logs; a temporary one, removed at the end, when None. A node whose agent died
-    is started again up to ``node_restarts`` times (its memory is lost all the same).
+    key, events and logs; a temporary one, removed at the end, when None. ``port`` is where the
+    coordinator listens on the loopback address, any free one when 0. A node whose agent died is
+    started again up to ``node_restarts`` times (its memory is lost all the same).
     """
 
     command: tuple[str, ...]
     nodes: tuple[NodeSpec, ...]
     wanted: Mapping[str, int]
     run_dir: Path | None = None
+    port: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     capture_output: bool = False
     max_attempts: int = 5
@@ -109,13 +111,24 @@ class Launcher:
         self._lifeline_read, self._lifeline_write = -1, -1
 
     def start(self) -> None:
-        """Start coordinator and agents; raises ``ConfigError`` when the run directory is bad."""
+        """Start coordinator and agents.
+
+        Raises ``ConfigError`` when the run directory is bad, ``CoordinatorError`` when the port
+        is taken.
+        """
         sweep()
-        self._prepare_run_dir()
         self.key = RunKey.new()
+        try:
+            self._prepare_run_dir()
+            self._server = EmbeddedServer(
+                self.key, bind=f"tcp://127.0.0.1:{self.config.port or '*'}"
+            )
+        except ElasticError:
+            if self._temporary:
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+            raise
         self.key.save(self.run_dir / "key.json")
         self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
-        self._server = EmbeddedServer(self.key)
         self.coordinator_address = self._server.address
         self._coordinator: Coordinator = EmbeddedCoordinator(self._server.address, self.key)
         self._lifeline_read, self._lifeline_write = os.pipe()
@@ -310,8 +323,7 @@ class Launcher:
             if self._killed.is_set() or time.monotonic() > deadline_s:
                 break
             self._await_exit(_TICK_S)
-            for agent in self._agents.values():
-                agent.poll()
+            self._check_agents()
 
     def _end(self) -> None:
         os.close(self._lifeline_write)  # agents that still live end everything at once

@@ -62,6 +62,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
     add(
+        "--port",
+        type=_port,
+        default=0,
+        metavar="P",
+        help="port of the coordinator on the loopback address (default: any free one)",
+    )
+    add(
         "--capture-output",
         action="store_true",
         help="write each worker's output to DIR/logs/SEAT.log instead of this terminal",
@@ -118,6 +125,7 @@ def _config(args: argparse.Namespace) -> LaunchConfig:
         nodes=nodes,
         wanted={TRAINER: args.world or args.nproc * args.nodes, **roles},
         run_dir=args.run_dir,
+        port=args.port,
         capture_output=args.capture_output,
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts if args.nodes == 1 else 0,
@@ -164,6 +172,12 @@ def _complain(message: str, status: int) -> int:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
     return int(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import ckpt
 ROOT = Path(__file__).parents[2]
 
 
-def holdfast(*words: str | Path, limit: str = "") -> subprocess.CompletedProcess[str]:
+def holdfast(*words: str | Path | int, limit: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command; ``limit`` is what the shell's ulimit is told first."""
     command = [sys.executable, "-m", "tools.cli", *map(str, words)]
     if limit:
@@ -74,6 +75,17 @@ def test_a_missing_script_is_2_and_names_the_path() -> None:
     done = holdfast("run", "nowhere.py")
     assert done.returncode == 2
     assert "nowhere.py" in one_paragraph(done)
+
+
+def test_a_port_in_use_is_2_and_names_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = holdfast("run", "--port", port, script)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in one_paragraph(done)
+    assert "in use" in done.stderr
 
 
 def test_a_step_that_is_not_there_lists_those_that_are(checkpoints: Path) -> None:
