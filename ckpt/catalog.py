@@ -136,9 +136,9 @@ def choose(root: str | Path, step: int | None) -> int:
         if step in there:
             return step
         raise NotFoundError(f"{root}: no checkpoint of step {step}; {_listing(root, there)}")
-    if not there:
-        raise NotFoundError(f"{root}: no checkpoint; {_listing(root, there)}")
-    return next(verified(root))
+    if (newest := next(verified(root), None)) is None:
+        raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
+    return newest
 
 
 def _listing(root: str | Path, there: list[int]) -> str:
@@ -154,7 +154,7 @@ def _listing(root: str | Path, there: list[int]) -> str:
 
 
 def verified(root: str | Path) -> Iterator[int]:
-    """Yield the steps that pass the quick check, newest first, at least one.
+    """Yield the steps that pass the quick check, newest first.
 
     Damaged ones are passed over with a warning; raises ``CorruptError`` when all are.
     """
@@ -164,6 +164,8 @@ def verified(root: str | Path) -> Iterator[int]:
     for step in reversed(there):
         try:
             quick_verify(store, step)
+        except NotFoundError:
+            continue  # removed since it was listed
         except CorruptError as error:
             _log.warning("step %d cannot be trusted, trying an older one: %s", step, error)
             faults.append(error)

@@ -37,6 +37,10 @@ class FencedError(CkptError):
     """The caller's generation is older than the sink's: stop acting, a newer one has taken over."""
 
 
+class GivenUpError(CkptError):
+    """Another rank gave this step's snapshot up: go on, the next one is not affected."""
+
+
 class PeerError(CkptError):
     """A peer cannot be reached, timed out or refused: choose another source.
 

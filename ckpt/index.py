@@ -12,7 +12,7 @@ import msgspec
 
 from ckpt.errors import CorruptError
 from ckpt.layout import Box
-from ckpt.types import Json
+from ckpt.types import Json, learn
 
 INDEX_FORMAT = 1
 
@@ -96,3 +96,6 @@ def decode_index(data: bytes | memoryview, *, origin: str) -> ShardIndex:
             "install the Holdfast version that wrote it"
         )
     return index
+
+
+learn(globals())

@@ -17,7 +17,7 @@ from ckpt.errors import CorruptError
 from ckpt.grid import whole
 from ckpt.isal import crc32c
 from ckpt.layout import Box
-from ckpt.types import Json
+from ckpt.types import Json, learn
 from ckpt.zarr_dtypes import dtype_of
 
 FORMAT: Final = 1
@@ -229,3 +229,6 @@ def stored_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
     if not chunk.padded:
         return chunk.nbytes
     return chunk.nbytes // chunk.box.size * prod(tensor.cell or ())
+
+
+learn(globals())

@@ -26,6 +26,7 @@ from ckpt.manifest import MANIFEST, REFS, Manifest, PackIndex, WriterRecord, sea
 from ckpt.merge import MERGED, check_cover, describe, merge
 from ckpt.source import PackSource
 from ckpt.store.base import Store
+from ckpt.types import learn
 from ckpt.zarr_view import group_metadata, hierarchy, references
 
 _log = logging.getLogger(__name__)
@@ -233,3 +234,6 @@ def _stale(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
             old = match is not None and int(match[1]) <= manifest.generation
             if old and f"{part}/{name}" not in keep:
                 yield f"{folder}/{part}/{name}"
+
+
+learn(globals())

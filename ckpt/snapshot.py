@@ -27,7 +27,7 @@ from ckpt.arena import SlotFile
 from ckpt.block import index_offset
 from ckpt.capture import CapturePlan, FlatState, Gather, flatten
 from ckpt.copying import copy_out, local_of, version_of
-from ckpt.errors import CkptError, StoreError
+from ckpt.errors import CkptError, GivenUpError, StoreError
 from ckpt.index import ShardIndex, encode_index
 from ckpt.maps import SlotMaps
 from ckpt.world import BlockEntry
@@ -222,7 +222,16 @@ class Snapshotter:
         )
 
     def _copy(self, job: _Job) -> None:
-        """Run on the thread: acquire a slot, copy, checksum, seal."""
+        """Run on the thread: take the snapshot, unless another rank gave its step up."""
+        try:
+            self._take(job)
+        except GivenUpError as error:
+            self.stats.discarded += 1
+            self.stats.torn = "the state of another rank"
+            _log.warning("snapshot of step %d discarded: %s", job.step, error)
+
+    def _take(self, job: _Job) -> None:
+        """Acquire a slot, copy, checksum, seal."""
         started = time.perf_counter()
         grant = self._client.acquire(
             generation=self._generation,

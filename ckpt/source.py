@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.catalog import load_index, load_manifest, missing, open_store, step_folder
+from ckpt.catalog import check_size, load_index, load_manifest, missing, open_store, step_folder
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.index import Chunk, ChunkRef, ShardIndex, TensorEntry
 from ckpt.manifest import PackedChunk, PackIndex
@@ -169,6 +169,8 @@ class StoreSource(PackSource):
         packs = {
             record.writer: load_index(store, folder, record) for record in self.manifest.writers
         }
+        for record in self.manifest.writers:
+            check_size(store, folder, record.pack)
         super().__init__(store, folder, packs, threads=threads)
 
     def all_packs(self) -> dict[int, PackIndex]:

@@ -213,6 +213,7 @@ class _Remains:
         self.entries: dict[int, BlockEntry] = {}
         self.holders: dict[int, list[str]] = {}
         self.rows: dict[tuple[int, int], tuple[str, ParityEntry]] = {}
+        self.spoiled: set[int] = set()
         self.conflict = ""
 
     def add(self, entry: BlockEntry, *, holder: str | None) -> None:
@@ -264,6 +265,9 @@ def _collect(inventories: Sequence[Inventory]) -> dict[tuple[int, int], _Remains
         for entry in inventory.blocks:
             if (known := of(entry)) is not None:
                 known.add(entry, holder=inventory.node)
+        for entry in inventory.spoiled:
+            if (known := of(entry)) is not None:
+                known.spoiled.add(entry.rank)
         for parity in inventory.parities:
             if (known := of(parity)) is not None:
                 known.rows[parity.stripe, parity.row] = (inventory.node, parity)
@@ -310,6 +314,8 @@ def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
         if place[0] < geometry.n and parity.nbytes == geometry.row_bytes(place[0])
     }
     for rank in missing:
+        if rank in remains.spoiled:
+            return f"the block of rank {rank}, rebuilt from parity, failed its checksum"
         plan, reason = plan_recovery(geometry, rank, holders=holders, rows=rows)
         if plan is None:
             home = remains.world.rank_nodes[rank]

@@ -1,6 +1,9 @@
 """Names for the integers and strings that must not be mixed up. Pure."""
 
+from collections.abc import Mapping
 from typing import Any, NewType
+
+import msgspec
 
 Rank = NewType("Rank", int)
 """Index of a trainer worker within one generation."""
@@ -17,3 +20,15 @@ NodeName = NewType("NodeName", str)
 
 Json = Any
 """A value made of None, bool, int, float, str, and lists and string-keyed dicts of them."""
+
+
+def learn(namespace: Mapping[str, object]) -> None:
+    """Have msgspec learn a module's structs now: call it at the module's end with `globals()`.
+
+    msgspec 0.22 does so at the first decoding, and two threads that decode a type for the first
+    time at once end the process with SIGSEGV: one meets what the other has half filled in.
+    """
+    for kind in list(namespace.values()):
+        ours = isinstance(kind, type) and kind.__module__ == namespace["__name__"]
+        if ours and issubclass(kind, msgspec.Struct):  # type: ignore[arg-type]
+            msgspec.json.Decoder(kind)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ckpt.types import learn
+
 
 class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True):
     """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at."""
@@ -68,7 +70,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What one sidecar can serve; ``worlds`` holds the group of every generation named in it.
 
     ``sealed`` repeats the block entries of *all* ranks that this sidecar has heard of, so that
-    the shape of a lost node's blocks is known to the survivors.
+    the shape of a lost node's blocks is known to the survivors. ``spoiled`` are the blocks that
+    this sidecar rebuilt from parity and found wrong.
     """
 
     node: str
@@ -76,6 +79,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[BlockEntry, ...]
     parities: tuple[ParityEntry, ...]
     sealed: tuple[BlockEntry, ...]
+    spoiled: tuple[BlockEntry, ...] = ()
 
 
 class BlockSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,3 +96,6 @@ class RestorePoint(msgspec.Struct, frozen=True, kw_only=True):
     world: SnapshotWorld
     step: int
     sources: tuple[BlockSource, ...]
+
+
+learn(globals())

@@ -15,7 +15,7 @@ worker of an older generation acts any more when the next one is born.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic.membership import (
@@ -370,11 +370,28 @@ def _gather(
         return Finish(outcome=Outcome(ok=False, message=text)), text
     if len(ready) < least:
         return Wait(), f"{len(ready)} of {least} trainers are ready"
+    if pending := _starting_together(view, ready):
+        first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
+        until_s = max(first_s, quorum_s) + policy.join_settle_max_s
+        if now_s < until_s:
+            return Wait(until_s=until_s), f"nobody survived, {_names(pending)} still starting"
     turn_s = quorum_s + policy.stagger_s * sorted(fenced_nodes(view)).index(node)
     if now_s < turn_s:
         return Wait(until_s=turn_s), "another node proposes first"
     record, reason = plan(view, restore_points=points)
     return Propose(record=record, expected=view.generation_revision), reason
+
+
+def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> list[str]:
+    """Return who is still starting when nobody survived: all started anew at the same time.
+
+    A world of the first of them would end at once, when the next one joins.
+    """
+    old = {m.incarnation for m in view.generation.members} if view.generation else set()
+    survived = any(worker.incarnation in old for _, worker in ready)
+    if survived or view.generation is None or job_spec(ready).dp is not None:
+        return []
+    return _pending_trainers(view)
 
 
 def _names(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpt import catalog
-from ckpt.errors import CorruptError, StoreError
+from ckpt.errors import CorruptError, NotFoundError, StoreError
 from ckpt.maps import SlotMaps
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
@@ -223,8 +223,11 @@ class Keeper:
 def _probe(root: str) -> None:
     """Write to the checkpoint root and clean up: better refused now than at the first checkpoint.
 
-    Raises ``StoreError``.
+    Raises ``StoreError``, whatever it is that no retry could help.
     """
-    store = catalog.open_store(root)
-    store.write(_PROBE, [b"writable\n"])
-    store.delete([_PROBE])
+    try:
+        store = catalog.open_store(root)
+        store.write(_PROBE, [b"writable\n"])
+        store.delete([_PROBE])
+    except NotFoundError as error:
+        raise StoreError(f"checkpoints cannot be written: {error}") from error

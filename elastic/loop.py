@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ckpt.errors import CkptError, FencedError, MismatchError, StateError, Store
 from ckpt.maps import SlotMaps
 from ckpt.types import Json
 from elastic import randomness, reform
-from elastic.channel import Channel, Phase, connect
+from elastic.channel import WORKER_ENV, Channel, Phase, connect
 from elastic.collectives import Guard
 from elastic.config import Batch, Mesh, Settings
 from elastic.errors import ConfigError, ElasticError, Fenced, JobFailed, Stopped
@@ -114,6 +115,8 @@ class Loop:
             raise
         except USER_ERRORS as error:
             channel.fail(str(error), user_error=True)
+            if WORKER_ENV in os.environ:
+                error._said = True  # type: ignore[union-attr]  # once, by the launcher
             raise
         except Exception as error:
             channel.fail(f"{type(error).__name__}: {error}", user_error=False)
@@ -202,7 +205,8 @@ def show_plainly() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, ElasticError | CkptError) and not isinstance(error, FencedError):
-            sys.stderr.write(f"holdfast: {error}\n")
+            if not getattr(error, "_said", False):
+                sys.stderr.write(f"holdfast: {error}\n")
         else:
             before(kind, error, trace)
 

@@ -62,7 +62,7 @@ class NodeSidecar:
 
     def stop(self) -> None:
         """End it and see to it that its shared memory is gone."""
-        if self._stopped_s is not None:
-            self.kill()
+        if self.stopped_for_s() > 0:
+            self.kill()  # it would not hear that it is to end
         self.client.close()
         self._process.stop()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ckpt.types import Json
+from ckpt.types import Json, learn
 from ckpt.world import Inventory, RestorePoint, SnapshotWorld
 
 TRAINER = "trainer"
@@ -160,3 +160,6 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[NodeRecord, ...] = ()
     generation: GenerationRecord | None = None
+
+
+learn(globals())

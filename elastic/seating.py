@@ -109,7 +109,7 @@ def _exhausted(order: Seating, worker: WorkerRecord) -> str:
     ending = f", the last time {worker.ending}" if worker.ending else ""
     return (
         f"{order.seat} failed {order.failures} times in a row on node {order.node} without a newly "
-        f"protected step{ending}; see its log for the cause"
+        f"protected step{ending}; see its output for the cause"
     )
 
 

@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "verify": ("tools.verify", "check every byte of a checkpoint against its checksums"),
     "reshard": ("tools.reshard", "rewrite a checkpoint for another layout or format"),
     "prune": ("tools.prune", "remove old checkpoints, never the newest verified one"),
+    "bench": ("tools.bench", "measure snapshots, checkpoints and parity on this machine"),
 }
 """Subcommand -> (module, one line of help). The module is imported when it is asked for."""
 

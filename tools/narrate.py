@@ -60,14 +60,15 @@ class Narrator:
         number = event["generation"]
         if number <= self._told or (proposal := self._proposals.get(number)) is None:
             return
-        self._told = number
+        first, self._told = self._told == 0, number
         count = len(proposal["ranks"])
         of = f" of {self._wanted}" if count < self._wanted else ""
         noun = "trainer" if max(count, self._wanted if of else 0) == 1 else "trainers"
         after = f" after {', '.join(self._causes)}" if self._causes else ""
         took = f" in {event['t'] - self._caused_t:.2f} s" if self._caused_t else ""
         fresh = proposal.get("restore_step") is None and event["step"] <= 1
-        verb = "started" if fresh else f"resumed at step {event['step']}"
+        started = "started" if first else "nothing was left to restore, started over from step 0"
+        verb = started if fresh else f"resumed at step {event['step']}"
         self._causes, self._caused_t = [], None
         yield f"generation {number}: {count}{of} {noun}{after}; {verb}{took}"
 

@@ -11,6 +11,7 @@ import msgspec
 
 from adapters.rl.ledger import Assignment
 from adapters.rl.trajectory import SampleId, Trajectory
+from ckpt.types import learn
 
 EXCHANGE = "exchange"
 
@@ -61,3 +62,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reload: bool = False
     released: int = 0
     over: bool = False
+
+
+learn(globals())

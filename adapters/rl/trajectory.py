@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from adapters.rl.task import END
+from ckpt.types import learn
 
 SampleId = tuple[int, int]
 """(ordinal, sample): which of the samples of which prompt."""
@@ -138,3 +139,6 @@ def extend_stamps(stamps: Sequence[Stamp], more: Sequence[Stamp]) -> tuple[Stamp
         elif stamp.count:
             joined.append(stamp)
     return tuple(joined)
+
+
+learn(globals())

@@ -54,6 +54,7 @@ _KINDS: dict[str, Callable[[str], CkptError]] = {
         errors.NotFoundError,
         errors.StoreError,
         errors.CapacityError,
+        errors.GivenUpError,
     )
 }
 
@@ -148,8 +149,8 @@ class SidecarClient:
     ) -> SlotGrant:
         """Get a slot for ``size_bytes`` (payload, padding, index), waiting while all are in use.
 
-        Raises ``FencedError`` for an older generation, ``CapacityError`` when none became free in
-        time or shared memory is full.
+        Raises ``FencedError`` for an older generation, ``GivenUpError`` for a step that another
+        rank gave up, ``CapacityError`` when none became free in time or shared memory is full.
         """
         body = Acquire(
             generation=generation,
@@ -164,7 +165,8 @@ class SidecarClient:
         """Hand a written slot over; returns when its checksums were verified.
 
         ``persist`` is the checkpoint root this step is to be written to once protected. Raises
-        ``CorruptError`` when the bytes are not what the index says, ``FencedError`` when late.
+        ``CorruptError`` when the bytes are not what the index says, ``FencedError`` when late,
+        ``GivenUpError`` when another rank gave the step up meanwhile.
         """
         self.call("seal", Seal(slot_id=slot_id, entry=entry, persist=persist), timeout_s=_LONG_S)
 

@@ -12,23 +12,34 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from time import monotonic
 from typing import Any, TypeAlias
 
 from ckpt.arena import Arena
+from ckpt.block import SlotState
 from ckpt.errors import CkptError
 from ckpt.sidecar.messages import Message
 from ckpt.sidecar.slots import Slot, Slots
 from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, Snapshot, SnapshotKey
 from ckpt.transport import Request, RunKey
-from ckpt.world import SnapshotWorld
+from ckpt.world import BlockEntry, SnapshotWorld
 
 _log = logging.getLogger(__name__)
 
 Op: TypeAlias = tuple[type[Message], Callable[[Request, Any], None]]
 """The type of a request's body and the handler that takes it."""
 
-HEAVY_THREADS = 2
+THREADS = 2
+"""Of each kind of work."""
+
+
+class Work(Enum):
+    """What long work waits for; one kind never holds up another."""
+
+    CPU = "cpu"
+    PEERS = "peers"
+    STORE = "store"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,9 +72,11 @@ class Core:
         self.slots = Slots(arena)
         self.on = Listeners()
         self.counters: Counter[str] = Counter()
+        self.spoiled: set[BlockEntry] = set()
         self._waiters: list[Waiter] = []
-        self._heavy = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy")
-        self._slow = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="slow")
+        self._pools = {
+            kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in Work
+        }
 
     def apply(self, instructions: list[Instruction]) -> None:
         """Carry out what the book says, then look again at every waiting request."""
@@ -79,14 +92,20 @@ class Core:
                         listener(snapshot)
                 case Release(key=key):
                     self.release(key)
+                    self.spoiled = {e for e in self.spoiled if (e.generation, e.step) != key}
                     for forget in self.on.release:
                         forget(key)
         self.changed()
 
     def release(self, key: SnapshotKey) -> None:
-        """Free the slots of a snapshot; those beyond what the ranks here need are removed."""
+        """Free the slots of a snapshot; those beyond what the ranks here need are removed.
+
+        Those being written stay until their writer seals, abandons or is fenced: it would go on
+        writing into what another was given.
+        """
         for slot in self.slots.of(key):
-            self.slots.release(slot, surplus=self._is_surplus())
+            if slot.state is not SlotState.WRITING:
+                self.slots.release(slot, surplus=self._is_surplus())
 
     def unpin(self, *slots: Slot) -> None:
         """Let go of slots that were pinned; what that frees may be waited for."""
@@ -133,11 +152,12 @@ class Core:
             waiter.request.refuse(error)
             return True
 
-    def submit(self, request: Request | None, work: Callable[[], None], *, slow: bool) -> None:
+    def submit(
+        self, request: Request | None, work: Callable[[], None], *, kind: Work = Work.CPU
+    ) -> None:
         """Run ``work`` on a thread, without the lock.
 
-        Its errors are the answer to ``request``; where there is none they are logged. ``slow``
-        work waits for peers or disks and must not hold up checksums and encoding.
+        Its errors are the answer to ``request``; where there is none they are logged.
         """
 
         def run() -> None:
@@ -154,9 +174,9 @@ class Core:
                     request.refuse(CkptError(f"failed inside the sidecar: {error!r}"))
                 raise
 
-        (self._slow if slow else self._heavy).submit(run)
+        self._pools[kind].submit(run)
 
     def close(self) -> None:
         """Take no more work; what runs is not waited for."""
-        self._heavy.shutdown(wait=False, cancel_futures=True)
-        self._slow.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -90,7 +90,7 @@ class Link:
                 job(self._client)
             except PeerError as error:
                 self.error = str(error)
-                if error.kind not in _WORTH_REPEATING:
+                if not is_passing(error):
                     _log.warning("%s refused: %s", self.peer.node, error)
                     return
             except CkptError as error:  # fenced, or what was to be sent is gone
@@ -214,7 +214,7 @@ class Exchange:
             if entry is not None:
                 self._row_complete(entry)
 
-        self._core.submit(request, add, slow=False)
+        self._core.submit(request, add)
 
     def _row_complete(self, entry: ParityEntry) -> None:
         core, key = self._core, (entry.generation, entry.step)
@@ -311,6 +311,11 @@ class Exchange:
             },
             "seal_to_protected_s": [round(each, 6) for each in self._protect_s],
         }
+
+
+def is_passing(error: PeerError) -> bool:
+    """Return whether what was refused is worth repeating."""
+    return error.kind in _WORTH_REPEATING
 
 
 def send(client: Client, op: str, body: Json) -> None:

@@ -17,12 +17,12 @@ import msgspec
 
 from ckpt.errors import CapacityError, CkptError, NotFoundError, PeerError
 from ckpt.isal import crc32c
-from ckpt.sidecar.core import Core, Op
-from ckpt.sidecar.exchange import Exchange
+from ckpt.sidecar.core import Core, Op, Work
+from ckpt.sidecar.exchange import Exchange, is_passing
 from ckpt.sidecar.messages import LogContents, LogCopy, LogName, LogTruncate, unparse
 from ckpt.sidecar.wire import PART_BYTES
 from ckpt.transport import Client, Request
-from ckpt.types import Json
+from ckpt.types import Json, learn
 from ckpt.world import SidecarPeer, SnapshotWorld
 
 ASK_TIMEOUT_S = 1.5
@@ -65,7 +65,7 @@ class RecordLog:
                 f"log {self.name!r} holds {self.nbytes:,} bytes and may hold {MAX_LOG_BYTES:,}: "
                 "truncate what has been consumed"
             )
-        self._write("ab", records)
+        self._append_to(self.path, records)
         self.records += records
         self.nbytes += size
 
@@ -80,15 +80,28 @@ class RecordLog:
         self.rewrite()
 
     def rewrite(self) -> None:
-        """Write the file anew: the head, then the records."""
+        """Replace the file: the head, then the records. One that was there stays until then."""
         head = msgspec.json.encode(_Head(name=self.name, node=self.node, base=self.base))
-        self._write("wb", [head, *self.records])
+        fresh = self.path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        try:
+            self._append_to(fresh, [head, *self.records])
+            fresh.replace(self.path)
+        finally:
+            fresh.unlink(missing_ok=True)
 
-    def _write(self, mode: str, records: Sequence[bytes]) -> None:
+    def _append_to(self, path: Path, records: Sequence[bytes]) -> None:
+        """Add all of ``records`` to a file, or nothing: behind half a record none is found."""
         text = b"".join(_FRAME.pack(len(each), crc32c(each)) + each for each in records)
         try:
-            with self.path.open(mode) as file:
-                file.write(text)
+            with path.open("ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    if (done := file.write(text)) < len(text):
+                        file.write(text[done:])  # says why
+                except OSError:
+                    file.truncate(before)
+                    raise
         except OSError as error:
             raise CapacityError(
                 f"log {self.name!r}: cannot keep {len(text):,} bytes in {self.path.parent}: "
@@ -211,7 +224,10 @@ class Logs:
         )
 
     def _send(self, log: RecordLog, client: Client, generation: int) -> None:
-        """Send what is missing in parts until the next node has all; it says what it has."""
+        """Send what is missing in parts until the next node has all; it says what it has.
+
+        A refusal that does not pass by itself ends it; the next change of the log tries again.
+        """
         while True:
             with self._core.lock:
                 if self._core.book.generation != generation:
@@ -219,7 +235,13 @@ class Logs:
                 at = max(log.copied, log.base)
                 base, batch = log.base, _some(log.records[at - log.base :])
             body = LogCopy(node=log.node, name=log.name, base=base, at=at)
-            answer, _ = client.call("log_copy", unparse(body), batch)
+            try:
+                answer, _ = client.call("log_copy", unparse(body), batch)
+            except PeerError as error:
+                with self._core.lock:
+                    if self._core.book.generation == generation and not is_passing(error):
+                        log.sending = False
+                raise
             with self._core.lock:
                 if self._core.book.generation != generation:
                     return
@@ -252,7 +274,7 @@ class Logs:
             self._read_here(request, body)
             return
         peers = {peer.node: peer for peer in self._exchange.peers()}
-        self._core.submit(request, lambda: self._find(request, body, node, peers), slow=True)
+        self._core.submit(request, lambda: self._find(request, body, node, peers), kind=Work.PEERS)
 
     def _find(
         self, request: Request, body: LogName, node: str, peers: dict[str, SidecarPeer]
@@ -312,3 +334,6 @@ def _some(records: Sequence[bytes]) -> list[bytes]:
 def _reply_log(request: Request, base: int, records: Sequence[bytes]) -> None:
     contents = LogContents(base=base, lengths=tuple(map(len, records)))
     request.reply(unparse(contents), [b"".join(records)])
+
+
+learn(globals())

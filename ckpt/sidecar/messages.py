@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from ckpt.errors import PeerError
-from ckpt.types import Json
+from ckpt.types import Json, learn
 from ckpt.world import BlockEntry, ParityEntry, RestorePoint, SnapshotWorld
 
 
@@ -210,3 +210,6 @@ def parse(body: Json, kind: type[M], *, op: str) -> M:
 def unparse(message: msgspec.Struct) -> Json:
     """Return ``message`` as JSON-typed values."""
     return msgspec.to_builtins(message)
+
+
+learn(globals())

@@ -14,7 +14,7 @@ import msgspec
 
 from ckpt.errors import CkptError, NotFoundError, StoreError
 from ckpt.index import decode_index
-from ckpt.sidecar.core import Core, Op, Waiter
+from ckpt.sidecar.core import Core, Op, Waiter, Work
 from ckpt.sidecar.exchange import Exchange, send
 from ckpt.sidecar.messages import Await, Durable, Persisted, unparse
 from ckpt.sidecar.slots import Slot
@@ -67,6 +67,7 @@ class Persistence:
     def want(self, entry: BlockEntry, root: str) -> None:
         """Note that a block sealed here is to be written to ``root`` once it is protected."""
         self._wanted.setdefault((entry.generation, entry.step), {})[entry.rank] = root
+        self._errors.pop(entry.step, None)  # of an earlier attempt
 
     def _adopt(self, _world: SnapshotWorld) -> None:
         self._wanted.clear()
@@ -87,7 +88,7 @@ class Persistence:
                 self._start(slot, rank, root, snapshot.world)
 
     def _start(self, slot: Slot, rank: int, root: str, world: SnapshotWorld) -> None:
-        self._core.submit(None, lambda: self._write(slot, rank, root, world), slow=True)
+        self._core.submit(None, lambda: self._write(slot, rank, root, world), kind=Work.STORE)
 
     def _write(self, slot: Slot, rank: int, root: str, world: SnapshotWorld) -> None:
         from ckpt import persist
@@ -145,7 +146,7 @@ class Persistence:
         collected.receipts[message.rank] = message.receipt
         if len(collected.receipts) == len(world.rank_nodes):
             del self._collected[key]
-            self._core.submit(None, lambda: self._commit(key, collected, world), slow=True)
+            self._core.submit(None, lambda: self._commit(key, collected, world), kind=Work.STORE)
 
     def _commit(self, key: SnapshotKey, collected: _Collected, world: SnapshotWorld) -> None:
         from ckpt import persist
@@ -185,6 +186,7 @@ class Persistence:
     def _note(self, message: Durable) -> None:
         if message.error is not None:
             self._errors[message.step] = message.error
+            self._collected.pop((message.generation, message.step), None)
             _log.warning("%s", message.error)
             return
         self._errors.pop(message.step, None)

@@ -109,7 +109,7 @@ class Reading:
                 core.unpin(slot)
             request.reply([crc32c(part) for part in parts], [b"".join(parts)])
 
-        core.submit(request, copy, slow=False)
+        core.submit(request, copy)
 
     def _read_row(self, request: Request, body: ReadRow) -> None:
         row = self._parities.get((body.generation, body.step), (body.stripe, body.row))
@@ -124,7 +124,7 @@ class Reading:
                 part = row.part(body.at, body.nbytes)
             request.reply([crc32c(part)], [part])
 
-        self._core.submit(request, copy, slow=False)
+        self._core.submit(request, copy)
 
     def _holdings(self, request: Request, body: Key) -> None:
         request.reply(unparse(holdings_of(self._core, self._parities, body)))
@@ -135,7 +135,7 @@ class Reading:
         slots = [slot for slot in core.slots.all() if slot.entry and not slot.leaving]
         for slot in slots:
             core.slots.pin(slot)
-        core.submit(request, lambda: self._verify_all(request, slots), slow=False)
+        core.submit(request, lambda: self._verify_all(request, slots))
 
     def _verify_all(self, request: Request, slots: Sequence[Slot]) -> None:
         core = self._core
@@ -159,6 +159,7 @@ class Reading:
                 sealed=tuple(
                     entry for each in snapshots.values() for entry in each.entries.values()
                 ),
+                spoiled=tuple(entry for entry in core.spoiled if entry.generation in worlds),
             )
             core.changed()
         request.reply(unparse(inventory))

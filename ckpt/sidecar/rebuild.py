@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from ckpt.block import block_bytes, verify_block
 from ckpt.erasure import Codec
 from ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, PeerError
-from ckpt.sidecar.core import Core
+from ckpt.sidecar.core import Core, Work
 from ckpt.sidecar.exchange import Exchange
 from ckpt.sidecar.messages import Holdings, Key, OpenBlock, Read, ReadRow, unparse
 from ckpt.sidecar.parity import Parities
@@ -126,7 +126,7 @@ class Rebuild:
         first = key not in self._waiting
         self._waiting.setdefault(key, []).append((answer, request))
         if first:
-            self._core.submit(None, lambda: self._run(body, key), slow=True)
+            self._core.submit(None, lambda: self._run(body, key), kind=Work.PEERS)
 
     def _run(self, body: OpenBlock, key: BlockKey) -> None:
         failed: CkptError | None = None
@@ -135,8 +135,13 @@ class Rebuild:
             slot = self._rebuild(body, key)
         except CkptError as error:
             failed = error
-        except OSError as error:
-            failed = PeerError(f"rebuilding the block of rank {body.rank} failed: {error}")
+        except Exception as error:
+            failed = PeerError(f"rebuilding the block of rank {body.rank} failed: {error!r}")
+            raise
+        finally:
+            self._answer(key, slot, failed)
+
+    def _answer(self, key: BlockKey, slot: Slot | None, failed: CkptError | None) -> None:
         with self._core.lock:
             waiting = self._waiting.pop(key)
             self._core.counters["rebuilds_failed" if failed else "rebuilt"] += 1
@@ -166,12 +171,21 @@ class Rebuild:
                 codec = Codec(geometry.k, geometry.m)
                 for recovery in plan:
                     _decode(recovery, step, codec, sources, block)
-                verify_block(block, entries[body.rank], origin=f"rebuilt block of rank {body.rank}")
-            except CkptError:
+                self._verify(block, entries[body.rank])
+            except Exception:
                 with self._core.lock:
                     self._core.slots.discard(slot)
                 raise
         return self._keep(slot, body.world, entries, key)
+
+    def _verify(self, block: memoryview, entry: BlockEntry) -> None:
+        """Check what was decoded; what is wrong is remembered, so that nobody is promised it."""
+        try:
+            verify_block(block, entry, origin=f"rebuilt block of rank {entry.rank}")
+        except CorruptError:
+            with self._core.lock:
+                self._core.spoiled.add(entry)
+            raise
 
     @staticmethod
     def _plan(

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from ckpt.block import SlotState, block_bytes, verify_block
-from ckpt.errors import CapacityError, CkptError, FencedError, MismatchError, PeerError
+from ckpt.errors import CapacityError, CkptError, FencedError, GivenUpError, MismatchError
 from ckpt.sidecar.core import Core, Op, Waiter
 from ckpt.sidecar.messages import Abandon, Acquire, Await, Seal, SlotGrant, unparse
 from ckpt.sidecar.slots import BlockKey, Slot
+from ckpt.sidecar.spares import Spares
 from ckpt.sidecar.state import Phase
 from ckpt.transport import Request
 from ckpt.world import BlockEntry, SnapshotWorld
@@ -35,6 +36,7 @@ class Writing:
         self._core = core
         self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
         self._creating: set[BlockKey] = set()
+        self._spares = Spares(core)
         core.on.adopt.append(self._fence)
 
     def ops(self) -> dict[str, Op]:
@@ -64,11 +66,13 @@ class Writing:
         core = self._core
         self._check(body.generation, body.rank)
         key = (body.generation, body.step, body.rank)
-        if core.book.is_gone(key[:2]) or core.slots.holding(key):
-            raise MismatchError(f"step {body.step} is already sealed or given up; snapshot a later")
+        if core.slots.holding(key):
+            raise MismatchError(f"step {body.step} is already sealed; snapshot a later one")
 
         def attempt() -> bool:
             self._check(body.generation, body.rank)
+            if core.book.is_gone(key[:2]):
+                raise _given_up(body.step)
             return self._grant(request, body, key)
 
         def expire() -> None:
@@ -101,11 +105,13 @@ class Writing:
             core.slots.begin(slot, key)
             _reply_grant(request, slot)
             return True
+        if self._spares.is_coming(body.size_bytes):
+            return False
         for slot in core.slots.all():  # free but too small: the state has grown
             if slot.state is SlotState.EMPTY and not slot.busy:
                 core.slots.discard(slot)
         self._creating.add(key)
-        core.submit(request, lambda: self._create(request, body.size_bytes, key), slow=False)
+        core.submit(request, lambda: self._create(request, body.size_bytes, key))
         return True
 
     def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
@@ -145,7 +151,7 @@ class Writing:
                 f"{slot.file.capacity:,}; acquire the full size"
             )
         slot.busy = True
-        core.submit(request, lambda: self._verify(request, slot, body), slow=False)
+        core.submit(request, lambda: self._verify(request, slot, body))
 
     def _verify(self, request: Request, slot: Slot, body: Seal) -> None:
         core, entry = self._core, body.entry
@@ -163,11 +169,14 @@ class Writing:
             if failed or core.book.is_gone(key):
                 core.counters["seals_refused"] += 1
                 core.slots.release(slot)
-                self._give_up(key)
-                raise failed or PeerError(f"step {entry.step} was given up by another rank")
+                if failed:
+                    self._give_up(key)
+                core.changed()
+                raise failed or _given_up(entry.step)
             core.slots.seal(slot, entry)
             self._on_sealed(entry, body.persist)
             core.apply(core.book.seal(entry))
+            self._spares.sealed(slot.file.capacity)
         request.reply()
 
     def _abandon(self, request: Request, body: Abandon) -> None:
@@ -205,6 +214,10 @@ class Writing:
 
         deadline_s = monotonic() + body.timeout_s
         core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire))
+
+
+def _given_up(step: int) -> GivenUpError:
+    return GivenUpError(f"step {step} was given up by another rank; go on with a later one")
 
 
 def _reply_grant(request: Request, slot: Slot) -> None:

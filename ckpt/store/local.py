@@ -18,7 +18,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from ckpt.errors import NotFoundError, StoreError
+from ckpt.errors import CorruptError, NotFoundError, StoreError
 from ckpt.isal import crc32c
 from ckpt.manifest import FileRecord
 
@@ -58,6 +58,21 @@ def _refusals(path: Path, doing: str) -> Iterator[None]:
         raise StoreError(f"{path}: cannot {doing}: {error.strerror}; {remedy}") from error
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """As `_refusals`; what the disk cannot give back counts as damaged: use another copy."""
+    with _refusals(path, "read it"):
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise CorruptError(
+                f"{path}: the disk fails to read it; load another step, or restore the file from "
+                "a copy"
+            ) from error
+
+
 def _fsync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -79,7 +94,7 @@ class LocalFile:
         """Fill ``buffers`` from offset ``at``; return the bytes read."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         done = 0
-        with _refusals(self._path, "read it"):
+        with _reading(self._path):
             while views:
                 got = os.preadv(self._fd, views[:_IOV_MAX], at + done)
                 done += got
@@ -139,7 +154,7 @@ class LocalStore:
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes."""
-        with _refusals(self._path(name), "read it"):
+        with _reading(self._path(name)):
             return self._path(name).read_bytes()
 
     def open(self, name: str) -> LocalFile:

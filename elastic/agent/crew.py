@@ -15,6 +15,7 @@ from elastic.agent.workers import Worker, WorkerTable
 from elastic.control_page import Phase
 from elastic.detect import silence_limit_s
 from elastic.errors import ElasticError
+from elastic.membership import role_of
 from elastic.process import Change, ChildStatus, describe_exit
 from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
 
@@ -55,9 +56,9 @@ class Crew:
                     self.table.drop(worker.seat)
         for order in seats:
             known = self.table.get(order.seat)
-            if known is None or (not known.alive and order.attempt > known.attempt):
-                if not self._yields(known):
-                    self._start(order, sidecar=sidecar)
+            due = known is None or (not known.alive and order.attempt > known.attempt)
+            if due and not self._yields(known):
+                self._start(order, sidecar=sidecar)
 
     def _yields(self, lost: Worker | None) -> bool:
         """Whether a replacement waits a little: its start takes seconds of processor time.
@@ -68,7 +69,14 @@ class Crew:
             return False
         if time.monotonic() - lost.ended_s > self._timing.yield_s:
             return False
-        return any(worker.recovers_from(lost.generation) for worker in self.table.living())
+        recovering = [w for w in self.table.living() if w.recovers_from(lost.generation)]
+        return any(w.spec and w.spec.least <= self._trainers_left() for w in recovering)
+
+    def _trainers_left(self) -> int:
+        """Return how many trainers of the whole job take part or could at once."""
+        going = (WorkerState.READY, WorkerState.ACTIVE)
+        workers = [worker for node in self._roster.nodes for worker in node.workers]
+        return sum(role_of(w.seat) == TRAINER and w.state in going for w in workers)
 
     def _start(self, order: Seating, *, sidecar: str) -> None:
         try:
@@ -198,6 +206,8 @@ class Crew:
         if not completed and code == 0 and worker.role != TRAINER:
             worker.state, completed = WorkerState.DONE, True
         if not completed:
+            if code == 0 and worker.state is WorkerState.STARTING:
+                self._never_trained(worker)
             worker.state = WorkerState.DEAD
             if worker.verdict is None:
                 self._reporter.emit("detected", what="exit", victim=worker.seat, why=worker.ending)
@@ -212,6 +222,15 @@ class Crew:
             status=worker.ending,
         )
         worker.close()
+
+    def _never_trained(self, worker: Worker) -> None:
+        """End a job whose script does nothing for it; a later start may differ, so not then."""
+        if self._roster.generation is None:
+            command = " ".join(self._config.command)
+            self._job_failed(
+                f"{worker.seat} ended without training ({command}): have the script call a "
+                "function decorated with @elastic.resilient"
+            )
 
     def _describe(self, worker: Worker, code: int) -> str:
         ending = describe_exit(code)

@@ -78,7 +78,9 @@ class Agent:
     def serve(self, *, lifeline: int) -> int:
         """Run until the job or the parent ends; return the process's exit status."""
         self._wire(lifeline)
-        self._connect()
+        if not self._connect():
+            self._reporter.close()
+            return 1
         while not self._orphaned and not self._conductor.unusable:
             for key, mask in self._selector.select(self._patience_s()):
                 key.data(mask)
@@ -105,9 +107,14 @@ class Agent:
         self._selector.register(lifeline, read, lambda mask: self._on_lifeline(lifeline))
         self._selector.register(self._inbox, read, lambda mask: self._on_inbox())
 
-    def _connect(self) -> None:
+    def _connect(self) -> bool:
+        """Register, however long the coordinator takes; False when the parent ended before."""
         self._coordinator = self._connection()
-        self._take_lease()
+        while not self._registered():
+            for key, mask in self._selector.select(0):
+                key.data(mask)
+            if self._orphaned:
+                return False
         registry = Registry(
             self._coordinator, run=self._config.run, lease=lambda: self._lease.lease
         )
@@ -118,6 +125,14 @@ class Agent:
             start=lambda entries: self._inbox.post(lambda: self._on_entries(entries)),
             change=lambda events: self._inbox.post(lambda: self._on_changes(events)),
         )
+        return True
+
+    def _registered(self) -> bool:
+        try:
+            self._take_lease()
+        except CoordinatorError:
+            return False
+        return True
 
     def _connection(self) -> EmbeddedCoordinator:
         return EmbeddedCoordinator(self._config.coordinator, self._key, timeout_s=_CALL_TIMEOUT_S)
@@ -154,9 +169,7 @@ class Agent:
     def _on_lease_lost(self) -> None:
         """The node was away for too long and has killed its workers: register anew."""
         self._reporter.emit("detected", what="lease_lost", victim=self._config.node)
-        try:
-            self._take_lease()
-        except CoordinatorError:
+        if not self._registered():
             self._inbox.post(self._on_lease_lost)
 
     def _on_entries(self, entries: Sequence[Entry]) -> None:

@@ -104,7 +104,7 @@ class Worker:
         ``stepped`` is the newest generation in which it completed a step.
         """
         took_part = self.alive and self.spec is not None and self.spec.dp is None
-        return took_part and 0 < self.generation and self.stepped <= generation
+        return took_part and self.generation > 0 and self.stepped <= generation
 
     def record(self) -> WorkerRecord:
         """Return what the node publishes about it."""

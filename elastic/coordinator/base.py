@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from ckpt.types import learn
+
 
 class EventKind(StrEnum):
     """What happened to a key; RESET: the history asked for is gone, read the range again."""
@@ -82,3 +84,6 @@ class Coordinator(Protocol):
 
     def close(self) -> None:
         """Release the connection; leases are left to end by themselves."""
+
+
+learn(globals())

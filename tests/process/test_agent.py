@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from jobs import hurt, job
+from jobs import DEADLINE_S, hurt, job
+
+from ckpt.transport import RunKey
+from elastic.agent.config import AgentConfig
+from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from elastic.launch import agent_command
+from elastic.membership import node_key
+from elastic.process import Child
 
 LONG = ("--steps", "1000000")
 
@@ -158,3 +167,74 @@ def test_other_roles_live_beside_the_generations(tmp_path: Path) -> None:
         )
         running.world_of(2, after=0)
         assert len(running.events("proposed")) <= started + 1
+
+
+def test_a_stopped_agent_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with job(tmp_path, *LONG) as running:
+        running.await_step(2)
+        running.launcher.stop("enough")
+        hurt(running.launcher.processes()["n0"].agent, signal.SIGSTOP)
+        assert running.finish().message == "enough"
+
+
+def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
+    tmp_path: Path,
+) -> None:
+    key = RunKey.new()
+    key.save(tmp_path / "key.json")
+    absent = EmbeddedServer(key)
+    absent.close()
+    config = AgentConfig(
+        run="slow",
+        node="n0",
+        domain="n0",
+        run_dir=str(tmp_path),
+        key_file=str(tmp_path / "key.json"),
+        coordinator=absent.address,
+        slots={},
+        wanted={},
+        nodes=1,
+        command=("true",),
+    )
+    read, write = os.pipe()
+    said = tmp_path / "output"
+    agent = Child.start(agent_command(config), env=os.environ, tied=True, stdin=read, output=said)
+    try:
+        assert agent.wait(2.5) is None, said.read_text()
+        server = EmbeddedServer(key, bind=absent.address)
+        coordinator = EmbeddedCoordinator(server.address, key)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while coordinator.get(node_key("slow", "n0")) is None:
+            assert time.monotonic() < deadline_s, said.read_text()
+            time.sleep(0.02)
+    finally:
+        os.close(write)
+        code = agent.wait(DEADLINE_S)
+        os.close(read)
+    coordinator.close()
+    server.close()
+    assert (code, said.read_text()) == (1, "")
+
+
+def test_an_agent_whose_launcher_ended_first_ends_without_a_word(tmp_path: Path) -> None:
+    key = RunKey.new()
+    key.save(tmp_path / "key.json")
+    config = AgentConfig(
+        run="orphan",
+        node="n0",
+        domain="n0",
+        run_dir=str(tmp_path),
+        key_file=str(tmp_path / "key.json"),
+        coordinator="tcp://127.0.0.1:1",
+        slots={},
+        wanted={},
+        nodes=1,
+        command=("true",),
+    )
+    said = tmp_path / "output"
+    read, write = os.pipe()
+    os.close(write)
+    agent = Child.start(agent_command(config), env=os.environ, tied=True, stdin=read, output=said)
+    os.close(read)
+    assert agent.wait(DEADLINE_S) == 1
+    assert said.read_text() == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch.distributed as dist
 from ranks import record_of
 from torch import nn
 
+from ckpt.errors import StoreError
 from ckpt.transport import RunKey
+from elastic.channel import WORKER_ENV
 from elastic.config import Batch, Settings
 from elastic.errors import ConfigError, Fenced
-from elastic.loop import Loop
+from elastic.loop import Loop, show_plainly
 from elastic.run import Run
 
 
@@ -115,3 +118,30 @@ def test_misuse_is_refused_with_the_remedy(misuse: Any, named: str) -> None:
         _loop(channel).run(misuse)
     assert channel.said[-1][0] == "fail"
     assert channel.said[-1][2] is True, "no retry would help"
+
+
+def test_a_checkpoint_directory_that_cannot_be_is_not_tried_again() -> None:
+    channel = LoneChannel()
+
+    def body(run: Run) -> None:
+        run.track(model=nn.Linear(2, 2))
+
+    with pytest.raises(StoreError, match="/proc/nowhere"):
+        _loop(channel, checkpoint="/proc/nowhere/x").run(body)
+    assert channel.said[-1][0] == "fail"
+    assert channel.said[-1][2] is True, "no retry would help"
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_users_error_is_printed_once_by_the_launcher_or_by_the_script(
+    launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    if launched:
+        monkeypatch.setenv(WORKER_ENV, "{}")
+    show_plainly()
+    with pytest.raises(ConfigError) as caught:
+        _loop(LoneChannel()).run(lambda run: run.step())
+    sys.excepthook(caught.type, caught.value, None)
+    said = "" if launched else f"holdfast: {caught.value}\n"
+    assert capsys.readouterr().err == said

@@ -178,6 +178,32 @@ def test_nothing_is_proposed_without_a_ready_trainer() -> None:
     assert ask(view) == (Wait(), "0 of 1 trainers are ready")
 
 
+def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
+    seats = [Seating(seat=f"trainer/{i}", node="a", attempt=2) for i in range(2)]
+
+    def anew(state: WorkerState, **more: object) -> View:
+        workers = (trainer(i, s, attempt=2, **more) for i, s in enumerate((READY, state)))
+        view = after_loss_of_b(a=fakes.node("a", *workers, fenced=4))
+        renamed = [
+            msgspec.structs.replace(w, incarnation=f"{w.seat}#2") for w in view.nodes["a"].workers
+        ]
+        node = msgspec.structs.replace(view.nodes["a"], workers=tuple(renamed))
+        return dataclasses.replace(view, nodes={**view.nodes, "a": node}, seating=tuple(seats))
+
+    until_s = 100.0 + POLICY.join_settle_max_s
+    decision, reason = ask(anew(STARTING))
+    assert (decision, reason) == (
+        Wait(until_s=until_s),
+        "nobody survived, trainer/1 still starting",
+    )
+    late, _ = ask(anew(STARTING), times_s=(100.0, until_s))
+    assert isinstance(late, Propose) and len(late.record.members) == 1
+    whole, _ = ask(anew(READY))
+    assert isinstance(whole, Propose) and len(whole.record.members) == 2
+    fixed, _ = ask(anew(STARTING, spec=JobSpec(dp=1)))
+    assert isinstance(fixed, Propose)
+
+
 def test_ready_worker_of_a_node_that_has_not_fenced_is_waited_for() -> None:
     view = after_loss_of_b(c=fakes.node("c", trainer(2, READY), fenced=3))
     assert isinstance(ask(view)[0], Wait)

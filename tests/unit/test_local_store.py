@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.errors import NotFoundError, StoreError
+from ckpt.errors import CorruptError, NotFoundError, StoreError
 from ckpt.isal import crc32c
 from ckpt.store.local import LocalStore
 
@@ -117,3 +117,19 @@ def test_what_a_dead_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path
 
     store.write("f", parts())
     assert listed(tmp_path) == ["f", "other"]
+
+
+def test_what_the_disk_cannot_read_back_counts_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    store.write("file", [b"x" * 100])
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = store.open("file")
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(CorruptError, match="load another step"):
+        file.read_into([bytearray(10)], 0)
+    file.close()

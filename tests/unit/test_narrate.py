@@ -48,6 +48,14 @@ def test_a_failure_is_told_with_its_cause_and_its_price() -> None:
     ]
 
 
+def test_a_start_from_nothing_is_told_as_such() -> None:
+    lines = told(job(1), *formed(1.0, 1, 1, 0), lost(5.0, "n0", "node_lost"), *formed(9.0, 2, 1, 1))
+    assert lines[-1] == (
+        "generation 2: 1 trainer after n0 was lost; "
+        "nothing was left to restore, started over from step 0 in 4.00 s"
+    )
+
+
 def test_a_join_has_no_price() -> None:
     assert told(job(2), lost(1.0, "trainer/1", "join"), *formed(2.0, 4, 2, 9)) == [
         "generation 4: 2 trainers after trainer/1 joined; resumed at step 9"

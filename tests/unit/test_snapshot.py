@@ -12,7 +12,14 @@ from torch import nn
 
 from ckpt.block import verify_block
 from ckpt.capture import gather_alone
-from ckpt.errors import CorruptError, FencedError, NotFoundError, PeerError, StoreError
+from ckpt.errors import (
+    CorruptError,
+    FencedError,
+    GivenUpError,
+    NotFoundError,
+    PeerError,
+    StoreError,
+)
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
 from ckpt.snapshot import Snapshotter
@@ -225,3 +232,16 @@ def test_the_index_stands_behind_the_payload(
     index = verify_block(block, entry, origin="test")
     assert (index.run, index.generation, index.step, index.writer) == ("test", 1, 7, 0)
     assert index.tensors["model.0.weight"].grid == (4, 4)
+
+
+def test_a_step_that_another_rank_gave_up_costs_only_its_snapshot(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    sidecar.refuse = GivenUpError("step 1 was given up by another rank; go on with a later one")
+    snapshotter.snapshot(state, 1)
+    snapshotter.fence()
+    assert (snapshotter.stats.taken, snapshotter.stats.discarded) == (0, 1)
+    snapshotter.snapshot(state, 2)
+    snapshotter.fence()
+    assert snapshotter.stats.last_step == 2

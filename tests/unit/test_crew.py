@@ -1,0 +1,189 @@
+"""The workers of a node without processes: who is started when, and what ends the job."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elastic.agent import crew as crew_module
+from elastic.agent.config import AgentConfig, Timing
+from elastic.agent.crew import Crew
+from elastic.agent.reporting import Reporter
+from elastic.agent.workers import Worker
+from elastic.process import Change, ChildStatus
+from elastic.records import JobSpec, Roster, Seating, WorkerState
+from elastic.testing import fakes
+
+LONG_S, MOMENT_S = 1e6, 1e-9
+
+
+class FakeChild:
+    """A process that ends when told so."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self._status: ChildStatus | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.code is None
+
+    def exit(self, code: int) -> None:
+        self._status = ChildStatus(change=Change.EXITED, code=code)
+
+    def poll(self) -> ChildStatus | None:
+        status, self._status = self._status, None
+        self.code = status.code if status else self.code
+        return status
+
+    def kill(self) -> None:
+        self.exit(-9)
+
+
+class FakeWorker(Worker):
+    """A worker without a process."""
+
+    def _spawn(self, *_: object, **__: object) -> FakeChild:  # type: ignore[override]
+        return FakeChild()
+
+
+class Node:
+    """A crew, and what the job would tell it."""
+
+    def __init__(self, directory: Path, *, yield_s: float, spec: JobSpec) -> None:
+        self.failed: list[str] = []
+        self.spec = spec
+        config = AgentConfig(
+            run="unit",
+            node="a",
+            domain="a",
+            run_dir=str(directory),
+            key_file="",
+            coordinator="",
+            slots={"trainer": 3},
+            wanted={"trainer": 3},
+            nodes=1,
+            command=("python", "train.py"),
+            timing=Timing(yield_s=yield_s),
+        )
+        self.reporter = Reporter(directory, node="a")
+        self.crew = Crew(
+            config,
+            selector=selectors.DefaultSelector(),
+            reporter=self.reporter,
+            job_failed=self.failed.append,
+        )
+
+    def seat(self, *attempts: int) -> list[int]:
+        """Order the attempts of trainer/0, 1, ...; return those that run now."""
+        orders = [
+            Seating(seat=f"trainer/{i}", node="a", attempt=attempt)
+            for i, attempt in enumerate(attempts)
+        ]
+        self.crew.follow(orders, sidecar="tcp://x")
+        return [worker.attempt for worker in self.crew.table]
+
+    def train(self, generation: int, *, stepped: int) -> None:
+        """Have all that live take part in a generation, having completed steps of another."""
+        for worker in self.crew.table.living():
+            worker.state, worker.spec = WorkerState.ACTIVE, self.spec
+            worker.generation, worker.stepped = generation, stepped
+        self.tell()
+
+    def end(self, seat: str, code: int = -9) -> None:
+        worker = self.crew.table.get(seat)
+        assert worker
+        worker.child.exit(code)  # type: ignore[attr-defined]
+        self.crew.check()
+        self.tell()
+
+    def tell(self) -> None:
+        node = fakes.node("a", *self.crew.table.records())
+        self.crew.tell(msgspec.structs.replace(Roster(), nodes=(node,)))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    made: list[Node] = []
+
+    def node(*, yield_s: float = LONG_S, spec: JobSpec | None = None) -> Node:
+        made.append(Node(tmp_path, yield_s=yield_s, spec=spec or JobSpec()))
+        return made[-1]
+
+    monkeypatch.setattr(crew_module, "Worker", FakeWorker)
+    yield node
+    for one in made:
+        for worker in one.crew.table.living():
+            one.end(worker.seat)
+        one.reporter.close()
+
+
+def test_a_replacement_waits_until_the_survivors_train_again(make) -> None:  # type: ignore[no-untyped-def]
+    node = make()
+    assert node.seat(1, 1, 1) == [1, 1, 1]
+    node.train(1, stepped=1)
+    node.end("trainer/1")
+    assert node.seat(1, 2, 1) == [1, 1, 1]
+    node.train(2, stepped=1)
+    assert node.seat(1, 2, 1) == [1, 1, 1]
+    node.train(2, stepped=2)
+    assert node.seat(1, 2, 1) == [1, 2, 1]
+
+
+def test_a_replacement_does_not_wait_for_ever(make) -> None:  # type: ignore[no-untyped-def]
+    node = make(yield_s=MOMENT_S)
+    node.seat(1, 1, 1)
+    node.train(1, stepped=1)
+    node.end("trainer/1")
+    assert node.seat(1, 2, 1) == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "spec", [JobSpec(dp=3), JobSpec(min_dp=3)], ids=["fixed size", "smallest size"]
+)
+def test_a_replacement_without_which_nobody_can_go_on_does_not_wait(make, spec) -> None:  # type: ignore[no-untyped-def]
+    node = make(spec=spec)
+    node.seat(1, 1, 1)
+    node.train(1, stepped=1)
+    node.end("trainer/1")
+    assert node.seat(1, 2, 1) == [1, 2, 1]
+
+
+def test_when_nobody_survives_all_replacements_start(make) -> None:  # type: ignore[no-untyped-def]
+    node = make()
+    node.seat(1, 1, 1)
+    node.train(1, stepped=1)
+    for seat in ("trainer/0", "trainer/1", "trainer/2"):
+        node.end(seat)
+    assert node.seat(2, 2, 2) == [2, 2, 2]
+
+
+def test_a_replacement_that_dies_while_it_starts_is_replaced_at_once(make) -> None:  # type: ignore[no-untyped-def]
+    node = make(yield_s=MOMENT_S)
+    node.seat(1, 1, 1)
+    node.train(1, stepped=1)
+    node.end("trainer/1")
+    node.seat(1, 2, 1)
+    node.crew._timing = Timing(yield_s=LONG_S)
+    node.end("trainer/1")
+    assert node.seat(1, 3, 1) == [1, 3, 1]
+
+
+def test_a_script_that_ends_well_without_training_fails_the_job(make) -> None:  # type: ignore[no-untyped-def]
+    node = make()
+    node.seat(1, 1)
+    node.end("trainer/0", code=0)
+    assert "trainer/0 ended without training (python train.py)" in node.failed[0]
+
+
+def test_a_script_that_crashes_is_tried_again(make) -> None:  # type: ignore[no-untyped-def]
+    node = make()
+    node.seat(1, 1)
+    node.end("trainer/0", code=1)
+    assert node.failed == []

@@ -1,0 +1,158 @@
+"""Sections snapshot and restore: the state of one rank in the memory of a real sidecar."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from ckpt.arena import arena_path, hold, sweep
+from ckpt.capture import gather_alone
+from ckpt.errors import CkptError
+from ckpt.maps import SlotMaps
+from ckpt.memory import MemorySource
+from ckpt.restore import restore
+from ckpt.snapshot import Snapshotter
+from tools.benching.nodes import SLOTS, Nodes
+from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
+from tools.benching.state import Mirror, State
+
+MEMCPY = "memcpy"
+CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum, seal"
+FIRST = "first copy, new memory"
+RESTORE = "restore from memory"
+ASYNC_SAVE, TMPFS_LOAD = "DCP async_save returns", "DCP load from tmpfs"
+
+
+class _Trainer:
+    """One rank, its sidecar, and the steps it has taken."""
+
+    def __init__(self, nodes: Nodes, state: State) -> None:
+        self._nodes, self._state, self.maps = nodes, state, SlotMaps()
+        self.world = nodes.adopt()
+        (self.client,) = nodes.clients.values()
+        self.snapshots = Snapshotter(
+            self.client,
+            run=nodes.run,
+            generation=self.world.generation,
+            rank=0,
+            world_size=1,
+            gather=gather_alone,
+            maps=self.maps,
+        )
+        self.step = 0
+
+    def take(self) -> Mapping[str, float]:
+        """Snapshot once and wait for it at once: the trainer has nothing else to do meanwhile."""
+        self.step += 1
+        with stopwatch() as held:
+            with stopwatch() as called:
+                self.snapshots.snapshot(self._state.tracked, self.step)
+            self.snapshots.fence()
+        if self.snapshots.stats.last_step != self.step:
+            raise CkptError(f"the snapshot of step {self.step} was not taken; report this")
+        self._nodes.await_protected(self.world, self.step)
+        return {CALL: called[0], FENCED: held[0], COPY: self.snapshots.stats.last_copy_s}
+
+    def warm_up(self) -> float:
+        """Take snapshots until every slot is in use; return the seconds of the first copy."""
+        first_s = self.take()[COPY]
+        for _ in range(SLOTS):
+            self.take()
+        return first_s
+
+    def close(self) -> None:
+        self.snapshots.close()
+        self.maps.close()
+
+
+def snapshot(setup: Setup) -> list[Row]:
+    """Time what a snapshot holds the trainer up, and its copy."""
+    state = State(setup.size_bytes, seed=0)
+    mirror = Mirror(state)
+    with Nodes(setup.directory, ["a"]) as nodes, closing(_Trainer(nodes, state)) as trainer:
+        first_s = trainer.warm_up()
+        cases = [timed(MEMCPY, mirror.copy), trainer.take, _async_save(state, setup.directory)]
+        samples = in_turn(cases, setup)
+    size = state.size_bytes
+    first = Row(
+        section="snapshot",
+        name=FIRST,
+        size_bytes=size,
+        samples_s=(first_s,),
+        reference=samples.yardstick(MEMCPY),
+    )
+    return [
+        samples.row("snapshot", CALL, size, reference=MEMCPY, peer=ASYNC_SAVE),
+        samples.row("snapshot", FENCED, size, reference=MEMCPY, peer=ASYNC_SAVE),
+        samples.row("snapshot", COPY, size, reference=MEMCPY),
+        first,
+    ]
+
+
+def _async_save(state: State, directory: Path) -> Case:
+    """Time how long the call blocks; the write behind it is waited for, not timed."""
+
+    def case() -> Mapping[str, float]:
+        path = directory / "async"
+        with stopwatch() as held:
+            under_way = dcp_async_save(cast("dict[str, Any]", state.tensors), checkpoint_id=path)
+        cast("Future[object]", under_way).result()
+        shutil.rmtree(path)
+        return {ASYNC_SAVE: held[0]}
+
+    return case
+
+
+def memory_restore(setup: Setup) -> list[Row]:
+    """Time the way back, verified, from a mapped slot into live tensors."""
+    state, target = State(setup.size_bytes, seed=0), State(setup.size_bytes, seed=1)
+    mirror = Mirror(state)
+    with (
+        Nodes(setup.directory, ["a"]) as nodes,
+        closing(_Trainer(nodes, state)) as trainer,
+        _shared_directory(nodes.run) as files,
+    ):
+        trainer.take()
+        point = trainer.client.locate(generation=trainer.world.generation, step=trainer.step)
+
+        def ours() -> Mapping[str, float]:
+            target.wipe()
+            source = MemorySource(
+                point,
+                local=trainer.client,
+                local_node="a",
+                addresses=nodes.addresses,
+                key=nodes.key,
+                maps=trainer.maps,
+            )
+            with stopwatch() as seconds, source:
+                restore(target.tracked, source, rank=0)
+            state.require_equal(target, what=RESTORE)
+            return {RESTORE: seconds[0]}
+
+        dcp_save(cast("dict[str, Any]", state.tensors), checkpoint_id=files, no_dist=True)
+        wanted = cast("dict[str, Any]", target.tensors)
+        peer = timed(TMPFS_LOAD, lambda: dcp_load(wanted, checkpoint_id=files, no_dist=True))
+        samples = in_turn([timed(MEMCPY, mirror.copy), ours, peer], setup)
+    return [samples.row("restore", RESTORE, state.size_bytes, reference=MEMCPY, peer=TMPFS_LOAD)]
+
+
+@contextmanager
+def _shared_directory(run: str) -> Iterator[Path]:
+    """Yield a directory in shared memory that, like an arena, no crash leaves behind."""
+    directory = arena_path(run, "files")
+    lock_fd = hold(directory)
+    try:
+        yield directory
+    finally:
+        os.close(lock_fd)
+        sweep(exactly=directory.name)
