@@ -13,6 +13,7 @@ from elastic.node_sidecar import NodeSidecar, SidecarPlan
 from elastic.records import GenerationRecord
 
 _RETRY_S = 0.5
+_START_END_S = 2.0
 
 
 class SidecarEvents(Protocol):
@@ -51,6 +52,7 @@ class SidecarKeeper:
         self._background = Background(inbox, name="sidecar-calls")
         self._sidecar: NodeSidecar | None = None
         self._ended: NodeSidecar | None = None
+        self._fresh: NodeSidecar | None = None
         self._starting = False
         self._retry_s = 0.0
         self._status_asked = False
@@ -75,14 +77,16 @@ class SidecarKeeper:
             self._events.sidecar_ended(pid=self._ended.pid)
         if self._sidecar is None and not self._starting and time.monotonic() >= self._retry_s:
             self._starting = True
-            self._background.submit(
-                lambda: NodeSidecar(self._plan), then=self._started, failed=self._not_started
-            )
+            self._background.submit(self._launch, then=self._started, failed=self._not_started)
 
     @property
     def suspicious(self) -> bool:
         """Whether the sidecar is stopped, and will be ended unless it continues soon."""
         return self._sidecar is not None and self._sidecar.stopped_for_s() > 0
+
+    def _launch(self) -> NodeSidecar:
+        self._fresh = NodeSidecar(self._plan)
+        return self._fresh
 
     def _started(self, sidecar: NodeSidecar) -> None:
         self._starting, self._sidecar = False, sidecar
@@ -146,8 +150,9 @@ class SidecarKeeper:
 
     def stop(self) -> None:
         """End the sidecar for good; it removes its shared memory."""
-        self._background.close(timeout_s=0.0)
-        for sidecar in (self._ended, self._sidecar):
-            if sidecar:
+        self._background.close(timeout_s=_START_END_S if self._starting else 0.0)
+        fresh = self._fresh if self._fresh is not self._sidecar else None
+        for sidecar in (self._ended, self._sidecar, fresh):
+            if sidecar and (sidecar is not fresh or self._starting):
                 sidecar.stop()
         self._ended = self._sidecar = None

@@ -16,6 +16,7 @@ from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
 from elastic.launch import agent_command
 from elastic.membership import node_key
 from elastic.process import Child
+from tools.leftovers import leftovers
 
 LONG = ("--steps", "1000000")
 
@@ -214,6 +215,7 @@ def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
     coordinator.close()
     server.close()
     assert (code, said.read_text()) == (1, "")
+    assert leftovers("holdfast-slow-n0") == [], "the sidecar was just being started"
 
 
 def test_an_agent_whose_launcher_ended_first_ends_without_a_word(tmp_path: Path) -> None:
