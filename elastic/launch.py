@@ -111,7 +111,7 @@ class Launcher:
         self._lifeline_read, self._lifeline_write = -1, -1
 
     def start(self) -> None:
-        """Start coordinator and agents.
+        """Start coordinator and agents; they end with the thread that calls this.
 
         Raises ``ConfigError`` when the run directory is bad, ``CoordinatorError`` when the port
         is taken.
@@ -200,7 +200,7 @@ class Launcher:
             timing=self.config.timing,
         )
         self._agents[node.name] = Child.start(
-            agent_command(config), env=os.environ, tied=False, stdin=self._lifeline_read
+            agent_command(config), env=os.environ, tied=True, stdin=self._lifeline_read
         )
 
     def _watch(self) -> None:

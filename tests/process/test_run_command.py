@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import TOY
 
+from elastic.agent.reporting import read_processes
 from elastic.events import EventReader
 from tools.leftovers import leftovers
 
@@ -108,6 +110,20 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
     began_s = time.monotonic()
     assert leftovers(run, timeout_s=5.0) == []
     print(f"all gone after {time.monotonic() - began_s:.2f} s")
+
+
+def test_a_stopped_agent_does_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    words = ["--nproc", "1", "--nodes", "2"]
+    job = holdfast(*words, "--run-dir", tmp_path / "run", *toy(tmp_path, "--steps", "1000000"))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    run = started(tmp_path / "run")
+    listed = read_processes(tmp_path / "run", "node1")
+    assert listed
+    job.send_signal(signal.SIGSTOP)  # so that it does not see what becomes of its agent
+    os.kill(listed.agent, signal.SIGSTOP)
+    job.kill()
+    job.wait()
+    assert leftovers(run, timeout_s=5.0) == []
 
 
 def test_what_a_killed_machine_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
