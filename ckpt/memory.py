@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol
 
 from ckpt.arena import SlotFile, SlotHeader, run_digest
 from ckpt.block import SlotState
+from ckpt.closing import Closing
 from ckpt.errors import CorruptError, NotFoundError, PeerError
 from ckpt.index import ChunkRef, ShardIndex, decode_index
 from ckpt.isal import crc32c
@@ -47,7 +47,7 @@ class _Block:
     payload: memoryview | None
 
 
-class MemorySource:
+class MemorySource(Closing):
     """A `ShardSource` over the blocks that a restore point names.
 
     ``local`` is the client of ``local_node``'s sidecar; ``addresses`` tells where the others
@@ -216,17 +216,6 @@ class MemorySource:
             client.close()
         if self._owns_maps:
             self._maps.close()
-
-    def __enter__(self) -> MemorySource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _views(block: _Block, batch: Sequence[ChunkRef]) -> list[memoryview]:

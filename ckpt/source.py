@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ckpt.catalog import check_size, load_index, load_manifest, missing, open_store, step_folder
+from ckpt.closing import Closing
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.index import Chunk, ChunkRef, ShardIndex, TensorEntry
 from ckpt.manifest import PackedChunk, PackIndex
@@ -51,7 +51,7 @@ def _as_shard(index: PackIndex) -> ShardIndex:
     )
 
 
-class PackSource:
+class PackSource(Closing):
     """The packs of one folder as a `ShardSource`; packs are opened when first read.
 
     Safe to share between threads.
@@ -142,17 +142,6 @@ class PackSource:
             for reader in self._readers.values():
                 reader.close()
             self._readers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class StoreSource(PackSource):

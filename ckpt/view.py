@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckpt import plain
 from ckpt.assemble import Assembler, Parts
+from ckpt.closing import Closing
 from ckpt.errors import NotFoundError
 from ckpt.layout import Box
 from ckpt.source import StoreSource
@@ -98,7 +99,7 @@ def _bounding(keys: tuple[Key, ...], shape: tuple[int, ...]) -> tuple[Box, tuple
     return Box(offset=tuple(offset), shape=tuple(extent)), tuple(rest)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """One committed step: FQN to `TensorView`, and plain values; tied names lead to one tensor."""
 
     def __init__(self, source: StoreSource) -> None:
@@ -165,17 +166,6 @@ class Checkpoint:
     def close(self) -> None:
         """Close its files."""
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _reference(tag: str, payload: Json) -> Json:

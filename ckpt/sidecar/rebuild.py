@@ -172,7 +172,7 @@ class Rebuild:
                 for recovery in plan:
                     _decode(recovery, step, codec, sources, block)
                 self._verify(block, entries[body.rank])
-            except Exception:
+            except Exception:  # whatever it was, the half-built slot must not stay; raised again
                 with self._core.lock:
                     self._core.slots.discard(slot)
                 raise
