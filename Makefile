@@ -7,7 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,safetensors,dev
+EXTRAS := rl,s3,dev
 
 .PHONY: help demo test check format install clean
 

@@ -8,3 +8,5 @@ import signal
 # starts; the tests that press Ctrl-C need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ["service_fixtures"]

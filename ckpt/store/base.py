@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from typing_extensions import Buffer
-
-from ckpt.manifest import FileRecord
 
 
 class Readable(Protocol):
     """An open file of the store; reads of several threads do not disturb each other."""
 
     nbytes: int
+    run_bytes: int
+    """What is best read at a time: little where a read costs little, so that caches are warm."""
 
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
         """Fill ``buffers`` one after the other from offset ``at``; return the bytes read.
@@ -31,7 +30,8 @@ class Store(Protocol):
 
     Every implementation publishes whole files only: a name shows the old bytes or the new ones,
     durably, whatever happens in between. Errors: ``NotFoundError`` for a name that is not there,
-    ``StoreError`` when the place refuses (full, read-only, forbidden).
+    ``StoreError`` when the place refuses (full, read-only, forbidden), ``CorruptError`` when it
+    cannot give back what it took.
     """
 
     root: str
@@ -48,23 +48,30 @@ class Store(Protocol):
     def open(self, name: str) -> Readable:
         """Open a file for ranged reads."""
 
-    def write(self, name: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Write a file from ``parts``, replacing what was there, and return its record.
+    def write(self, name: str, parts: Iterable[Buffer]) -> int:
+        """Write a file from ``parts``, replacing what was there; return its size in bytes.
 
         A part must not change before the call returns.
         """
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless one is there; say whether this call wrote it."""
+    def fetch(self, name: str) -> tuple[bytes, str]:
+        """Return a small file's bytes and the version they are, for `replace`."""
+
+    def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
+        """Publish a small file if it still is what ``expected`` says; say whether it was done.
+
+        ``expected`` is a version that `fetch` returned, None for a file that is not to be there
+        yet. Of several that race with the same expectation one wins.
+        """
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove files; those that are not there are passed over."""
 
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all that is in it."""
+
     def sweep(self, folder: str) -> None:
         """Remove what killed writers left directly below a folder."""
-
-    def locked(self, folder: str) -> AbstractContextManager[None]:
-        """Keep other committers out of a folder."""
 
     def where(self, name: str) -> str:
         """Return the name as people and tools outside find it."""

@@ -12,15 +12,16 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from typing_extensions import Buffer
 
 from ckpt.errors import CorruptError, NotFoundError, StoreError
-from ckpt.isal import crc32c
-from ckpt.manifest import FileRecord
+from ckpt.store import writeback
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
@@ -83,6 +84,8 @@ def _fsync_directory(path: Path) -> None:
 
 class LocalFile:
     """An open file."""
+
+    run_bytes = 1 << 20
 
     def __init__(self, path: Path) -> None:
         self._path, self._fd = path, -1
@@ -161,30 +164,39 @@ class LocalStore:
         """Open a file for ranged reads."""
         return LocalFile(self._path(name))
 
-    def write(self, name: str, parts: Iterable[Buffer]) -> FileRecord:
-        """Write a file durably and atomically from ``parts``; return its record."""
+    def write(self, name: str, parts: Iterable[Buffer]) -> int:
+        """Write a file durably and atomically from ``parts``; return its size."""
         path = self._path(name)
         with self._temporary(path) as (temporary, fd):
-            size, checksum = _write_all(fd, parts, path)
+            size = _write_all(fd, parts, path)
             with _refusals(path, "write it"):
                 os.fsync(fd)
                 temporary.rename(path)
                 _fsync_directory(path.parent)
-        return FileRecord(path=name, nbytes=size, crc32c=checksum)
+        return size
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless one of that name is there; say whether this call wrote it."""
+    def fetch(self, name: str) -> tuple[bytes, str]:
+        """Return a file's bytes and a digest of them."""
+        data = self.read(name)
+        return data, sha256(data).hexdigest()
+
+    def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
+        """Write a file if it still is what ``expected`` says; say whether it was done."""
         path = self._path(name)
         with self._temporary(path) as (temporary, fd):
             _write_all(fd, [data], path)
             with _refusals(path, "write it"):
                 os.fsync(fd)
+            with self._locked(path.parent):
                 try:
-                    os.link(temporary, path)
-                except FileExistsError:
+                    found = self.fetch(name)[1]
+                except NotFoundError:
+                    found = None
+                if found != expected:
                     return False
-                temporary.unlink()
-                _fsync_directory(path.parent)
+                with _refusals(path, "write it"):
+                    temporary.rename(path)
+                    _fsync_directory(path.parent)
         return True
 
     def delete(self, names: Iterable[str]) -> None:
@@ -193,17 +205,21 @@ class LocalStore:
             with _refusals(self._path(name), "remove it"):
                 self._path(name).unlink(missing_ok=True)
 
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all that is in it; one that is not there is passed over."""
+        path = self._path(folder)
+        with _refusals(path, "remove it"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
     def sweep(self, folder: str) -> None:
         """Remove the temporary files of writers that are gone."""
         with _refusals(self._path(folder), "clean it"):
             _sweep(self._path(folder))
 
     @contextlib.contextmanager
-    def locked(self, folder: str) -> Iterator[None]:
-        """Hold the lock of a folder against other processes of this machine."""
-        path = self._path(folder)
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold the lock of a folder against other processes that can see it."""
         with _refusals(path, "lock it"):
-            path.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with _refusals(path, "lock it"):
@@ -258,25 +274,27 @@ def _sweep(folder: Path) -> None:
                 os.close(fd)
 
 
-def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> tuple[int, int]:
-    """Write ``parts`` in large batches; return bytes written and their CRC32C."""
-    size = checksum = 0
+def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:
+    """Write ``parts`` in large batches, the disk one batch behind; return the bytes written."""
+    size = started = 0
     batch: list[memoryview] = []
-    batch_bytes = 0
 
     def flush() -> None:
-        nonlocal batch
+        nonlocal batch, started
         left = batch
         with _refusals(path, "write it"):
             while left:
                 left = _behind(left, os.writev(fd, left[:_IOV_MAX]))
+        if size - started >= _BATCH_BYTES:
+            writeback.start(fd, started, size - started)
+            started = size
         batch = []
 
+    batch_bytes = 0
     for part in parts:
         view = memoryview(part).cast("B")
         if not view.nbytes:
             continue
-        checksum = crc32c(view, checksum)
         size += view.nbytes
         batch.append(view)
         batch_bytes += view.nbytes
@@ -284,4 +302,4 @@ def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> tuple[int, int]:
             flush()
             batch_bytes = 0
     flush()
-    return size, checksum
+    return size

@@ -1,0 +1,77 @@
+"""Where checkpoints are kept: from the address people write to the store behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from ckpt.errors import StoreError
+from ckpt.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from ckpt.store.base import Store
+    from ckpt.store.s3_config import S3Config
+
+_STEP: Final = re.compile(r"step-(\d{12})")
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
+    """Return the store at ``root``: a path, ``file:///path`` or ``s3://bucket/prefix``.
+
+    ``s3`` says how an S3 server is reached; without it the AWS variables of the environment do.
+    Raises ``StoreError`` for a kind this version does not know.
+    """
+    match scheme_of(root):
+        case "":
+            return LocalStore(root)
+        case "file":
+            return LocalStore(_path_of(str(root)))
+        case "s3":
+            return _s3_store(str(root), s3)
+        case scheme:
+            raise StoreError(
+                f"{root}: checkpoints at {scheme}:// are not supported by this version; "
+                "use a directory or s3://bucket/prefix"
+            )
+
+
+def scheme_of(root: str | Path) -> str:
+    """Return the scheme of an address in lower case, empty for a path."""
+    found = _URL.match(str(root))
+    return found[1].lower() if found else ""
+
+
+def locate(path: str | Path) -> tuple[str, int | None]:
+    """Split what a user points at into the root and, where it names one step, the step."""
+    place = str(path).rstrip("/") if scheme_of(path) else str(Path(path).absolute())
+    root, _, name = place.rpartition("/")
+    if match := _STEP.fullmatch(name):
+        return root or "/", int(match[1])
+    return place, None
+
+
+def _path_of(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise StoreError(
+            f"{url}: names another machine, {parts.netloc}; write file:///path with three slashes, "
+            "or mount it here"
+        )
+    return Path(unquote(parts.path))
+
+
+def _s3_store(root: str, config: S3Config | None) -> Store:
+    try:
+        import boto3  # noqa: F401
+    except ImportError as error:
+        raise StoreError(
+            f"{root}: boto3 is not installed, which s3:// needs; install holdfast[s3]"
+        ) from error
+    from ckpt.store.s3 import S3Store
+    from ckpt.store.s3_config import S3Config
+
+    return S3Store(root, config or S3Config.from_environment(os.environ))

@@ -1,0 +1,110 @@
+"""A store in memory: the fake that passes the suite every store passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+from typing_extensions import Buffer
+
+from ckpt.errors import NotFoundError
+
+
+class MemoryFile:
+    """An open file of a `MemoryStore`: its bytes as they were when it was opened."""
+
+    run_bytes = 1 << 20
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
+        """Fill ``buffers`` from offset ``at``; return the bytes read."""
+        start = at
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            found = self._data[at : at + view.nbytes]
+            view[: len(found)] = found
+            at += len(found)
+        return at - start
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class MemoryStore:
+    """Named files in a dict, used by many threads of one process."""
+
+    def __init__(self, root: str = "memory://test") -> None:
+        self.root = root
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def where(self, name: str) -> str:
+        """Return the name below the root."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names directly below the folder ``prefix``, sorted."""
+        folder = f"{prefix}/" if prefix else ""
+        with self._lock:
+            below = [name.removeprefix(folder) for name in self._files if name.startswith(folder)]
+        return sorted({name.partition("/")[0] for name in below})
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None when it is not there."""
+        with self._lock:
+            data = self._files.get(name)
+        return None if data is None else len(data)
+
+    def read(self, name: str) -> bytes:
+        """Return a file's bytes."""
+        with self._lock:
+            data = self._files.get(name)
+        if data is None:
+            raise NotFoundError(f"{self.where(name)}: not there (cannot read it); check the path")
+        return data
+
+    def open(self, name: str) -> MemoryFile:
+        """Open a file for ranged reads."""
+        return MemoryFile(self.read(name))
+
+    def write(self, name: str, parts: Iterable[Buffer]) -> int:
+        """Write a file from ``parts``, replacing what was there; return its size."""
+        data = b"".join(memoryview(part).cast("B") for part in parts)
+        with self._lock:
+            self._files[name] = data
+        return len(data)
+
+    def fetch(self, name: str) -> tuple[bytes, str]:
+        """Return a file's bytes and a digest of them."""
+        data = self.read(name)
+        return data, sha256(data).hexdigest()
+
+    def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
+        """Publish a file if it still is what ``expected`` says; say whether it was done."""
+        with self._lock:
+            there = self._files.get(name)
+            found = None if there is None else sha256(there).hexdigest()
+            if found != expected:
+                return False
+            self._files[name] = bytes(data)
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; those that are not there are passed over."""
+        with self._lock:
+            for name in names:
+                self._files.pop(name, None)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all that is in it."""
+        below = f"{folder}/" if folder else ""
+        with self._lock:
+            for name in [name for name in self._files if name.startswith(below)]:
+                del self._files[name]
+
+    def sweep(self, folder: str) -> None:
+        """Do nothing: writers in memory leave nothing behind."""

@@ -1,0 +1,159 @@
+"""Fixtures of the services: started at first use, shared by all of a run's processes.
+
+Where a service cannot be installed its tests skip and say why; on CI (``CI`` is set) or with
+``HOLDFAST_REQUIRE_SERVICES=1`` they fail instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ceph
+import keeper
+import pytest
+
+from ckpt.store.s3_config import S3Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Place:
+    """A prefix of its own in a bucket of a running S3 server."""
+
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    bucket: str
+    prefix: str
+    ceph_config: str = ""
+
+    @property
+    def url(self) -> str:
+        """Return the place as ``s3://bucket/prefix``."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what `ceph.client` wants."""
+        return {
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "access_key": self.access_key,
+            "secret_key": self.secret_key,
+            "bucket": self.bucket,
+            "config": self.ceph_config,
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which any S3 client finds the server."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def through(self, endpoint: str) -> S3Place:
+        """Return the same place reached by another address."""
+        return replace(self, endpoint=endpoint)
+
+    def config(self, **changes: Any) -> S3Config:
+        """Return the configuration for it, with deadlines short enough for tests."""
+        short = {"part_bytes": 5 << 20, "stall_s": 5.0, "deadline_s": 30.0, "pause_s": 0.02}
+        return S3Config(
+            endpoint_url=self.endpoint,
+            region=self.region,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            **{**short, **changes},
+        )
+
+
+@contextlib.contextmanager
+def _service(
+    name: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of a service, one for all processes of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # a worker of xdist: its parent's is common
+        folder = folder.parent
+    try:
+        with keeper.shared(folder / name, Path(__file__).with_name(f"{name}.py")) as facts:
+            yield facts
+    except keeper.CannotInstall as error:
+        if keeper.required():
+            pytest.fail(f"{name} is required here, but {error}", pytrace=False)
+        pytest.skip(f"no S3 server: {error}")
+
+
+@pytest.fixture(scope="session")
+def s3_server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of a Ceph gateway."""
+    with _service("ceph", tmp_path_factory, request) as facts:
+        yield facts
+
+
+@pytest.fixture(scope="session")
+def emulator(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of an emulator that behaves as AWS does."""
+    with _service("ministack", tmp_path_factory, request) as facts:
+        yield facts
+
+
+def _place(facts: keeper.Facts) -> S3Place:
+    return S3Place(
+        endpoint=facts["endpoint"],
+        region=facts["region"],
+        access_key=facts["access_key"],
+        secret_key=facts["secret_key"],
+        bucket=facts["bucket"],
+        prefix=f"test/{uuid.uuid4().hex}",
+        ceph_config=facts["config"],
+    )
+
+
+@pytest.fixture
+def s3_place(s3_server: keeper.Facts) -> S3Place:
+    """Return a prefix of this test's own on Ceph's gateway."""
+    return _place(s3_server)
+
+
+@pytest.fixture
+def emulator_place(emulator: keeper.Facts) -> S3Place:
+    """Return a prefix of this test's own on the emulator."""
+    return _place(emulator)
+
+
+@pytest.fixture
+def s3_environment(s3_place: S3Place, monkeypatch: pytest.MonkeyPatch) -> S3Place:
+    """As `s3_place`, with the environment set so that ``s3://`` means that server."""
+    for name, value in s3_place.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return s3_place
+
+
+@pytest.fixture
+def second_gateway(s3_place: S3Place) -> Iterator[tuple[S3Place, Any]]:
+    """Yield the place through a gateway of its own, and that gateway's process, to be abused."""
+    log_path = Path(s3_place.ceph_config).with_name("gateway.out")
+    with log_path.open("ab") as log:
+        name = uuid.uuid4().hex[:8]
+        process, endpoint = ceph.gateway(Path(s3_place.ceph_config), name, log)
+        try:
+            place = s3_place.through(endpoint)
+            ceph.await_gateway(place.facts)
+            yield place, process
+        finally:
+            keeper.end(process)

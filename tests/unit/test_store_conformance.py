@@ -1,0 +1,24 @@
+"""The stores that need no server, against the suite of all stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_conformance import StoreConformance
+
+from ckpt.store.base import Store
+from ckpt.store.local import LocalStore
+from ckpt.testing.memory_store import MemoryStore
+
+
+class TestLocal(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return LocalStore(tmp_path / "root")
+
+
+class TestMemory(StoreConformance):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore()
