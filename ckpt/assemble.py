@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ from ckpt.errors import CorruptError, NotFoundError
 from ckpt.grid import whole
 from ckpt.index import ChunkRef, ShardIndex
 from ckpt.layout import Box
+from ckpt.scatter import ByChunk
 from ckpt.zarr_dtypes import DType, dtype_of
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -26,8 +27,8 @@ class Chunks(Protocol):
     def indexes(self) -> Sequence[ShardIndex]:
         """Return what every writer holds."""
 
-    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
-        """Yield the verified bytes of each chunk."""
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Read regions of chunks to where they belong, verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +99,13 @@ class Assembler:
             raise CorruptError(
                 f"{self._source.origin}: tensor {fqn}: {filled} of {wanted.size} elements are there"
             )
-        refs = [ref for ref in parts.chunks if (ref.writer, ref.chunk.at) in shared]
-        for ref, data in self._source.read(refs):
-            common = shared[ref.writer, ref.chunk.at]
-            chunk = np.frombuffer(data, dtype=out.dtype).reshape(ref.chunk.box.shape)
-            out[_within(common, wanted)] = chunk[_within(common, ref.chunk.box)]
+        self._source.scatter(
+            [
+                (ref, [(_within(common, ref.chunk.box), out[_slices(_within(common, wanted))])])
+                for ref in parts.chunks
+                if (common := shared.get((ref.writer, ref.chunk.at)))
+            ]
+        )
         return out
 
     def bytes(self, fqn: str, box: Box | None = None) -> memoryview:
@@ -110,8 +113,10 @@ class Assembler:
         return self.box(fqn, box).reshape(-1).view(np.uint8).data
 
 
-def _within(part: Box, frame: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(o - f, o - f + n)
-        for o, n, f in zip(part.offset, part.shape, frame.offset, strict=True)
-    )
+def _within(part: Box, frame: Box) -> Box:
+    offset = tuple(o - f for o, f in zip(part.offset, frame.offset, strict=True))
+    return Box(offset=offset, shape=part.shape)
+
+
+def _slices(region: Box) -> tuple[Any, ...]:
+    return (..., *(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True)))

@@ -5,38 +5,34 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ckpt.errors import CorruptError, NotFoundError, StoreError
+from ckpt.coherence import check_packs
+from ckpt.errors import CorruptError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.manifest import (
     MANIFEST,
+    RETAINED,
     FileRecord,
     Manifest,
     PackIndex,
     WriterRecord,
+    from_root,
     read_index,
     read_manifest,
+    read_note,
 )
 from ckpt.store.base import Store
-from ckpt.store.local import LocalStore
+from ckpt.store.places import open_store, scheme_of
 
 _log = logging.getLogger(__name__)
 
-_STEP: Final = re.compile(r"step-(\d{12})")
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
+_THREADS: Final = 8
 
-
-def open_store(root: str | Path) -> LocalStore:
-    """Return the store at ``root``. Raises ``StoreError`` for a kind this version does not know."""
-    if scheme := _URL.match(str(root)):
-        raise StoreError(
-            f"{root}: checkpoints at {scheme[1]}:// are not supported by this version; "
-            "use a directory"
-        )
-    return LocalStore(root)
+_STEP: Final = re.compile(r"step-([0-9]{12})")
 
 
 def step_folder(step: int) -> str:
@@ -81,49 +77,74 @@ def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
     data = read_record(store, folder, record.index)
     origin = store.where(f"{folder}/{record.index.path}")
     index = read_index(data, origin=origin)
-    if (index.writer, index.pack, index.pack_bytes) != (
+    if (index.writer, index.pack, index.pack_bytes, index.bases) != (
         record.writer,
         record.pack.path,
         record.pack.nbytes,
+        record.bases,
     ):
         raise CorruptError(f"{origin}: belongs to another pack than the manifest says")
     return index
 
 
+def noted(store: Store, folder: str) -> list[str] | None:
+    """Return the files, by path, noted as those that may go; None where the note is damaged."""
+    name = f"{folder}/{RETAINED}"
+    try:
+        return read_note(store.read(name), origin=store.where(name))
+    except NotFoundError:
+        return []  # nothing was
+    except CorruptError as error:
+        _log.warning("what a removed step left stays where it is: %s", error)
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInfo:
-    """A step's directory; without a manifest it is the rest of a save that did not finish."""
+    """A step's directory.
+
+    Without a manifest it is the rest of a save that did not finish, or, where it is ``retained``,
+    of a step that was removed while later ones need some of its packs.
+    """
 
     step: int
     path: str
     committed: bool
+    retained: bool = False
+
+
+def folders(store: Store) -> list[StepInfo]:
+    """List the steps' directories, oldest first, unfinished and removed ones included."""
+
+    def look(name: str) -> StepInfo:
+        there = store.names(name)
+        return StepInfo(
+            step=int(name.removeprefix("step-")),
+            path=store.where(name),
+            committed=MANIFEST in there,
+            retained=RETAINED in there,
+        )
+
+    found = [name for name in store.names("") if _STEP.fullmatch(name)]
+    if len(found) < _THREADS:
+        return [look(name) for name in found]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-list") as pool:
+        return list(pool.map(look, found))
 
 
 def steps(root: str | Path) -> list[StepInfo]:
     """List the steps below ``root``, oldest first, unfinished ones included."""
-    store = open_store(root)
-    return [
-        StepInfo(
-            step=int(match[1]),
-            path=store.where(name),
-            committed=store.size(f"{name}/{MANIFEST}") is not None,
-        )
-        for name in store.names("")
-        if (match := _STEP.fullmatch(name))
-    ]
+    return [info for info in folders(open_store(root)) if info.committed or not info.retained]
+
+
+def committed(store: Store) -> list[int]:
+    """List the steps that were committed, oldest first."""
+    return [info.step for info in folders(store) if info.committed]
 
 
 def committed_steps(root: str | Path) -> list[int]:
-    """List the steps that were committed, oldest first."""
-    return [info.step for info in steps(root) if info.committed]
-
-
-def locate(path: str | Path) -> tuple[Path, int | None]:
-    """Split what a user points at into the root and, where it names one step, the step."""
-    place = Path(path).absolute()
-    if match := _STEP.fullmatch(place.name):
-        return place.parent, int(match[1])
-    return place, None
+    """List the steps that were committed below ``root``, oldest first."""
+    return committed(open_store(root))
 
 
 def choose(root: str | Path, step: int | None) -> int:
@@ -141,16 +162,23 @@ def choose(root: str | Path, step: int | None) -> int:
     return newest
 
 
+def newest_first(root: str | Path) -> Iterator[int]:
+    """Return the committed steps, newest first, unchecked. Raises ``NotFoundError`` without any."""
+    there = committed_steps(root)
+    if not there:
+        raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
+    return reversed(there)
+
+
 def _listing(root: str | Path, there: list[int]) -> str:
     if there:
         shown = ", ".join(map(str, there[-20:]))
         return f"steps there: {'… ' if len(there) > 20 else ''}{shown}"
-    place = Path(root)
-    if not place.is_dir():
-        return "there is no such directory; check the path"
     if unfinished := [info.step for info in steps(root)]:
         return f"only saves that did not finish (steps {unfinished}); use another root"
-    return "the directory holds none; check the path"
+    if not scheme_of(root) and not Path(root).is_dir():
+        return "there is no such directory; check the path"
+    return "it holds none; check the path"
 
 
 def verified(root: str | Path) -> Iterator[int]:
@@ -183,6 +211,15 @@ def latest(root: str | Path) -> int | None:
 
 def quick_verify(store: Store, step: int) -> Manifest:
     """Check what can be checked without reading packs: manifest, indexes, sizes of all files."""
+    return open_step(store, step)[0]
+
+
+def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Return a step's manifest and its writers' indexes, once all that is cheap is checked.
+
+    Raises ``NotFoundError`` where the step is not committed and ``CorruptError`` where a file is
+    missing, cut off or changed.
+    """
     folder = step_folder(step)
     manifest = load_manifest(store, folder)
     if manifest.step != step:
@@ -190,15 +227,26 @@ def quick_verify(store: Store, step: int) -> Manifest:
             f"{store.where(folder)}/{MANIFEST}: is of step {manifest.step}; the directory was "
             "renamed, name it as it was"
         )
-    for record in manifest.writers:
-        load_index(store, folder, record)
+
+    def load(record: WriterRecord) -> PackIndex:
         check_size(store, folder, record.pack)
-    return manifest
+        return load_index(store, folder, record)
+
+    if len(manifest.writers) == 1:
+        packs = [load(record) for record in manifest.writers]
+    else:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-index") as pool:
+            packs = list(pool.map(load, manifest.writers))
+    for base in manifest.bases().values():
+        check_size(store, folder, base)
+    found = {index.writer: index for index in packs}
+    check_packs(manifest, found, origin=store.where(f"{folder}/{MANIFEST}"))
+    return manifest, found
 
 
 def check_size(store: Store, folder: str, record: FileRecord) -> None:
     """Raise ``CorruptError`` unless the file is there with the size it was written with."""
-    name = f"{folder}/{record.path}"
+    name = from_root(folder, record.path)
     size = store.size(name)
     if size is None:
         raise missing(store, name)

@@ -13,11 +13,15 @@ from math import prod
 from typing import Final, TypeAlias
 
 from ckpt.layout import Box
+from ckpt.spans import covers, spans_of
 
 Shape: TypeAlias = tuple[int, ...]
 
 PIECE_BYTES: Final = 16 << 20
 """Cells larger than this are split where the shape allows: the unit of verified reading."""
+
+_MANY: Final = 32
+"""Boxes from which on arrays are faster than one box after another."""
 
 _POOR_SPLIT: Final = 16
 """A divisor that leaves pieces this much smaller than asked is not worth taking."""
@@ -91,17 +95,23 @@ def cells(box: Box, grid: Shape) -> Iterator[Box]:
 
 def fault_of_cover(shape: Shape, boxes: Sequence[Box]) -> str | None:
     """Return what is wrong when ``boxes`` do not cover ``shape`` exactly once, else None."""
+    if len(boxes) >= _MANY:
+        offsets, shapes = [box.offset for box in boxes], [box.shape for box in boxes]
+        spans = spans_of(offsets, shapes, dims=len(shape))
+        if spans is not None and covers(shape, spans):
+            return None
     full = [box for box in boxes if box.size]
     total, found = prod(shape), sum(box.size for box in full)
     if found != total:
         return f"{found} of {total} elements are written"
     if len({(box.offset, box.shape) for box in full}) != len(full):
         return "a box is written twice"
-    if common_grid(shape, full) is None and (overlap := _overlap(full)):
+    if common_grid(shape, full) is not None:  # different cells of one grid
+        return None
+    if overlap := _overlap(full):
         return f"{overlap[0]} and {overlap[1]} overlap"
-    limits = whole(shape)
     for box in full:
-        if box.intersect(limits) != box:
+        if any(o + n > s for o, n, s in zip(box.offset, box.shape, shape, strict=True)):
             return f"{box} lies outside"
     return None
 

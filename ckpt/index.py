@@ -43,9 +43,9 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one writer (rank) holds of one step.
 
-    ``values`` are plain global values, present at rank 0 only; ``rank_values`` belong to this
-    writer; ``aliases`` maps the FQN of a tied tensor to the FQN it is stored under. Keys of all
-    three are dotted paths in the same name space as the FQNs of ``tensors``.
+    ``values`` are plain global values, each written by the lowest rank that has it;
+    ``rank_values`` belong to this writer; ``aliases`` maps the FQN of a tied tensor to the FQN it
+    is stored under. Keys of all three are dotted paths in the name space of ``tensors``.
     """
 
     format: int = INDEX_FORMAT

@@ -41,6 +41,8 @@ def library() -> ctypes.CDLL:
             continue
         lib.crc32_iscsi.restype = ctypes.c_uint32
         lib.crc32_iscsi.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
+        lib.crc64_rocksoft_refl.restype = ctypes.c_uint64
+        lib.crc64_rocksoft_refl.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
         _declare_erasure(lib)
         return lib
     raise OSError(
@@ -82,6 +84,16 @@ def crc32c(buffer: Buffer, value: int = 0) -> int:
     for at in range(0, view.nbytes, _MAX_CRC_BYTES):
         state = lib.crc32_iscsi(start + at, min(_MAX_CRC_BYTES, view.nbytes - at), state)
     return int(state) ^ 0xFFFFFFFF
+
+
+def crc32c_at(address: int, nbytes: int) -> int:
+    """Return the CRC32C of at most 1 GiB of memory that the caller keeps alive."""
+    return int(library().crc32_iscsi(address, nbytes, 0xFFFFFFFF)) ^ 0xFFFFFFFF
+
+
+def crc64_at(address: int, nbytes: int) -> int:
+    """Return the CRC64 (Rocksoft, as in NVMe) of memory that the caller keeps alive."""
+    return int(library().crc64_rocksoft_refl(0, address, nbytes))
 
 
 def encode_tables(coefficients: Sequence[int]) -> Bytes:

@@ -16,6 +16,7 @@ from ckpt.errors import CorruptError, NotFoundError, PeerError
 from ckpt.index import ChunkRef, ShardIndex, decode_index
 from ckpt.isal import crc32c
 from ckpt.maps import SlotMaps
+from ckpt.scatter import ByChunk, scatter_whole
 from ckpt.sidecar.client import BlockHandle, SidecarClient
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
@@ -182,6 +183,10 @@ class MemorySource(Closing):
                     if future is not None:
                         future.cancel()
         self._check_undisturbed({ref.writer for ref in refs})
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Bring verified regions to where they belong; return the bytes read. Raises as `read`."""
+        return scatter_whole(self.read, deliveries)
 
     def _fetch(self, block: _Block, batch: Sequence[ChunkRef]) -> list[memoryview]:
         ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref in batch]

@@ -11,30 +11,44 @@ from collections.abc import Iterable, Mapping
 
 from ckpt import pack
 from ckpt.assemble import Assembler, Parts
+from ckpt.codecs import Codec, spellings
 from ckpt.errors import CorruptError
 from ckpt.grid import cells, common_grid, fault_of_cover, split_grid, whole
 from ckpt.index import Chunk, ShardIndex, TensorEntry
 from ckpt.layout import Box
-from ckpt.manifest import PackIndex, TensorRecord, WriterRecord
+from ckpt.manifest import MERGED, PackIndex, TensorRecord, WriterRecord
 from ckpt.source import PackSource
 from ckpt.store.base import Store
 from ckpt.zarr_view import is_stored_cell
-
-MERGED = -1
-"""The writer number of the committer's own pack."""
 
 
 def describe(packs: Iterable[PackIndex], parts: Mapping[str, Parts]) -> dict[str, TensorRecord]:
     """Return every tensor's record, with the cells of its Zarr array."""
     agreed: dict[str, set[tuple[int, ...] | None]] = {fqn: set() for fqn in parts}
+    codecs: dict[str, set[Codec | None]] = {fqn: set() for fqn in parts}
     for index in packs:
         for fqn, tensor in index.tensors.items():
             if tensor.chunks:
                 agreed[fqn].add(tensor.cell)
+                codecs[fqn].add(tensor.codec)
     return {
-        fqn: TensorRecord(dtype=part.dtype.name, shape=part.shape, cell=_cell(part, agreed[fqn]))
+        fqn: TensorRecord(
+            dtype=part.dtype.name,
+            shape=part.shape,
+            cell=_cell(part, agreed[fqn]),
+            codec=_codec(fqn, codecs[fqn]),
+        )
         for fqn, part in parts.items()
     }
+
+
+def _codec(fqn: str, found: set[Codec | None]) -> Codec | None:
+    if len(found) > 1:
+        raise CorruptError(
+            f"tensor {fqn}: its writers compressed it in different ways ({spellings([*found])}); "
+            "nothing was committed: save again, every rank with the same compression"
+        )
+    return next(iter(found), None)
 
 
 def _cell(part: Parts, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
@@ -88,14 +102,13 @@ def merge(
         tensors=entries,
     )
     assembler = Assembler(source)
-    return pack.write(
-        store,
+    writer = pack.PackWriter(
         index,
         lambda ref: assembler.bytes(ref.fqn, ref.chunk.box),
-        folder=folder,
-        stem=stem,
         verify=False,
+        codecs={fqn: record.codec for fqn, record in tensors.items()},
     )
+    return pack.write(store, writer, index, folder=folder, stem=stem)
 
 
 def _missing(

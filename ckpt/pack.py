@@ -1,45 +1,63 @@
-"""One writer's pack: which pieces it stores where, and how a piece is read back and checked.
+"""One writer's pack: which pieces it stores where.
 
 A pack is its chunks back to back, nothing else::
 
-    [elements of the box, padded to a cell at an edge][their CRC32C, 4 bytes][0 … 63 zeros]
+    [the box's elements, padded to a cell, compressed][their CRC32C, 4 bytes][0 … 63 zeros]
 
-The zeros align the next chunk. The whole pack is checked on a full read: elements and padding
-against checksums, the rest against what it must be.
+The zeros align the next chunk. Checksums and compression are computed by a few threads ahead of
+the writing, each byte passed over once per checksum. `ckpt.unpack` reads what is written here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 from typing_extensions import Buffer
 
+from ckpt import codecs, crc, isal
+from ckpt.codecs import Codec
 from ckpt.errors import CorruptError
 from ckpt.grid import cells, common_grid, is_cell, split_grid
 from ckpt.index import ChunkRef, ShardIndex, TensorEntry, encode_index
-from ckpt.isal import crc32c
 from ckpt.layout import Box
 from ckpt.manifest import (
     ALIGN,
     CRC_BYTES,
+    FORMAT,
+    FileRecord,
     PackedChunk,
     PackedTensor,
     PackIndex,
     WriterRecord,
     seal,
-    stored_bytes,
 )
-from ckpt.store.base import Readable, Store
+from ckpt.store.base import Store
 from ckpt.zarr_dtypes import dtype_of
 
 Payload: TypeAlias = Callable[[ChunkRef], Buffer]
-"""Returns the bytes of a chunk of the ``ShardIndex`` that is being written."""
+"""Returns the bytes of a chunk of the ``ShardIndex`` that is being written.
+
+Asked for in the order of the index, by one thread; what it returned must not change any more.
+"""
+
+Bases: TypeAlias = Mapping[tuple[str, Box], tuple[FileRecord, PackedTensor, PackedChunk]]
+"""What lies in packs of other steps already, by name and box. See `ckpt.bases`."""
+
+_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
+AHEAD_BYTES: Final = 64 << 20
+"""What is checksummed and compressed before it can be written: memory that a pack takes."""
+
+_AHEAD_PIECES: Final = 256
+_INLINE_BYTES: Final = 64 << 10
+"""What is smaller is done at once: handing it to a thread costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,64 +96,210 @@ def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> Iterator[Pi
         start += nbytes
 
 
-class PackWriter:
-    """Lays out a pack while its parts stream to a store; then knows its index."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """A piece with its checksums: what is to be stored, and that it is what the index says."""
 
-    def __init__(self, index: ShardIndex, payload: Payload, *, verify: bool) -> None:
+    chunk: PackedChunk
+    body: Buffer
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A piece whose checksums are under way; the ``last`` one of the saver's chunk ``ref``?"""
+
+    ref: ChunkRef
+    nbytes: int
+    future: Future[_Ready]
+    last: bool
+
+
+def _prepare(piece: Piece, raw: memoryview, *, itemsize: int, codec: Codec | None) -> _Ready:
+    """Checksum, pad and compress one piece; ``at`` is not known yet."""
+    address = isal.address_of(raw)
+    blocks = crc.block_checksums(address, piece.nbytes)
+    checksum = whole = crc.of_blocks(blocks, piece.nbytes)
+    crc64 = isal.crc64_at(address, piece.nbytes)
+    body: Buffer = raw
+    if piece.cell is not None:
+        body = pad(raw, piece.box.shape, piece.cell, itemsize)
+    stored = None
+    if codec is not None:
+        body = codecs.encode(codec, body)
+        stored = len(body)
+    if body is not raw:
+        checksum = isal.crc32c(body)
+    chunk = PackedChunk(
+        box=piece.box,
+        at=0,
+        nbytes=piece.nbytes,
+        crc32c=whole,
+        padded=piece.cell is not None,
+        stored=stored,
+        crc64=crc64,
+        blocks=crc.to_bytes(blocks) if len(blocks) > 1 and codec is None else b"",
+    )
+    return _Ready(chunk=chunk, body=body, checksum=checksum)
+
+
+class PackWriter:
+    """Produces a pack's bytes in order, and then its index.
+
+    ``codecs`` compress the tensors they name. ``bases`` are chunks that need not be written again.
+    With ``verify`` the bytes are compared with the checksum that ``index`` has of each chunk; the
+    pack must not be published before `parts` has come to its end without an error.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        payload: Payload,
+        *,
+        verify: bool = True,
+        codecs: Mapping[str, Codec | None] | None = None,
+        bases: Bases | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
+    ) -> None:
         self._index, self._payload, self._verify = index, payload, verify
-        self.tensors: dict[str, PackedTensor] = {}
-        self.at = 0
+        self._ahead_bytes = ahead_bytes
+        self._codecs, self._known = codecs or {}, bases or {}
+        self._stored: dict[str, list[PackedChunk]] = {fqn: [] for fqn in index.tensors}
+        self._cells: dict[str, tuple[int, ...] | None] = {}
+        self._files: dict[str, int] = {}
+        self._bases: list[FileRecord] = []
+        self.at = self.checksum = self._found = 0
+
+    @property
+    def tensors(self) -> dict[str, PackedTensor]:
+        """What was written, once `parts` has come to its end."""
+        return {
+            fqn: PackedTensor(
+                dtype=entry.dtype,
+                shape=entry.shape,
+                cell=self._cells[fqn],
+                chunks=tuple(self._stored[fqn]),
+                codec=self._codecs.get(fqn),
+            )
+            for fqn, entry in self._index.tensors.items()
+        }
+
+    @property
+    def bases(self) -> tuple[FileRecord, ...]:
+        """The packs of other steps that hold what was not written again."""
+        return tuple(self._bases)
 
     def parts(self) -> Iterator[Buffer]:
-        """Yield the pack's bytes. Raises ``CorruptError`` when a chunk is not as captured."""
+        """Yield the pack's bytes. Raises ``CorruptError`` where memory is not what was captured."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-pack") as pool:
+            waiting: deque[_Started] = deque()
+            flying = 0
+            try:
+                for started in self._started(pool):
+                    waiting.append(started)
+                    flying += started.nbytes
+                    while waiting and (flying > self._ahead_bytes or len(waiting) > _AHEAD_PIECES):
+                        oldest = waiting.popleft()
+                        flying -= oldest.nbytes
+                        yield from self._placed(oldest)
+                while waiting:
+                    yield from self._placed(waiting.popleft())
+            finally:
+                for started in waiting:
+                    started.future.cancel()
+
+    def _started(self, pool: ThreadPoolExecutor) -> Iterator[_Started]:
+        """Yield every piece with its checksums under way."""
         for fqn, entry in self._index.tensors.items():
             itemsize = dtype_of(entry.dtype, origin=f"tensor {fqn}").itemsize
-            cell = cell_of(entry, itemsize)
-            stored: list[PackedChunk] = []
+            cell = self._cells[fqn] = cell_of(entry, itemsize)
+            codec = self._codecs.get(fqn)
             for chunk in entry.chunks:
                 ref = ChunkRef(writer=self._index.writer, fqn=fqn, dtype=entry.dtype, chunk=chunk)
-                data = memoryview(self._payload(ref)).cast("B")
-                if self._verify:
-                    self._check(ref, data)
+                raw = memoryview(self._payload(ref)).cast("B")
+                if raw.nbytes != (wanted := chunk.box.size * itemsize):
+                    raise self._fault(ref, f"are {raw.nbytes} bytes, not {wanted}")
                 for piece in pieces(chunk.box, cell, itemsize):
-                    raw = data[piece.start : piece.start + piece.nbytes]
-                    yield from self._piece(piece, raw, itemsize, stored)
-            self.tensors[fqn] = PackedTensor(
-                dtype=entry.dtype, shape=entry.shape, cell=cell, chunks=tuple(stored)
-            )
+                    end = piece.start + piece.nbytes
+                    part = raw[piece.start : end]
+                    future = _submit(pool, piece, part, itemsize=itemsize, codec=codec)
+                    last = end == wanted
+                    yield _Started(ref=ref, nbytes=piece.nbytes, future=future, last=last)
 
-    def _check(self, ref: ChunkRef, data: memoryview) -> None:
-        found = crc32c(data)
-        if data.nbytes != ref.chunk.nbytes or found != ref.chunk.crc32c:
-            raise CorruptError(
-                f"step {self._index.step}, writer {self._index.writer}: tensor {ref.fqn}: its "
-                f"{data.nbytes} bytes in memory have checksum {found:08x}, "
-                f"{ref.chunk.crc32c:08x} was captured; nothing is written of them: the snapshot "
-                "is not to be trusted, use another"
-            )
+    def _check(self, started: _Started, chunk: PackedChunk) -> None:
+        """Compare a saver's chunk, once its last piece is there, with what was captured."""
+        self._found = crc.combine(self._found, chunk.crc32c, chunk.nbytes)
+        if started.last:
+            found, self._found = self._found, 0
+            if self._verify and found != (wanted := started.ref.chunk.crc32c):
+                fault = f"have checksum {found:08x}, {wanted:08x} was captured"
+                raise self._fault(started.ref, fault)
 
-    def _piece(
-        self, piece: Piece, raw: memoryview, itemsize: int, stored: list[PackedChunk]
-    ) -> Iterator[Buffer]:
-        checksum = crc32c(raw)
-        stored.append(
-            PackedChunk(
-                box=piece.box,
-                at=self.at,
-                nbytes=piece.nbytes,
-                crc32c=checksum,
-                padded=piece.cell is not None,
-            )
+    def _fault(self, ref: ChunkRef, found: str) -> CorruptError:
+        return CorruptError(
+            f"writer {self._index.writer}: tensor {ref.fqn}: the {ref.chunk.nbytes} bytes in "
+            f"memory {found}; nothing is written of them: the snapshot is not to be trusted, use "
+            "another"
         )
-        body: Buffer = raw
-        if piece.cell is not None:
-            body = pad(raw, piece.box.shape, piece.cell, itemsize)
-            checksum = crc32c(body)
-        end = self.at + memoryview(body).nbytes + CRC_BYTES
-        gap = -end % ALIGN
-        yield body
-        yield checksum.to_bytes(CRC_BYTES, "little") + bytes(gap)
-        self.at = end + gap
+
+    def _placed(self, started: _Started) -> Iterator[Buffer]:
+        """Give a piece its place: in this pack, or where an older step has the same bytes."""
+        fqn, ready = started.ref.fqn, started.future.result()
+        self._check(started, ready.chunk)
+        if (chunk := self._known_as(fqn, ready.chunk)) is not None:
+            self._stored[fqn].append(chunk)
+            return
+        chunk = msgspec.structs.replace(ready.chunk, at=self.at)
+        self._stored[fqn].append(chunk)
+        nbytes = memoryview(ready.body).nbytes
+        end = self.at + nbytes + CRC_BYTES
+        tail = ready.checksum.to_bytes(CRC_BYTES, "little") + bytes(-end % ALIGN)
+        yield ready.body
+        yield tail
+        self.checksum = crc.combine(self.checksum, ready.checksum, nbytes)
+        self.checksum = isal.crc32c(tail, self.checksum)
+        self.at += nbytes + len(tail)
+
+    def _known_as(self, fqn: str, chunk: PackedChunk) -> PackedChunk | None:
+        known = self._known.get((fqn, chunk.box))
+        if known is None:
+            return None
+        file, tensor, old = known
+        entry = self._index.tensors[fqn]
+        same_kind = (tensor.dtype, tensor.shape, tensor.codec) == (
+            entry.dtype,
+            entry.shape,
+            self._codecs.get(fqn),
+        )
+        same_shape = old.padded == chunk.padded and (
+            not chunk.padded or tensor.cell == self._cells[fqn]
+        )
+        same_bytes = (old.nbytes, old.crc32c, old.crc64) == (
+            chunk.nbytes,
+            chunk.crc32c,
+            chunk.crc64,
+        )
+        if not (same_kind and same_shape and same_bytes):
+            return None
+        if file.path not in self._files:
+            self._files[file.path] = len(self._bases)
+            self._bases.append(file)
+        return msgspec.structs.replace(old, base=self._files[file.path])
+
+
+def _submit(
+    pool: ThreadPoolExecutor,
+    piece: Piece,
+    raw: memoryview,
+    *,
+    itemsize: int,
+    codec: Codec | None,
+) -> Future[_Ready]:
+    if piece.nbytes > _INLINE_BYTES:
+        return pool.submit(_prepare, piece, raw, itemsize=itemsize, codec=codec)
+    done: Future[_Ready] = Future()
+    done.set_result(_prepare(piece, raw, itemsize=itemsize, codec=codec))
+    return done
 
 
 def pad(
@@ -155,89 +319,39 @@ def content_tag(index: ShardIndex) -> str:
 
 def write(
     store: Store,
+    writer: PackWriter,
     index: ShardIndex,
-    payload: Payload,
     *,
     folder: str,
     stem: str,
-    verify: bool = True,
 ) -> WriterRecord:
     """Write a pack and its index into a step's ``folder``; both are durable on return.
 
-    The files are called ``stem``; no two contents may share one. ``verify`` checks every chunk
-    against the checksum ``index`` has for it, before it is written.
+    The files are called ``stem``; no two contents may share one.
     """
-    writer = PackWriter(index, payload, verify=verify)
-    pack = store.write(f"{folder}/data/{stem}.pack", writer.parts())
-    pack = msgspec.structs.replace(pack, path=f"data/{stem}.pack")
+    path = f"data/{stem}.pack"
+    nbytes = store.write(f"{folder}/{path}", writer.parts())
     packed = PackIndex(
+        format=FORMAT,
         run=index.run,
         step=index.step,
         generation=index.generation,
         writer=index.writer,
         world_size=index.world_size,
-        pack=pack.path,
-        pack_bytes=pack.nbytes,
+        pack=path,
+        pack_bytes=nbytes,
         tensors=writer.tensors,
+        bases=writer.bases,
         values=index.values,
         rank_values=index.rank_values,
         aliases=index.aliases,
     )
-    described = store.write(f"{folder}/index/{stem}.json", [seal(packed)])
-    described = msgspec.structs.replace(described, path=f"index/{stem}.json")
-    return WriterRecord(writer=index.writer, pack=pack, index=described)
-
-
-class PackReader:
-    """Reads the chunks of one pack and checks every byte on the way."""
-
-    def __init__(self, file: Readable, index: PackIndex, *, origin: str) -> None:
-        self._file, self._index, self._origin = file, index, origin
-        starts = sorted(c.at for tensor in index.tensors.values() for c in tensor.chunks)
-        self._ends = dict(pairwise([*starts, index.pack_bytes]))
-
-    def read(self, fqn: str, chunk: PackedChunk, into: memoryview) -> None:
-        """Read the elements of a chunk's box into ``into``. Raises ``CorruptError``."""
-        tensor = self._index.tensors[fqn]
-        stored = stored_bytes(chunk, tensor)
-        extent = self._ends[chunk.at] - chunk.at
-        low_part = tensor.cell is None or chunk.box.shape[1:] == tensor.cell[1:]
-        if not chunk.padded or low_part:  # the box's bytes come first, in one run
-            tail = memoryview(bytearray(extent - chunk.nbytes))
-            self._fill([into, tail], fqn, chunk, extent)
-            found = crc32c(into)
-            self._expect(found == chunk.crc32c, fqn, chunk, f"{found:08x}")
-            found = crc32c(tail[: stored - chunk.nbytes], found)
-            rest = tail[stored - chunk.nbytes :]
-        else:
-            whole = memoryview(bytearray(extent))
-            self._fill([whole], fqn, chunk, extent)
-            found, rest = crc32c(whole[:stored]), whole[stored:]
-            kind = np.dtype((np.void, chunk.nbytes // chunk.box.size))
-            full = np.frombuffer(whole[:stored], kind).reshape(tensor.cell or ())
-            box = np.frombuffer(into, kind).reshape(chunk.box.shape)
-            box[...] = full[tuple(slice(n) for n in chunk.box.shape)]
-            self._expect(crc32c(into) == chunk.crc32c, fqn, chunk, f"{crc32c(into):08x}")
-        proper = found.to_bytes(CRC_BYTES, "little") + bytes(len(rest) - CRC_BYTES)
-        self._expect(rest == proper, fqn, chunk, f"{found:08x} over padding and alignment")
-
-    def _fill(self, buffers: list[memoryview], fqn: str, chunk: PackedChunk, extent: int) -> None:
-        got = self._file.read_into(buffers, chunk.at)
-        if got != extent:
-            raise CorruptError(
-                f"{self._origin}: tensor {fqn}: needs {extent} bytes at offset {chunk.at}, the "
-                f"file ends after {got}: it was cut off; load another step, or restore the file "
-                "from a copy"
-            )
-
-    def _expect(self, good: bool, fqn: str, chunk: PackedChunk, found: str) -> None:
-        if not good:
-            raise CorruptError(
-                f"{self._origin}: tensor {fqn}: the chunk of {chunk.nbytes} bytes at offset "
-                f"{chunk.at} was damaged (checksum {found}, {chunk.crc32c:08x} was written); load "
-                "another step, or restore the file from a copy"
-            )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    data = seal(packed)
+    described = f"index/{stem}.json"
+    store.write(f"{folder}/{described}", [data])
+    return WriterRecord(
+        writer=index.writer,
+        pack=FileRecord(path=path, nbytes=nbytes, crc32c=writer.checksum),
+        index=FileRecord(path=described, nbytes=len(data), crc32c=isal.crc32c(data)),
+        bases=writer.bases,
+    )

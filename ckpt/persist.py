@@ -11,27 +11,67 @@ import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ckpt import pack
+from ckpt import codecs, pack, refmap
 from ckpt.assemble import parts_of
-from ckpt.catalog import check_size, load_index, load_manifest, open_store, step_folder
-from ckpt.errors import CorruptError, FencedError, NotFoundError, StoreError
+from ckpt.bases import known_chunks, require_bases
+from ckpt.catalog import check_size, load_index, noted, step_folder
+from ckpt.coherence import check_packs
+from ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, StoreError
 from ckpt.index import ShardIndex
-from ckpt.manifest import MANIFEST, REFS, Manifest, PackIndex, WriterRecord, seal
-from ckpt.merge import MERGED, check_cover, describe, merge
+from ckpt.isal import crc32c
+from ckpt.manifest import (
+    FORMAT,
+    MANIFEST,
+    MERGED,
+    REFS,
+    RETAINED,
+    BaseStep,
+    FileRecord,
+    Manifest,
+    PackIndex,
+    WriterRecord,
+    read_manifest,
+    seal,
+)
+from ckpt.merge import check_cover, describe, merge
+from ckpt.retention import note, sweep
 from ckpt.source import PackSource
 from ckpt.store.base import Store
+from ckpt.store.places import open_store
 from ckpt.types import learn
-from ckpt.zarr_view import group_metadata, hierarchy, references
+from ckpt.zarr_dtypes import dtype_of
+from ckpt.zarr_view import group_metadata
 
 _log = logging.getLogger(__name__)
 
-_FILE: Final = re.compile(r"[a-z0-9]+-g(\d+)-[0-9a-f]+\.(?:pack|json)")
+_ATTEMPTS: Final = 5
+_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How packs are written: compressed by ``compression``, against the earlier step ``base``.
+
+    At most ``ahead_bytes`` are held in memory before they are written.
+    """
+
+    compression: codecs.Rules = field(default_factory=dict)
+    base: int | None = None
+    ahead_bytes: int = pack.AHEAD_BYTES
+
+    def __post_init__(self) -> None:
+        codecs.check(self.compression)
+
+
+PLAIN: Final = PackOptions()
 
 
 class WriterReceipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +85,14 @@ class WriterReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_pack(
-    root: str | Path, *, step: int, index: ShardIndex, payload: memoryview
+    root: str | Path,
+    *,
+    step: int,
+    index: ShardIndex,
+    payload: memoryview,
+    options: PackOptions = PLAIN,
 ) -> WriterReceipt:
-    """Write one writer's shard of ``step``; every chunk is checked before it is written.
+    """Write one writer's shard of ``step``; every chunk is checked before it is published.
 
     Writing the same shard again is harmless. Raises ``CorruptError`` when ``payload`` is not what
     ``index`` says, ``StoreError`` when the store refuses.
@@ -59,6 +104,7 @@ def write_pack(
         payload=lambda ref: payload[ref.chunk.at : ref.chunk.at + ref.chunk.nbytes],
         tag=pack.content_tag(index),
         verify=True,
+        options=options,
     )
 
 
@@ -68,28 +114,72 @@ def new_tag() -> str:
 
 
 def write_parts(
-    root: str | Path, *, index: ShardIndex, payload: pack.Payload, tag: str, verify: bool
+    root: str | Path,
+    *,
+    index: ShardIndex,
+    payload: pack.Payload,
+    tag: str,
+    verify: bool,
+    options: PackOptions = PLAIN,
 ) -> WriterReceipt:
     """Write one writer's shard, asking ``payload`` for one chunk after the other."""
-    record = pack.write(
-        open_store(root),
+    store, folder = open_store(root), step_folder(index.step)
+    base, known = _known(store, index, options.base)
+    writer = pack.PackWriter(
         index,
         payload,
-        folder=step_folder(index.step),
-        stem=_stem(f"{index.writer:05d}", index.generation, tag),
         verify=verify,
+        codecs=_codecs(index, options.compression),
+        bases=known,
+        ahead_bytes=options.ahead_bytes,
     )
+    stem = _fresh_stem(store, folder, index, tag=tag)
+    files = pack.write(store, writer, index, folder=folder, stem=stem)
+    if files.bases:
+        files = msgspec.structs.replace(files, base=base)
     return WriterReceipt(
         run=index.run,
         generation=index.generation,
         step=index.step,
         world_size=index.world_size,
-        files=record,
+        files=files,
     )
 
 
-def _stem(name: str, generation: int, tag: str) -> str:
-    return f"{name}-g{generation}-{tag}"
+def _codecs(index: ShardIndex, rules: codecs.Rules) -> dict[str, codecs.Codec | None]:
+    return {
+        fqn: codecs.choose(rules, fqn, itemsize=dtype_of(entry.dtype, origin=fqn).itemsize)
+        for fqn, entry in (index.tensors.items() if rules else ())
+    }
+
+
+def _known(store: Store, index: ShardIndex, step: int | None) -> tuple[BaseStep | None, pack.Bases]:
+    """Return what the base holds; a base that cannot be read saves nothing, and hurts nothing."""
+    if step is None or step == index.step:
+        return None, {}
+    try:
+        return known_chunks(store, step, writer=index.writer, into=index.step)
+    except (NotFoundError, CorruptError) as error:
+        _log.warning("step %d is saved in full: %s", index.step, error)
+        return None, {}
+
+
+def _fresh_stem(store: Store, folder: str, index: ShardIndex, *, tag: str) -> str:
+    """Return a stem that is not among the files to be removed there, or it would go with them."""
+    going = noted(store, folder) or ()
+    while True:
+        stem = _stem(f"{index.writer:05d}", index.run, index.generation, tag=tag)
+        if f"data/{stem}.pack" not in going:
+            return stem
+        tag = sha256(tag.encode()).hexdigest()[:12]
+
+
+def _stem(name: str, run: str, generation: int, *, tag: str) -> str:
+    return f"{name}-g{generation}-{_run_tag(run)}-{tag}"
+
+
+def _run_tag(run: str) -> str:
+    return sha256(run.encode()).hexdigest()[:8]
 
 
 def commit(
@@ -107,21 +197,78 @@ def commit(
     newer generation of the run has committed this step, ``StoreError`` when the store refuses.
     """
     store, folder = open_store(root), step_folder(step)
-    origin = store.where(folder)
-    writers = _writers(receipts, run=run, step=step, generation=generation, origin=origin)
-    with store.locked(folder):
-        before = _standing(store, folder)
-        if before is not None:
-            _fence(before, run=run, generation=generation, origin=origin)
-            if (before.run, before.generation, before.writers) == (run, generation, writers):
-                _tidy(store, folder, before)
+    writers = _writers(
+        receipts, run=run, step=step, generation=generation, origin=store.where(folder)
+    )
+    try:
+        for _ in range(_ATTEMPTS):
+            if _published(store, folder, writers, run=run, generation=generation, mesh=mesh):
                 return
-        packs = {record.writer: load_index(store, folder, record) for record in writers}
-        for record in writers:
-            check_size(store, folder, record.pack)
-        manifest = _describe(store, folder, packs, writers=writers, mesh=mesh)
-        _publish(store, folder, manifest, replaces=before is not None)
+        raise StoreError(
+            f"{store.where(folder)}: {_ATTEMPTS} times another saver was quicker; let one saver "
+            "at a time save a step"
+        )
+    except CkptError:
+        refmap.heal(store, folder)
+        raise
+
+
+def _published(
+    store: Store,
+    folder: str,
+    writers: tuple[WriterRecord, ...],
+    *,
+    run: str,
+    generation: int,
+    mesh: Mapping[str, int],
+) -> bool:
+    """Publish the step, unless another saver is quicker; say whether it stands."""
+    origin = store.where(folder)
+    before, version = _standing(store, folder)
+    if before is not None and before.run == run:
+        if before.generation > generation:
+            _withdraw(store, folder, writers, generation=generation, winner=before)
+            raise FencedError(
+                f"{origin}: generation {before.generation} of the run has committed this step, "
+                f"generation {generation} may not any more"
+            )
+        if (before.generation, before.writers) == (generation, writers):
+            _settle(store, folder, before)
+            return True
+    packs = _written(store, folder, writers)
+    manifest = _describe(store, folder, packs, writers=writers, mesh=mesh)
+    data = seal(manifest)
+    check_packs(read_manifest(data, origin=origin), packs, origin=origin)
+    if before is not None:
+        kept = {file.path for file in manifest.files()}
+        note(store, folder, (file.path for file in before.files() if file.path not in kept))
+    if not store.replace(f"{folder}/{MANIFEST}", data, expected=version):
+        return False
+    _settle(store, folder, manifest)
+    return True
+
+
+def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict[int, PackIndex]:
+    """Return the indexes, once it is sure that all they need is there, and that it stays."""
+    origin = store.where(folder)
+    going = noted(store, folder) or ()
+    if gone := sorted({record.pack.path for record in writers} & {*going}):
+        raise StoreError(f"{origin}: it was just removed, with {gone}; save again")
+    packs = {record.writer: load_index(store, folder, record) for record in writers}
+    for record in writers:
+        for file in (record.pack, *record.bases):
+            check_size(store, folder, file)
+    require_bases(store, writers, origin=origin)
+    return packs
+
+
+def _settle(store: Store, folder: str, manifest: Manifest) -> None:
+    """Remove what the published step replaced, and heal what another saver left half done."""
+    refmap.heal(store, folder)
+    try:
         _tidy(store, folder, manifest)
+    except (StoreError, CorruptError) as error:
+        _log.warning("step %d is committed, old files of it stay: %s", manifest.step, error)
 
 
 def _writers(
@@ -144,20 +291,41 @@ def _writers(
     return tuple(sorted((r.files for r in receipts), key=lambda record: record.writer))
 
 
-def _standing(store: Store, folder: str) -> Manifest | None:
-    """Return the step's present manifest, None where there is none to respect."""
+def _standing(store: Store, folder: str) -> tuple[Manifest | None, str | None]:
+    """Return the step's present manifest, if it is to be respected, and its version."""
+    name = f"{folder}/{MANIFEST}"
     try:
-        return load_manifest(store, folder)
-    except (NotFoundError, CorruptError):
-        return None
+        data, version = store.fetch(name)
+    except NotFoundError:
+        return None, None
+    try:
+        return read_manifest(data, origin=store.where(name)), version
+    except CorruptError:
+        return None, version
 
 
-def _fence(before: Manifest, *, run: str, generation: int, origin: str) -> None:
-    if before.run == run and before.generation > generation:
-        raise FencedError(
-            f"{origin}: generation {before.generation} of the run has committed this step, "
-            f"generation {generation} may not any more"
-        )
+def _withdraw(
+    store: Store,
+    folder: str,
+    writers: Sequence[WriterRecord],
+    *,
+    generation: int,
+    winner: Manifest,
+) -> None:
+    """Leave nothing behind of a save that a newer generation was quicker than."""
+    merged = _merged_stem(writers, generation, run=winner.run)
+    own = {file.path for record in writers for file in (record.pack, record.index)}
+    own |= {f"data/{merged}.pack", f"index/{merged}.json"}
+    own -= {file.path for file in winner.files()}
+    try:
+        store.delete(sorted(f"{folder}/{path}" for path in own))
+    except StoreError as error:
+        _log.warning("files of an older generation stay in step %d: %s", winner.step, error)
+
+
+def _merged_stem(writers: Sequence[WriterRecord], generation: int, *, run: str) -> str:
+    tag = sha256(msgspec.json.encode(writers)).hexdigest()[:12]
+    return _stem("merged", run, generation, tag=tag)
 
 
 def _describe(
@@ -174,26 +342,29 @@ def _describe(
         check_cover(parts, origin=source.origin)
         tensors = describe(packs.values(), parts)
         first = source.indexes()[0]
-        stem = _stem("merged", first.generation, new_tag())
+        stem = _merged_stem(writers, first.generation, run=first.run)
         merged = merge(store, folder, source, tensors, like=first, stem=stem)
-    group = group_metadata(run=first.run, step=first.step, values=first.values)
+    values = {key: value for index in packs.values() for key, value in index.values.items()}
+    aliases = {name: fqn for index in packs.values() for name, fqn in index.aliases.items()}
     everything = dict(packs) | ({MERGED: load_index(store, folder, merged)} if merged else {})
-    documents, places = hierarchy(tensors, first.aliases, everything, group=group)
-    refs = store.write(
-        f"{folder}/{REFS}", [references(documents, places, root=store.where(folder))]
+    group = group_metadata(run=first.run, step=first.step, values=values)
+    refs = refmap.reference_map(
+        store, folder, everything, tensors=tensors, aliases=aliases, group=group
     )
+    store.write(f"{folder}/{REFS}", [refs])
     return Manifest(
+        format=FORMAT,
         run=first.run,
         step=first.step,
         generation=first.generation,
         world_size=first.world_size,
         mesh=dict(mesh),
         tensors=tensors,
-        values=first.values,
-        aliases=first.aliases,
+        values=values,
+        aliases=aliases,
         writers=writers,
         merged=merged,
-        refs=msgspec.structs.replace(refs, path=REFS),
+        refs=FileRecord(path=REFS, nbytes=len(refs), crc32c=crc32c(refs)),
         created_by=_versions(),
     )
 
@@ -208,32 +379,29 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _publish(store: Store, folder: str, manifest: Manifest, *, replaces: bool) -> None:
-    """Make the step visible. This is the commit."""
-    name, data = f"{folder}/{MANIFEST}", seal(manifest)
-    if not replaces and store.create(name, data):
-        return
-    store.write(name, [data])
-
-
 def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
-    """Remove what older saves of this step left; never a file that may belong to a newer one."""
-    try:
-        store.delete(_stale(store, folder, manifest))
-        for part in ("", "/data", "/index"):
-            store.sweep(f"{folder}{part}")
-    except StoreError as error:
-        _log.warning("step %d is committed, old files of it stay: %s", manifest.step, error)
+    """Remove what the manifest replaced, and what fenced writers of the run left.
+
+    Never a file that may belong to another saver at work, or that another step needs.
+    """
+    fenced = set(_fenced(store, folder, manifest)) - {file.path for file in manifest.files()}
+    if fenced:
+        note(store, folder, fenced)
+    if store.size(f"{folder}/{RETAINED}") is not None:
+        sweep(store, only=manifest.step)
+    for part in ("", "/data", "/index"):
+        store.sweep(f"{folder}{part}")
 
 
-def _stale(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
-    keep = {record.path for record in manifest.files()}
+def _fenced(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
+    """Yield the files of the run's older generations: they may not be committed any more."""
     for part in ("data", "index"):
         for name in store.names(f"{folder}/{part}"):
             match = _FILE.fullmatch(name)
-            old = match is not None and int(match[1]) <= manifest.generation
-            if old and f"{part}/{name}" not in keep:
-                yield f"{folder}/{part}/{name}"
+            if match is None or match[2] != _run_tag(manifest.run):
+                continue
+            if int(match[1]) < manifest.generation:
+                yield f"{part}/{name}"
 
 
 learn(globals())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckpt import catalog
-from ckpt.errors import StoreError
-from ckpt.manifest import MANIFEST
+from ckpt.bases import needed_packs
+from ckpt.catalog import committed, folders, load_manifest, noted, step_folder
+from ckpt.errors import CorruptError, NotFoundError
+from ckpt.manifest import MANIFEST, REFS, RETAINED, seal_note
+from ckpt.refmap import heal
+from ckpt.store.base import Store
+from ckpt.store.places import open_store
 
 
 def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int) -> list[int]:
@@ -26,27 +30,80 @@ def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int
 def prune(root: str | Path, *, keep_last: int, dry_run: bool = False) -> list[int]:
     """Remove old checkpoints below ``root`` and return their steps.
 
-    A step's manifest goes first, so that a checkpoint is whole or not there at any moment.
-    Raises ``NotFoundError`` where there is no checkpoint, ``CorruptError`` when none can be
-    trusted: then nothing is removed.
+    A step's manifest goes first, so that a checkpoint is whole or not there at any moment; packs
+    that a step which stays refers to stay too, until nothing refers to them. Raises
+    ``NotFoundError`` where there is no checkpoint, ``CorruptError`` when none can be trusted:
+    then nothing is removed.
     """
     newest_verified = catalog.choose(root, None)
-    committed = catalog.committed_steps(root)
-    going = expendable(committed, keep_last=keep_last, newest_verified=newest_verified)
-    for step in going if not dry_run else ():
-        remove(root, step)
+    store = open_store(root)
+    going = expendable(committed(store), keep_last=keep_last, newest_verified=newest_verified)
+    if not dry_run:
+        remove_steps(store, going)
     return going
 
 
 def remove(root: str | Path, step: int) -> None:
     """Remove one step. Raises ``StoreError`` when the store refuses; the rest can go later."""
-    store, folder = catalog.open_store(root), catalog.step_folder(step)
-    with store.locked(folder):
+    remove_steps(open_store(root), [step])
+
+
+def remove_steps(store: Store, going: Sequence[int]) -> None:
+    """Remove steps, and what only they, or steps removed before, kept there.
+
+    A note of a step's files goes before its manifest does: whoever comes after a process killed
+    in between finds what is left to do, and touches no file of a saver at work.
+    """
+    for step in going:
+        folder = step_folder(step)
+        note(store, folder, _files(store, folder))
         store.delete([f"{folder}/{MANIFEST}"])
+    sweep(store)
+
+
+def note(store: Store, folder: str, files: Iterable[str]) -> None:
+    """Take down that files, by path, may go once the manifest there does not list them."""
+    there = noted(store, folder)
+    together = sorted({*(there or ()), *files})
+    if there != together:
+        store.write(f"{folder}/{RETAINED}", [seal_note(together)])
+
+
+def sweep(store: Store, *, only: int | None = None) -> None:
+    """Remove the noted files that no step needs any more, of one step's folder or of all."""
+    noticed = []
+    for folder in map(step_folder, _with_notes(store) if only is None else [only]):
         try:
-            shutil.rmtree(store.where(folder))
-        except OSError as error:
-            raise StoreError(
-                f"{store.where(folder)}: cannot remove it: {error.strerror}; it no longer counts "
-                "as a checkpoint, remove the directory by hand"
-            ) from error
+            kept = {file.path for file in load_manifest(store, folder).files()}
+        except NotFoundError:
+            kept = set()
+        except CorruptError:
+            continue
+        if (paths := noted(store, folder)) is not None:
+            noticed.append((folder, {f"{folder}/{path}" for path in {*paths} - kept}))
+    if not noticed or (needed := needed_packs(store)) is None:  # after the manifests: ckpt.bases
+        return
+    for folder, files in noticed:
+        store.delete(sorted(files - needed))
+        if f"{folder}/{REFS}" in files:
+            heal(store, folder)  # it was saved again meanwhile, perhaps
+        if not files & needed:
+            store.delete([f"{folder}/{RETAINED}"])
+            if not any(store.names(f"{folder}/{part}") for part in ("data", "index")):
+                store.remove(folder)
+
+
+def _with_notes(store: Store) -> list[int]:
+    return [info.step for info in folders(store) if info.retained]
+
+
+def _files(store: Store, folder: str) -> Iterator[str]:
+    """Yield the files of a step; all that lie there where its manifest is damaged."""
+    try:
+        yield from (file.path for file in load_manifest(store, folder).files())
+    except CorruptError:
+        yield REFS
+        for part in ("data", "index"):
+            yield from (f"{part}/{name}" for name in store.names(f"{folder}/{part}"))
+    except NotFoundError:
+        return

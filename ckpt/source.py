@@ -1,8 +1,9 @@
-"""A checkpoint as a source of verified shards: ranged reads by a few threads, in order."""
+"""A checkpoint as a source of verified shards: ranged reads by a few threads."""
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +12,29 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from ckpt.catalog import check_size, load_index, load_manifest, missing, open_store, step_folder
+import numpy as np
+
+from ckpt.catalog import load_index, missing, open_step, step_folder
 from ckpt.closing import Closing
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.index import Chunk, ChunkRef, ShardIndex, TensorEntry
-from ckpt.manifest import PackedChunk, PackIndex
-from ckpt.pack import PackReader
+from ckpt.manifest import PackedChunk, PackIndex, from_root, path_of
+from ckpt.scatter import ByChunk
 from ckpt.store.base import Store
+from ckpt.store.places import open_store
+from ckpt.unpack import ChunkReader, Delivery, Pack, ends_of
 
-_THREADS: Final = 4
+THREADS: Final = max(2, min(8, os.cpu_count() or 1))
 _WINDOW_BYTES: Final = 32 << 20
 _WINDOW_CHUNKS: Final = 32
+_TASK_BYTES: Final = 4 << 20
+_TASK_CHUNKS: Final = 64
+_BASE_BITS: Final = 48
+
+
+def _place(chunk: PackedChunk) -> int:
+    """Return where a chunk lies in one range of numbers for a writer's pack and its bases."""
+    return chunk.at if chunk.base is None else chunk.at + ((chunk.base + 1) << _BASE_BITS)
 
 
 def _as_shard(index: PackIndex) -> ShardIndex:
@@ -32,7 +45,8 @@ def _as_shard(index: PackIndex) -> ShardIndex:
             shape=tensor.shape,
             grid=tensor.cell,
             chunks=tuple(
-                Chunk(box=c.box, at=c.at, nbytes=c.nbytes, crc32c=c.crc32c) for c in tensor.chunks
+                Chunk(box=c.box, at=_place(c), nbytes=c.nbytes, crc32c=c.crc32c)
+                for c in tensor.chunks
             ),
         )
         for fqn, tensor in index.tensors.items()
@@ -52,37 +66,69 @@ def _as_shard(index: PackIndex) -> ShardIndex:
 
 
 class PackSource(Closing):
-    """The packs of one folder as a `ShardSource`; packs are opened when first read.
+    """The packs of one step as a `ShardSource`; packs are opened when first read.
 
     Safe to share between threads.
     """
 
     def __init__(
-        self, store: Store, folder: str, packs: Mapping[int, PackIndex], *, threads: int = _THREADS
+        self, store: Store, folder: str, packs: Mapping[int, PackIndex], *, threads: int = THREADS
     ) -> None:
         self._store, self._folder, self._threads = store, folder, threads
         self.origin = f"checkpoint {store.where(folder)}"
         self.packs = packs
-        self._readers: dict[int, PackReader] = {}
+        self._open: dict[str, Pack] = {}
         self._opening = threading.Lock()
 
     @functools.cached_property
     def _shards(self) -> tuple[ShardIndex, ...]:
         return tuple(_as_shard(index) for index in self.packs.values())
 
+    def indexes(self) -> Sequence[ShardIndex]:
+        """Return what every writer holds; ``Chunk.at`` grows as the chunks lie in the packs."""
+        return self._shards
+
     @functools.cached_property
-    def _chunks(self) -> Mapping[tuple[int, int], tuple[str, PackedChunk]]:
-        """Chunks by writer and offset."""
+    def _chunks(self) -> Mapping[tuple[int, str, int], PackedChunk]:
         return {
-            (writer, chunk.at): (fqn, chunk)
+            (writer, fqn, _place(chunk)): chunk
             for writer, index in self.packs.items()
             for fqn, tensor in index.tensors.items()
             for chunk in tensor.chunks
         }
 
-    def indexes(self) -> Sequence[ShardIndex]:
-        """Return what every writer holds; ``Chunk.at`` is the offset in its pack."""
-        return self._shards
+    # -- reading ---------------------------------------------------------------------------------
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Read regions of chunks to where they belong; return the bytes read.
+
+        Everything read is verified, but the targets hold it before it is: what they hold after a
+        ``CorruptError`` is not to be used.
+        """
+        tasks = list(self._tasks(deliveries))
+        if len(tasks) <= 1:
+            return sum(map(_run, tasks))
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-read") as pool:
+            futures = [pool.submit(_run, task) for task in tasks]
+            try:
+                return sum(future.result() for future in futures)
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _tasks(self, deliveries: ByChunk) -> Iterator[list[tuple[ChunkReader, list[Delivery]]]]:
+        """Yield chunks to be read one after another by one thread, in the order they lie."""
+        task: list[tuple[ChunkReader, list[Delivery]]] = []
+        size = 0
+        in_order = sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at))
+        for ref, regions in in_order:
+            task.append((self._reader(ref), regions))
+            size += ref.chunk.nbytes
+            if size >= _TASK_BYTES or len(task) >= _TASK_CHUNKS:
+                yield task
+                task, size = [], 0
+        if task:
+            yield task
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
         """Yield the verified bytes of each chunk, in the order asked.
@@ -114,34 +160,58 @@ class PackSource(Closing):
 
     def read_into(self, ref: ChunkRef, into: memoryview) -> None:
         """Read one chunk's verified bytes into ``into``."""
-        fqn, chunk = self._chunks[ref.writer, ref.chunk.at]
-        self._reader(ref.writer).read(fqn, chunk, into)
+        self._reader(ref).read(into)
 
     def _load(self, ref: ChunkRef, buffer: bytearray) -> memoryview:
         into = memoryview(buffer)[: ref.chunk.nbytes]
         self.read_into(ref, into)
         return into
 
-    def _reader(self, writer: int) -> PackReader:
+    def _reader(self, ref: ChunkRef) -> ChunkReader:
+        chunk = self._chunks[ref.writer, ref.fqn, ref.chunk.at]
+        tensor = self.packs[ref.writer].tensors[ref.fqn]
+        return ChunkReader(self._pack(ref.writer, chunk), ref.fqn, tensor, chunk)
+
+    def _pack(self, writer: int, chunk: PackedChunk) -> Pack:
+        index = self.packs[writer]
+        name = from_root(self._folder, path_of(chunk, index))
         with self._opening:
-            reader = self._readers.get(writer)
-            if reader is None:
-                index = self.packs[writer]
-                name = f"{self._folder}/{index.pack}"
+            if name not in self._open:
                 try:
                     file = self._store.open(name)
                 except NotFoundError as error:
                     raise missing(self._store, name) from error
-                reader = PackReader(file, index, origin=self._store.where(name))
-                self._readers[writer] = reader
-            return reader
+                ends = ends_of(index) if chunk.base is None else {}
+                self._open[name] = Pack(file, origin=self._store.where(name), ends=ends)
+            return self._open[name]
 
     def close(self) -> None:
         """Close the packs."""
         with self._opening:
-            for reader in self._readers.values():
-                reader.close()
-            self._readers.clear()
+            for pack in self._open.values():
+                pack.close()
+            self._open.clear()
+
+
+def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+    """Read the chunks of a task, small ones that follow each other at once."""
+    read = 0
+    run: list[tuple[ChunkReader, list[Delivery]]] = []
+    for reader, regions in task:
+        small = reader.small_and_whole(regions)
+        if run and not (small and reader.follows(run[-1][0])):
+            read += _flush(run)
+            run = []
+        if small:
+            run.append((reader, regions))
+        else:
+            read += reader.deliver(regions)
+    return read + (_flush(run) if run else 0)
+
+
+def _flush(run: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+    rooms = [regions[0][1].reshape(-1).view("u1").data for _, regions in run]
+    return ChunkReader.read_together([reader for reader, _ in run], rooms)
 
 
 class StoreSource(PackSource):
@@ -151,15 +221,10 @@ class StoreSource(PackSource):
     missing, cut off or changed.
     """
 
-    def __init__(self, root: str | Path, step: int, *, threads: int = _THREADS) -> None:
+    def __init__(self, root: str | Path, step: int, *, threads: int = THREADS) -> None:
         store, folder = open_store(root), step_folder(step)
         self.store, self.folder = store, folder
-        self.manifest = load_manifest(store, folder)
-        packs = {
-            record.writer: load_index(store, folder, record) for record in self.manifest.writers
-        }
-        for record in self.manifest.writers:
-            check_size(store, folder, record.pack)
+        self.manifest, packs = open_step(store, step)
         super().__init__(store, folder, packs, threads=threads)
 
     def all_packs(self) -> dict[int, PackIndex]:
@@ -168,13 +233,13 @@ class StoreSource(PackSource):
         extra = {-1: load_index(self.store, self.folder, merged)} if merged else {}
         return {**self.packs, **extra}
 
-    def read_range(self, path: str, at: int, nbytes: int) -> bytes:
+    def read_range(self, path: str, at: int, nbytes: int) -> memoryview:
         """Return raw bytes of a pack, unverified. Raises ``CorruptError`` where they end early."""
-        name = f"{self.folder}/{path}"
-        data = bytearray(nbytes)
+        name = from_root(self.folder, path)
+        data = np.empty(nbytes, dtype=np.uint8)
         try:
             with closing(self.store.open(name)) as file:
-                got = file.read_into([data], at)
+                got = file.read_into([data.data], at)
         except NotFoundError as error:
             raise missing(self.store, name) from error
         if got != nbytes:
@@ -182,7 +247,7 @@ class StoreSource(PackSource):
                 f"{self.store.where(name)}: ends after {at + got} bytes, {at + nbytes} are needed; "
                 "load another step, or restore the file from a copy"
             )
-        return bytes(data)
+        return data.data
 
 
 def _take(spare: list[bytearray], nbytes: int) -> bytearray:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from ckpt import codecs
+from ckpt.errors import StateError
+from ckpt.target import CheckpointTarget
 from elastic.errors import ConfigError
 from elastic.records import JobSpec
 
@@ -57,6 +61,8 @@ class Settings:
     keep: int = 2
     checkpoint: str | None = None
     checkpoint_every: int = 100
+    checkpoint_compression: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_incremental: bool = False
     exact: bool = False
     seed: int = 0
     collective_timeout_s: float = 1800.0
@@ -72,10 +78,24 @@ class Settings:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every!r}: give 1 or more steps")
         if self.checkpoint is not None and not self.checkpoint:
             raise ConfigError("checkpoint='': give a directory, or None for no checkpoints")
+        try:
+            codecs.check(self.checkpoint_compression)
+        except StateError as error:
+            raise ConfigError(f"checkpoint_compression: {error}") from error
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed!r}: give a number from 0 to 2**63 - 1")
         if self.collective_timeout_s <= 0:
             raise ConfigError(f"collective_timeout_s={self.collective_timeout_s!r}: be positive")
+
+    def target(self) -> CheckpointTarget | None:
+        """Return where checkpoints go and how, None for none."""
+        if self.checkpoint is None:
+            return None
+        return CheckpointTarget(
+            root=self.checkpoint,
+            compression=dict(self.checkpoint_compression),
+            incremental=self.checkpoint_incremental,
+        )
 
     def job(self) -> JobSpec:
         """Return what the control plane must know of it."""

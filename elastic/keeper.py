@@ -15,6 +15,7 @@ from ckpt.restore import restore
 from ckpt.sidecar.client import SidecarClient
 from ckpt.snapshot import Snapshotter
 from ckpt.source import StoreSource
+from ckpt.store.places import open_store
 from elastic.channel import Channel, Phase
 from elastic.config import Settings
 from elastic.cursor import KEY, Cursor
@@ -78,7 +79,7 @@ class Keeper:
             rank=self._world.rank,
             world_size=self._world.size,
             gather=self._world.gather,
-            checkpoint=self._settings.checkpoint,
+            checkpoint=self._settings.target(),
             maps=self._maps,
             poll=self._world.guard.check,
         )
@@ -226,7 +227,7 @@ def _probe(root: str) -> None:
     Raises ``StoreError``, whatever it is that no retry could help.
     """
     try:
-        store = catalog.open_store(root)
+        store = open_store(root)
         store.write(_PROBE, [b"writable\n"])
         store.delete([_PROBE])
     except NotFoundError as error:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -48,6 +48,8 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
     keep: int = 2,
     checkpoint: str | None = None,
     checkpoint_every: int = 100,
+    checkpoint_compression: Mapping[str, str] | None = None,
+    checkpoint_incremental: bool = False,
     exact: bool = False,
     seed: int = 0,
     collective_timeout_s: float = 1800.0,
@@ -62,7 +64,9 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
     ``mesh``: how many ranks; ``batch``: the work of a step, whatever their number.
     ``snapshot_every`` steps the state is copied to host memory, where the ``keep`` newest stay
     and any ``parity`` nodes may be lost. ``checkpoint_every`` steps, and after the last, it is
-    written to the directory ``checkpoint``, from which a later start goes on.
+    written to ``checkpoint`` (a directory or ``s3://bucket/prefix``), from which a later start
+    goes on; ``checkpoint_compression`` and ``checkpoint_incremental`` as `ckpt.save`'s
+    ``compression`` and ``base="latest"``.
     ``exact``: the weights do not depend on world size or failures, bit for bit (float32).
     ``seed``: of the model's initial weights, the order of samples and every random stream.
     ``announce``: called at the start of each generation; what it returns is in the roster.
@@ -77,6 +81,8 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
         keep=keep,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
+        checkpoint_compression=checkpoint_compression or {},
+        checkpoint_incremental=checkpoint_incremental,
         exact=exact,
         seed=seed,
         collective_timeout_s=collective_timeout_s,

@@ -35,6 +35,7 @@ from ckpt.sidecar.messages import (
     unparse,
 )
 from ckpt.sidecar.wire import PART_BYTES, split_checked
+from ckpt.target import CheckpointTarget
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
 from ckpt.world import BlockEntry, BlockSource, Inventory, RestorePoint, SnapshotWorld
@@ -161,10 +162,12 @@ class SidecarClient:
         )
         return self._ask("acquire", body, SlotGrant, timeout_s=timeout_s + self._timeout_s)
 
-    def seal(self, *, slot_id: int, entry: BlockEntry, persist: str | None = None) -> None:
+    def seal(
+        self, *, slot_id: int, entry: BlockEntry, persist: CheckpointTarget | None = None
+    ) -> None:
         """Hand a written slot over; returns when its checksums were verified.
 
-        ``persist`` is the checkpoint root this step is to be written to once protected. Raises
+        ``persist`` says where this step is to be written to once protected. Raises
         ``CorruptError`` when the bytes are not what the index says, ``FencedError`` when late,
         ``GivenUpError`` when another rank gave the step up meanwhile.
         """

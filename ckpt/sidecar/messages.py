@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from ckpt.errors import PeerError
+from ckpt.target import CheckpointTarget
 from ckpt.types import Json, learn
 from ckpt.world import BlockEntry, ParityEntry, RestorePoint, SnapshotWorld
 
@@ -45,11 +46,11 @@ class SlotGrant(Message, frozen=True, kw_only=True):
 
 
 class Seal(Message, frozen=True, kw_only=True):
-    """A slot is complete; ``persist`` is the checkpoint root to write it to, if any."""
+    """A slot is complete; ``persist`` says where it is to be written to, if anywhere."""
 
     slot_id: int
     entry: BlockEntry
-    persist: str | None = None
+    persist: CheckpointTarget | None = None
 
 
 class Abandon(Message, frozen=True, kw_only=True):

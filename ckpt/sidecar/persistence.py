@@ -19,6 +19,7 @@ from ckpt.sidecar.exchange import Exchange, send
 from ckpt.sidecar.messages import Await, Durable, Persisted, unparse
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.state import Snapshot, SnapshotKey
+from ckpt.target import CheckpointTarget
 from ckpt.transport import Request
 from ckpt.types import Json
 from ckpt.world import BlockEntry, SnapshotWorld
@@ -39,7 +40,7 @@ class Persistence:
 
     def __init__(self, core: Core, exchange: Exchange) -> None:
         self._core, self._exchange = core, exchange
-        self._wanted: dict[SnapshotKey, dict[int, str]] = {}
+        self._wanted: dict[SnapshotKey, dict[int, CheckpointTarget]] = {}
         self._collected: dict[SnapshotKey, _Collected] = {}
         self._durable = -1
         self._persisted: list[int] = []
@@ -64,9 +65,9 @@ class Persistence:
             "persist_error": None if newest is None else self._errors[newest],
         }
 
-    def want(self, entry: BlockEntry, root: str) -> None:
-        """Note that a block sealed here is to be written to ``root`` once it is protected."""
-        self._wanted.setdefault((entry.generation, entry.step), {})[entry.rank] = root
+    def want(self, entry: BlockEntry, target: CheckpointTarget) -> None:
+        """Note that a block sealed here is to be written once it is protected."""
+        self._wanted.setdefault((entry.generation, entry.step), {})[entry.rank] = target
         self._errors.pop(entry.step, None)  # of an earlier attempt
 
     def _adopt(self, _world: SnapshotWorld) -> None:
@@ -80,26 +81,30 @@ class Persistence:
 
     def _protected(self, snapshot: Snapshot) -> None:
         key = snapshot.key
-        for rank, root in self._wanted.pop(key, {}).items():
+        for rank, target in self._wanted.pop(key, {}).items():
             slot = self._core.slots.holding((*key, rank))
             if slot is not None:
                 self._core.slots.pin(slot)
                 slot.persisting = True
-                self._start(slot, rank, root, snapshot.world)
+                self._start(slot, rank, target, snapshot.world)
 
-    def _start(self, slot: Slot, rank: int, root: str, world: SnapshotWorld) -> None:
-        self._core.submit(None, lambda: self._write(slot, rank, root, world), kind=Work.STORE)
+    def _start(self, slot: Slot, rank: int, target: CheckpointTarget, world: SnapshotWorld) -> None:
+        self._core.submit(None, lambda: self._write(slot, rank, target, world), kind=Work.STORE)
 
-    def _write(self, slot: Slot, rank: int, root: str, world: SnapshotWorld) -> None:
+    def _write(self, slot: Slot, rank: int, target: CheckpointTarget, world: SnapshotWorld) -> None:
         from ckpt import persist
 
-        core, entry = self._core, slot.entry
+        core, entry, root = self._core, slot.entry, target.root
         try:
             if entry is None:
                 raise NotFoundError(f"the block of rank {rank} is gone")
             index = decode_index(slot.file.index_view(entry), origin=slot.file.path.name)
             payload = slot.file.block(entry.payload_bytes)
-            receipt = persist.write_pack(root, step=entry.step, index=index, payload=payload)
+            base = self._durable if target.incremental and self._durable >= 0 else None
+            options = persist.PackOptions(compression=target.compression, base=base)
+            receipt = persist.write_pack(
+                root, step=entry.step, index=index, payload=payload, options=options
+            )
         except (CkptError, OSError) as error:
             if entry is not None:
                 self._report(entry.generation, entry.step, error=_words(error, entry.step, root))

@@ -22,6 +22,7 @@ from ckpt.sidecar.reading import Reading
 from ckpt.sidecar.rebuild import Rebuild
 from ckpt.sidecar.state import Phase
 from ckpt.sidecar.writing import Writing
+from ckpt.target import CheckpointTarget
 from ckpt.transport import Request, RunKey, Server
 from ckpt.types import Json
 from ckpt.world import BlockEntry, SnapshotWorld
@@ -86,7 +87,7 @@ class Sidecar:
         with self.core.lock:
             handler(request, body)
 
-    def _on_sealed(self, entry: BlockEntry, persist: str | None) -> None:
+    def _on_sealed(self, entry: BlockEntry, persist: CheckpointTarget | None) -> None:
         if persist is not None:
             self.persistence.want(entry, persist)
         self.exchange.announce(entry)

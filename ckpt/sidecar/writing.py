@@ -12,6 +12,7 @@ from ckpt.sidecar.messages import Abandon, Acquire, Await, Seal, SlotGrant, unpa
 from ckpt.sidecar.slots import BlockKey, Slot
 from ckpt.sidecar.spares import Spares
 from ckpt.sidecar.state import Phase
+from ckpt.target import CheckpointTarget
 from ckpt.transport import Request
 from ckpt.world import BlockEntry, SnapshotWorld
 
@@ -30,7 +31,7 @@ class Writing:
         self,
         core: Core,
         *,
-        on_sealed: Callable[[BlockEntry, str | None], None],
+        on_sealed: Callable[[BlockEntry, CheckpointTarget | None], None],
         on_abandoned: Callable[[int, int], None],
     ) -> None:
         self._core = core

@@ -11,6 +11,7 @@ from ckpt.index import Chunk, ShardIndex, TensorEntry, encode_index
 from ckpt.isal import crc32c
 from ckpt.layout import Box
 from ckpt.sidecar.client import SidecarClient
+from ckpt.target import CheckpointTarget
 from ckpt.world import BlockEntry, SidecarPeer, SnapshotWorld
 
 INDEX_ROOM_BYTES = 4096
@@ -97,11 +98,13 @@ def write_block(
     step: int,
     rank: int,
     nbytes: int,
-    persist: str | None = None,
+    persist: CheckpointTarget | None = None,
+    seed: int | None = None,
     timeout_s: float = 10.0,
 ) -> bytes:
-    """Do what a worker does for one snapshot; return the payload."""
-    payload = random_payload(nbytes, seed=(world.generation, step, rank))
+    """Do what a worker does for one snapshot; return the payload, of which ``seed`` is the step."""
+    drawn = step if seed is None else seed
+    payload = random_payload(nbytes, seed=(world.generation, drawn, rank))
     index = make_index(
         payload,
         run=world.run,

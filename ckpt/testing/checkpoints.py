@@ -13,7 +13,7 @@ from ckpt.grid import common_grid
 from ckpt.index import Chunk, ShardIndex, TensorEntry
 from ckpt.isal import crc32c
 from ckpt.layout import Box, chunk_range
-from ckpt.persist import WriterReceipt, commit, write_pack
+from ckpt.persist import PackOptions, WriterReceipt, commit, write_pack
 from ckpt.types import Json
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -46,6 +46,8 @@ class About(TypedDict, total=False):
     values: Mapping[str, Json]
     aliases: Mapping[str, str]
     with_grids: bool
+    compression: Mapping[str, str]
+    base: int | None
 
 
 def shard(
@@ -86,7 +88,7 @@ def shard(
 
 
 def write_checkpoint(
-    root: Path,
+    root: str | Path,
     arrays: Mapping[str, tuple[Array, str]],
     *,
     boxes: Mapping[str, Sequence[Box]] | None = None,
@@ -95,10 +97,13 @@ def write_checkpoint(
 ) -> list[WriterReceipt]:
     """Write and commit a checkpoint, by default split along dim 0; return the receipts."""
     lie = boxes or {fqn: split_dim(a.shape, parts=world_size) for fqn, (a, _) in arrays.items()}
+    options = PackOptions(compression=about.get("compression", {}), base=about.get("base"))
     receipts = []
     for writer in range(world_size):
         index, payload = shard(arrays, lie, writer=writer, world_size=world_size, **about)
-        receipts.append(write_pack(root, step=index.step, index=index, payload=memoryview(payload)))
+        view = memoryview(payload)
+        step = index.step
+        receipts.append(write_pack(root, step=step, index=index, payload=view, options=options))
     commit(
         root,
         run=index.run,

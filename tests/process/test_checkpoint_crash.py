@@ -8,42 +8,66 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckpt.catalog import committed_steps, open_store
+from ckpt.catalog import committed_steps
+from ckpt.store.places import open_store
 from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from ckpt.verify import faults
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
-FILES = 2 * 2 + 2 + 2
-"""Packs and indexes of two writers and of the merged cells, manifest, refs."""
+OLD, NEW = 0, 1
 
 
-@pytest.mark.parametrize("before", ["none", "old"])
-def test_killed_anywhere_it_is_old_or_new(tmp_path: Path, before: str) -> None:
+def drive(root: Path, scene: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(tmp_path), before],
+        [sys.executable, str(DRIVER), str(root), scene],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("scene", "old", "new"),
+    [
+        ("first", {}, {"1": NEW}),
+        ("again", {"1": OLD}, {"1": NEW}),
+        ("newer generation", {"1": OLD}, {"1": NEW}),
+        ("with a base", {"1": OLD, "2": OLD}, {"1": OLD, "2": OLD, "3": NEW}),
+        ("over a base", {"1": OLD, "2": OLD}, {"1": NEW, "2": OLD}),
+        ("prune", {"1": OLD, "2": OLD}, {"2": OLD}),
+    ],
+)
+def test_killed_anywhere_it_is_old_or_new(
+    tmp_path: Path, scene: str, old: dict[str, int], new: dict[str, int]
+) -> None:
+    runs = drive(tmp_path, scene)
     *killed, last = runs
-    assert len(killed) > 50
+    assert len(killed) > 10
     assert all(run["status"] == -signal.SIGKILL for run in killed)
     assert last["finished"]
-    assert last["found"] == 1
-    old = 0 if before == "old" else None
-    found = [run["found"] for run in killed]
-    turn = found.index(1)
-    assert set(found[:turn]) == {old}, "nothing of the new one shows before its commit"
-    assert set(found[turn:]) == {1}, "nothing takes it back afterwards"
+    assert last["found"] == new
+    found = [run["found"] for run in runs]
+    turn = found.index(new)
+    assert all(each == old for each in found[:turn]), "nothing shows before the commit"
+    assert all(each == new for each in found[turn:]), "nothing takes it back afterwards"
     for run in runs:
-        assert (run["again"], run["damage"], run["rest"]) == (1, [], []), run
-        assert run["files"] == FILES, run
+        assert (run["again"], run["damage"], run["rest"]) == (new, [], []), run
+
+
+def test_killed_at_any_time_processes_leave_old_or_new(tmp_path: Path) -> None:
+    *killed, last = drive(tmp_path, "random")
+    assert len({run["status"] for run in killed} | {0}) == 2
+    for run in killed:
+        assert run["found"] in ({"1": OLD}, {"1": NEW})
+        assert run["damage"] == []
+    assert last == {"finished": True, "damage": [], "again": {"1": OLD}}
 
 
 def _limited(limit: int) -> None:

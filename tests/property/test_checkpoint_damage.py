@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ckpt
-from ckpt.catalog import open_store
+from ckpt.store.places import open_store
 from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from ckpt.verify import faults
 
@@ -26,14 +26,14 @@ def make() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ckpt.save(tmp_path_factory.mktemp("saved"), make(), step=3)
+    return Path(ckpt.save(tmp_path_factory.mktemp("saved"), make(), step=3))
 
 
 def files_of(step: Path) -> list[Path]:
     return sorted(p for p in step.rglob("*") if p.is_file() and p.name != "refs.json")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -52,7 +52,7 @@ def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> No
     assert ckpt.load(saved.parent, make()).step == 3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_file_cut_off_or_longer_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -74,7 +74,7 @@ def irregular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "step-000000000001"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_of_any_file_is_found_by_a_deep_check(
     irregular: Path, data: st.DataObject
@@ -102,3 +102,21 @@ def test_a_file_that_is_gone_is_found(saved: Path, tmp_path: Path, part: str) ->
     error = ckpt.NotFoundError if part == "manifest.json" else ckpt.CorruptError
     with pytest.raises(error, match=str(path if place.is_dir() else tmp_path)):
         ckpt.load(tmp_path, make())
+
+
+def test_what_is_damaged_is_passed_over_for_the_step_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        ckpt.save(tmp_path, {"w": torch.full((50,), float(step))}, step=step)
+    (pack,) = (tmp_path / "step-000000000002/data").iterdir()
+    good = pack.read_bytes()
+    for at in range(0, len(good), 5):
+        bad = bytearray(good)
+        bad[at] ^= 255
+        pack.write_bytes(bad)
+        state = {"w": torch.zeros(50)}
+        caplog.clear()
+        assert ckpt.load(tmp_path, state).step == 1
+        assert float(state["w"][0]) == 1.0
+        assert f"{pack}: tensor w" in caplog.text

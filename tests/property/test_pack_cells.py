@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.assemble import Assembler
-from ckpt.catalog import open_store
 from ckpt.grid import cells, fault_of_cover, split_grid, whole
 from ckpt.layout import Box
 from ckpt.source import StoreSource
+from ckpt.store.places import open_store
 from ckpt.testing.checkpoints import part_of, split_dim, write_checkpoint
 from ckpt.verify import faults
 from ckpt.zarr_view import group

@@ -63,7 +63,7 @@ def test_nothing_goes_when_nothing_can_be_trusted(root: Path) -> None:
 
 def test_the_command_says_what_it_did(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prune", str(root), "--keep-last", "1"]) == 0
-    assert capsys.readouterr().out == "removed 3 checkpoints: 1, 2, 3; 1 stay\n"
+    assert "removed 3 checkpoints: 1, 2, 3 (" in capsys.readouterr().out
 
 
 def test_the_command_explains_an_empty_directory(

@@ -18,7 +18,8 @@ from sidecar_group import (
 )
 
 from ckpt.arena import HEADER_BYTES, SlotFile
-from ckpt.catalog import load_manifest, open_store, step_folder
+from ckpt.assemble import Assembler
+from ckpt.catalog import load_manifest, step_folder
 from ckpt.errors import (
     CapacityError,
     CkptError,
@@ -29,7 +30,10 @@ from ckpt.errors import (
 )
 from ckpt.index import decode_index
 from ckpt.sidecar.client import SidecarClient
+from ckpt.source import StoreSource
+from ckpt.store.places import open_store
 from ckpt.stripes import restore_points
+from ckpt.target import CheckpointTarget
 from ckpt.testing.blocks import make_block, make_index, random_payload, write_block
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource
@@ -230,7 +234,14 @@ def test_a_checkpoint_is_written_by_all_and_committed_once(three: SidecarGroup) 
     world = three.adopt()
     root = three.directory / "checkpoints"
     for rank, node in enumerate(world.rank_nodes):
-        write_block(three.clients[node], world, step=3, rank=rank, nbytes=1000, persist=str(root))
+        write_block(
+            three.clients[node],
+            world,
+            step=3,
+            rank=rank,
+            nbytes=1000,
+            persist=CheckpointTarget(root=str(root)),
+        )
     for client in three.clients.values():
         assert client.durable_step(at_least=3, timeout_s=DEADLINE_S) == 3
         assert client.status()["persisted"] == [3]
@@ -238,12 +249,46 @@ def test_a_checkpoint_is_written_by_all_and_committed_once(three: SidecarGroup) 
     assert sorted(manifest.tensors) == ["w0", "w1", "w2"]
 
 
+def test_a_checkpoint_refers_to_the_one_before_where_nothing_changed(three: SidecarGroup) -> None:
+    world = three.adopt()
+    root = three.directory / "checkpoints"
+    target = CheckpointTarget(root=str(root), incremental=True, compression={"*": "zstd"})
+    for step in (3, 4):
+        for rank, node in enumerate(world.rank_nodes):
+            seed = step if rank == 0 else 0
+            write_block(
+                three.clients[node],
+                world,
+                step=step,
+                rank=rank,
+                nbytes=1000,
+                persist=target,
+                seed=seed,
+            )
+        for client in three.clients.values():
+            assert client.durable_step(at_least=step, timeout_s=DEADLINE_S) == step
+    with StoreSource(root, 4) as source:
+        homes = [len(record.bases) for record in source.manifest.writers]
+        assert homes == [0, 1, 1]
+        read = Assembler(source)
+        assert read.bytes("w1") == random_payload(1000, seed=(world.generation, 0, 1))
+    with StoreSource(root, 3) as source:
+        assert not source.manifest.bases()
+
+
 def test_a_store_that_fails_is_reported_and_hurts_nothing(three: SidecarGroup) -> None:
     world = three.adopt()
     root = three.directory / "a-file"
     root.write_text("in the way")
     for rank, node in enumerate(world.rank_nodes):
-        write_block(three.clients[node], world, step=3, rank=rank, nbytes=1000, persist=str(root))
+        write_block(
+            three.clients[node],
+            world,
+            step=3,
+            rank=rank,
+            nbytes=1000,
+            persist=CheckpointTarget(root=str(root)),
+        )
     for client in three.clients.values():
         with pytest.raises(CkptError, match="checkpoint of step 3"):
             client.durable_step(at_least=3, timeout_s=DEADLINE_S)

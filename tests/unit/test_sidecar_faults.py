@@ -28,6 +28,7 @@ from ckpt.isal import crc32c
 from ckpt.sidecar import logs, rebuild
 from ckpt.sidecar.logs import RecordLog, load_log
 from ckpt.stripes import restore_points
+from ckpt.target import CheckpointTarget
 from ckpt.testing.blocks import write_block
 from ckpt.world import BlockSource
 
@@ -139,9 +140,14 @@ def test_a_store_that_hangs_does_not_keep_blocks_from_being_rebuilt(
     world = three.adopt(rank_nodes=("a", "a", "b"))
     root = str(three.directory / "checkpoints")
     for rank, node in enumerate(world.rank_nodes):
-        target = root if node == "a" else None
+        target = CheckpointTarget(root=root) if node == "a" else None
         write_block(
-            three.clients[node], world, step=1, rank=rank, nbytes=SIZES[rank], persist=target
+            three.clients[node],
+            world,
+            step=1,
+            rank=rank,
+            nbytes=SIZES[rank],
+            persist=target,
         )
     three.await_protected(world, 1)
     assert entered.acquire(timeout=DEADLINE_S) and entered.acquire(timeout=DEADLINE_S)
@@ -170,7 +176,14 @@ def test_a_checkpoint_tried_again_is_not_refused_for_its_first_failure(
     blocked.write_text("in the way")
     for rank, node in enumerate(world.rank_nodes):
         client = three.clients[node]
-        write_block(client, world, step=3, rank=rank, nbytes=1000, persist=str(blocked))
+        write_block(
+            client,
+            world,
+            step=3,
+            rank=rank,
+            nbytes=1000,
+            persist=CheckpointTarget(root=str(blocked)),
+        )
     for client in three.clients.values():
         with pytest.raises(CkptError, match="checkpoint of step 3"):
             client.durable_step(at_least=3, timeout_s=DEADLINE_S)
@@ -185,7 +198,14 @@ def test_a_checkpoint_tried_again_is_not_refused_for_its_first_failure(
     monkeypatch.setattr(persist, "write_pack", slowly)
     root = str(three.directory / "checkpoints")
     for rank, node in enumerate(world.rank_nodes):
-        write_block(three.clients[node], world, step=3, rank=rank, nbytes=1000, persist=root)
+        write_block(
+            three.clients[node],
+            world,
+            step=3,
+            rank=rank,
+            nbytes=1000,
+            persist=CheckpointTarget(root=root),
+        )
     assert three.clients["a"].durable_step(at_least=3, timeout_s=DEADLINE_S) == 3
 
 
