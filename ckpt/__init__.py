@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from ckpt.flatten import PerRank, Stateful
+    from ckpt.held import FlatPart, Part
     from ckpt.restore import RestoreReport
     from ckpt.view import Checkpoint, TensorView
 
@@ -32,8 +33,10 @@ __all__ = [
     "CkptError",
     "CorruptError",
     "FencedError",
+    "FlatPart",
     "MismatchError",
     "NotFoundError",
+    "Part",
     "PeerError",
     "PerRank",
     "RestoreReport",
@@ -50,6 +53,7 @@ _MODULE_OF = {
     **dict.fromkeys(("load", "open", "save"), "ckpt.api"),
     **dict.fromkeys(("Checkpoint", "TensorView"), "ckpt.view"),
     **dict.fromkeys(("PerRank", "Stateful"), "ckpt.flatten"),
+    **dict.fromkeys(("FlatPart", "Part"), "ckpt.held"),
     "RestoreReport": "ckpt.restore",
 }
 

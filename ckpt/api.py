@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from typing_extensions import Buffer
 
 from ckpt import dtypes
-from ckpt.capture import CapturePlan, FlatState, box_of, flatten
-from ckpt.catalog import choose, locate, open_store, step_folder, verified
+from ckpt.agreement import check_values
+from ckpt.capture import CapturePlan, FlatState, flatten
+from ckpt.catalog import choose, newest_first, step_folder, verified
 from ckpt.collective import World
-from ckpt.copying import copy_out, local_of
-from ckpt.errors import CorruptError, StateError
+from ckpt.copying import copy_out
+from ckpt.errors import CkptError, CorruptError, NotFoundError, StateError
+from ckpt.held import regions
 from ckpt.index import ChunkRef
-from ckpt.persist import WriterReceipt, commit, new_tag, write_parts
-from ckpt.restore import RestoreReport, restore
+from ckpt.persist import PackOptions, WriterReceipt, commit, new_tag, write_parts
+from ckpt.restore import RestoreReport, live_keys, restore
 from ckpt.source import StoreSource
+from ckpt.store.places import locate, open_store
+from ckpt.strictness import Select, Strict, Strictness
 from ckpt.view import Checkpoint
 
 _log = logging.getLogger(__name__)
 
 
-def save(root: str | Path, state: Mapping[str, Any], *, step: int) -> Path:
+def save(
+    root: str | Path,
+    state: Mapping[str, Any],
+    *,
+    step: int,
+    compression: Mapping[str, str] | None = None,
+    base: int | Literal["latest"] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> str:
     """Save ``state`` as ``step`` below ``root`` and return the step's directory.
 
-    ``state`` maps names to modules, optimizers, objects with ``state_dict``/``load_state_dict``,
-    tensors and plain values. With torch.distributed, every rank calls this with the same root and
-    step and writes its own part; what fails on one rank is raised on all. The checkpoint is
+    ``root`` is a directory or ``s3://bucket/prefix``. ``state`` maps names to modules,
+    optimizers, objects with ``state_dict``/``load_state_dict``, tensors, `Part`, `FlatPart`,
+    `PerRank` and plain values. With torch.distributed, every rank calls this with the same
+    arguments and writes its own part; what fails on one rank is raised on all. The checkpoint is
     visible once it is complete and durable, not before; a step saved again is the old one or the
     new one, entirely.
+
+    ``compression`` maps glob patterns of names to codecs (``zstd``, ``zstd:9``, ``blosc-lz4``,
+    ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default).
+    ``base`` is an earlier step of this root, or the latest: tensors that did not change since are
+    referred to, not written again. ``mesh`` is noted for people: the axes of the device mesh and
+    their sizes.
 
     Raises ``StateError`` for a state that cannot be saved and ``StoreError`` when the store
     refuses (full, read-only, forbidden).
@@ -42,30 +64,51 @@ def save(root: str | Path, state: Mapping[str, Any], *, step: int) -> Path:
     world = World()
     with world.agreed():
         store, folder = open_store(root), step_folder(step)
+        options = PackOptions(compression=compression or {}, base=_base(root, base, world, step))
         flat = flatten(state)
         for fqn, tensor in flat.tensors.items():
-            box_of(fqn, tensor)
+            regions(fqn, tensor)
     if len(set(steps := world.gather(step))) > 1:
         raise StateError(f"{root}: the ranks save different steps {steps}; agree on one")
+    options = replace(options, base=world.gather(options.base)[0])
+    check_values(flat, gather=world.gather)
     plan = CapturePlan.build(flat, rank=world.rank, world_size=world.size, gather=world.gather)
     with world.agreed():
-        receipt = _write(root, flat, plan, step=step)
+        receipt = _write(root, flat, plan, step=step, options=options)
     receipts = msgspec.convert(
         world.gather(msgspec.to_builtins(receipt)), tuple[WriterReceipt, ...]
     )
     with world.agreed():
         if world.rank == 0:
-            mesh = {"dp": world.size}
-            commit(root, run="", step=step, generation=0, receipts=receipts, mesh=mesh)
-    return Path(store.where(folder))
+            axes = dict(mesh or {"dp": world.size})
+            commit(root, run="", step=step, generation=0, receipts=receipts, mesh=axes)
+    return store.where(folder)
 
 
-def _write(root: str | Path, flat: FlatState, plan: CapturePlan, *, step: int) -> WriterReceipt:
+def _base(
+    root: str | Path, base: int | Literal["latest"] | None, world: World, step: int
+) -> int | None:
+    """Return the step to compare with, as rank 0 finds it; None where there is none."""
+    if base is None or world.rank != 0:
+        return None
+    if base != "latest":
+        return base
+    with contextlib.suppress(CorruptError):  # nothing there can be trusted: save in full
+        return next((each for each in verified(root) if each != step), None)
+    return None
+
+
+def _write(
+    root: str | Path, flat: FlatState, plan: CapturePlan, *, step: int, options: PackOptions
+) -> WriterReceipt:
     """Stream this rank's tensors from where they are into its pack."""
+    places = [piece.at for piece in plan.pieces]
+    sources = dict(zip(places, plan.sources(flat), strict=True))
 
     def payload(ref: ChunkRef) -> Buffer:
-        local = local_of(flat.tensors[ref.fqn]).detach()
-        if local.device.type == "cpu" and local.is_contiguous() and not local.is_conj():
+        local = sources[ref.chunk.at]
+        lazy = local.is_conj() or local.is_neg()
+        if local.device.type == "cpu" and local.is_contiguous() and not lazy:
             return (
                 np.ascontiguousarray(dtypes.as_carrier(local).numpy())
                 .reshape(-1)
@@ -76,13 +119,19 @@ def _write(root: str | Path, flat: FlatState, plan: CapturePlan, *, step: int) -
         copy_out(local, memoryview(room))
         return room
 
-    unknown = dict.fromkeys((piece.fqn for piece in plan.pieces), 0)
-    index = plan.index(flat, unknown, step=step)
-    return write_parts(root, index=index, payload=payload, tag=new_tag(), verify=False)
+    index = plan.index(flat, [0] * len(places), step=step)
+    return write_parts(
+        root, index=index, payload=payload, tag=new_tag(), verify=False, options=options
+    )
 
 
 def load(
-    root: str | Path, state: Mapping[str, Any], *, step: int | None = None, strict: bool = True
+    root: str | Path,
+    state: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    strict: Strict = "exact",
+    select: Select = None,
 ) -> RestoreReport:
     """Load ``step`` (None: the newest that can be trusted) from ``root`` into ``state``, in place.
 
@@ -90,31 +139,54 @@ def load(
     every rank calls this; all load the same step or all raise. With ``step=None`` a damaged
     checkpoint is passed over with a warning.
 
+    ``strict`` says which keys may differ: ``exact`` (none), ``ignore-missing`` (keys of the state
+    may be missing in the checkpoint), ``ignore-extra`` (the reverse) or ``ignore`` (both), for all
+    keys or as a mapping of glob patterns to levels, the first match counting. What was ignored is
+    in the report; another dtype or shape is never accepted. ``select`` is a glob pattern, or
+    several, of the keys to load (``model.*``); everything else stays as it is.
+
     Raises ``NotFoundError`` listing the steps there are, ``MismatchError`` listing the keys that
     differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state
     may then be overwritten in part.
     """
+    Strictness.of(strict)
     world = World()
     candidates: Iterator[int] = iter(())
-    fault: CorruptError | None = None
+    fault: CkptError | None = None
     with world.agreed():
         if world.rank == 0:
-            first = choose(root, step)
-            candidates = iter([first]) if step is not None else verified(root)
+            candidates = newest_first(root) if step is None else iter([choose(root, step)])
+        mine = live_keys(flatten(state)) if world.size > 1 else []
+    elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
         with world.agreed():
-            mine = next(candidates, None) if world.rank == 0 else None
-        chosen = world.gather(mine)[0]
+            best = next(candidates, None) if world.rank == 0 else None
+        chosen = world.gather(best)[0]
         if chosen is None:
             raise fault or CorruptError(f"{root}: no step can be loaded; save again")
         try:
             with world.agreed(), closing(StoreSource(root, chosen)) as source:
-                return restore(state, source, rank=world.rank, strict=strict)
-        except CorruptError as error:
+                return restore(
+                    state,
+                    source,
+                    rank=world.rank,
+                    strict=strict,
+                    select=select,
+                    elsewhere=elsewhere,
+                )
+        except (CorruptError, NotFoundError) as error:
             if step is not None:
                 raise
             _log.warning("step %d cannot be loaded, trying an older one: %s", chosen, error)
             fault = fault or error
+
+
+def _exchanged(keys: list[str], world: World) -> list[list[str]]:
+    """Return the keys of all ranks; nothing where all have the same."""
+    digest = hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
+    if len(set(world.gather(digest))) == 1:
+        return []
+    return world.gather(keys)
 
 
 def open(root: str | Path, *, step: int | None = None) -> Checkpoint:

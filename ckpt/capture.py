@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from ckpt import dtypes
-from ckpt.copying import copy_out, local_of
+from ckpt.copying import copy_out
 from ckpt.errors import StateError
 from ckpt.flatten import FlatState, PerRank, Stateful, flatten
-from ckpt.grid import common_grid
+from ckpt.grid import common_grid, fault_of_cover
+from ckpt.held import Leaf, local_of, regions, spec_of, view_of
 from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.layout import Box, Holding, Split, TensorSpec, choose_writers, shard_box
+from ckpt.layout import Box, Holding, Region, TensorSpec, choose_writers
+from ckpt.optimizers import merge_groups
+from ckpt.types import Json
 
 __all__ = [
     "ALIGN_BYTES",
@@ -26,7 +27,6 @@ __all__ = [
     "PerRank",
     "Piece",
     "Stateful",
-    "box_of",
     "flatten",
     "gather_alone",
     "spec_of",
@@ -42,61 +42,52 @@ def gather_alone(value: Any) -> list[Any]:
     return [value]
 
 
-def spec_of(fqn: str, tensor: torch.Tensor) -> TensorSpec:
-    """Return what a tensor is globally."""
-    return TensorSpec(fqn=fqn, dtype=dtypes.NAME_OF[tensor.dtype], shape=tuple(tensor.shape))
-
-
-def box_of(fqn: str, tensor: torch.Tensor) -> Box:
-    """Return the region this rank holds of a tensor, without communication.
-
-    Raises ``StateError`` for placements that are not regions (Partial, uneven strided shards).
-    """
-    if not isinstance(tensor, DTensor):
-        return Box(offset=(0,) * tensor.ndim, shape=tuple(tensor.shape))
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return Box(offset=(0,) * tensor.ndim, shape=(0,) * tensor.ndim)
-    axes = [_axis(fqn, placement) for placement in tensor.placements]
-    try:
-        box = shard_box(tensor.shape, mesh=mesh.shape, coordinate=coordinate, axes=axes)
-    except ValueError as error:
-        raise StateError(f"{fqn}: {tensor.placements}: {error}; shard it evenly") from error
-    if box.shape != (held := tuple(tensor._local_tensor.shape)):
-        raise StateError(
-            f"{fqn}: holds {held}, but {tensor.placements} over {tuple(mesh.shape)} gives "
-            f"{box.shape}; its sharding is not what its placements say"
-        )
-    return box
-
-
-def _axis(fqn: str, placement: object) -> Split | None:
-    if isinstance(placement, Replicate):
-        return None
-    if isinstance(placement, _StridedShard):
-        return Split(dim=placement.dim, after=int(placement.split_factor))
-    if isinstance(placement, Shard):
-        return Split(dim=placement.dim)
-    raise StateError(
-        f"{fqn}: placement {placement} cannot be captured; redistribute it to Shard or Replicate"
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What this rank writes of one tensor: ``box``, at byte ``at`` of the payload."""
+    """What this rank writes of one tensor: the box of ``region``, at byte ``at`` of the payload."""
 
     fqn: str
-    box: Box
+    region: Region
     at: int
     nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """A tensor as it was when the plan was made."""
+
+    leaf: Leaf
+    spec: TensorSpec
+    regions: tuple[Region, ...]
+    local_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fqn: str, leaf: Leaf) -> _Seen:
+        return cls(
+            leaf=leaf,
+            spec=spec_of(fqn, leaf),
+            regions=regions(fqn, leaf),
+            local_shape=tuple(local_of(leaf).shape),
+        )
+
+    def still(self, fqn: str, leaf: Leaf) -> bool:
+        """Say whether ``leaf`` lies as this did; remember it if so."""
+        local = local_of(leaf)
+        alike = dtypes.NAME_OF.get(local.dtype) == self.spec.dtype
+        if leaf is self.leaf and alike and tuple(local.shape) == self.local_shape:
+            return True
+        if spec_of(fqn, leaf) != self.spec or regions(fqn, leaf) != self.regions:
+            return False
+        self.leaf = leaf
+        return True
 
 
 class CapturePlan:
     """What this rank writes of a state: made once, used while the state keeps its shape.
 
-    ``payload_bytes`` is the room the pieces need; ``specs`` are all tensors of all ranks.
+    ``payload_bytes`` is the room the pieces need; ``specs`` are all tensors of all ranks. A plain
+    value, and the name of a tied tensor, is written by the lowest rank that has it; which
+    parameters an optimizer's group has is put together from all ranks.
     """
 
     def __init__(
@@ -104,14 +95,13 @@ class CapturePlan:
         *,
         rank: int,
         world_size: int,
-        specs: Mapping[str, TensorSpec],
-        grids: Mapping[str, tuple[int, ...] | None],
+        agreed: _Agreed,
         pieces: Sequence[Piece],
-        seen: Mapping[str, tuple[torch.Tensor, TensorSpec, Box]],
+        seen: Mapping[str, _Seen],
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self.specs, self.pieces = dict(specs), tuple(pieces)
-        self._grids = dict(grids)
+        self.specs, self.pieces = dict(agreed.specs), tuple(pieces)
+        self._agreed = agreed
         end = pieces[-1].at + pieces[-1].nbytes if pieces else 0
         self.payload_bytes = _align(end)
         self._seen = dict(seen)
@@ -120,65 +110,66 @@ class CapturePlan:
     def build(cls, flat: FlatState, *, rank: int, world_size: int, gather: Gather) -> CapturePlan:
         """Agree with all ranks on who writes what; collective through ``gather``.
 
-        ``gather`` takes a plain value and returns every rank's, in rank order.
+        ``gather`` takes a plain value and returns every rank's, in rank order. Raises
+        ``StateError`` where the ranks disagree, or hold less or more than all of a tensor.
         """
-        seen = {
-            fqn: (tensor, spec_of(fqn, tensor), box_of(fqn, tensor))
-            for fqn, tensor in flat.tensors.items()
-        }
-        mine = [(s.fqn, s.dtype, s.shape, box.offset, box.shape) for _, s, box in seen.values()]
-        everyone = gather(mine)
+        seen = {fqn: _Seen.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
+        everyone = gather(_offer(flat, seen))
         if len(everyone) != world_size:
             raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
-        specs, writes = choose_writers([[_holding(*item) for item in held] for held in everyone])
-        chosen = {holding.spec.fqn: holding for holding in writes[rank]}
+        specs, writes = choose_writers([list(_holdings(offer["tensors"])) for offer in everyone])
+        if lost := {item[0] for offer in everyone for item in offer["tensors"]} - specs.keys():
+            raise StateError(f"{min(lost)}: no rank holds any of it; leave it out of the state")
+        chosen = {(holding.spec.fqn, holding.box): holding.nbytes for holding in writes[rank]}
         pieces, at = [], 0
-        for fqn in flat.tensors:
-            if fqn in chosen:
-                holding = chosen[fqn]
-                pieces.append(Piece(fqn=fqn, box=holding.box, at=at, nbytes=holding.nbytes))
-                at = _align(at + holding.nbytes)
-        return cls(
-            rank=rank,
-            world_size=world_size,
-            specs=specs,
-            grids=_grids(specs, writes),
-            pieces=pieces,
-            seen=seen,
-        )
+        for fqn, tensor in seen.items():
+            for region in tensor.regions:
+                nbytes = chosen.get((fqn, region.box), 0)
+                if nbytes:
+                    pieces.append(Piece(fqn=fqn, region=region, at=at, nbytes=nbytes))
+                    at = _align(at + nbytes)
+        agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
+        return cls(rank=rank, world_size=world_size, agreed=agreed, pieces=pieces, seen=seen)
 
     def still_valid(self, flat: FlatState) -> bool:
-        """Say whether ``flat`` has the tensors this plan was made for, lying as they did."""
-        if flat.tensors.keys() != self._seen.keys():
-            return False
-        for fqn, tensor in flat.tensors.items():
-            before, spec, box = self._seen[fqn]
-            same = tensor is before and dtypes.NAME_OF.get(tensor.dtype) == spec.dtype
-            if same and tuple(local_of(tensor).shape) == box.shape:
-                continue
-            if spec_of(fqn, tensor) != spec or box_of(fqn, tensor) != box:
-                return False
-            self._seen[fqn] = (tensor, spec, box)
-        return True
+        """Say whether ``flat`` has what this plan was made for, lying as it did.
+
+        All ranks must come to the same answer: their states change shape together.
+        """
+        mine = self._agreed.mine
+        return (
+            flat.tensors.keys() == self._seen.keys()
+            and sorted(flat.values) == mine["values"]
+            and flat.aliases == mine["aliases"]
+            and all(
+                flat.values[f"{key}.params"] == g["params"] for key, g in mine["groups"].items()
+            )
+            and all(self._seen[fqn].still(fqn, leaf) for fqn, leaf in flat.tensors.items())
+        )
+
+    def sources(self, flat: FlatState) -> list[torch.Tensor]:
+        """Return the live memory of each piece, in order, as a view with the shape of its box."""
+        return [view_of(flat.tensors[piece.fqn], piece.region) for piece in self.pieces]
 
     def index(
         self,
         flat: FlatState,
-        crcs: Mapping[str, int],
+        crcs: Sequence[int],
         *,
         run: str = "",
         step: int,
         generation: int = 0,
     ) -> ShardIndex:
-        """Describe the payload; ``crcs`` has each piece's CRC32C by FQN.
+        """Describe the payload; ``crcs`` has each piece's CRC32C.
 
-        Rank 0 describes every tensor, also those it writes nothing of, and the plain values.
+        Rank 0 describes every tensor, also those it writes nothing of.
         """
-        tensors = {fqn: self._entry(fqn) for fqn in self.specs} if self.rank == 0 else {}
-        for piece in self.pieces:
-            chunk = Chunk(box=piece.box, at=piece.at, nbytes=piece.nbytes, crc32c=crcs[piece.fqn])
-            tensors[piece.fqn] = self._entry(piece.fqn, chunk)
-        leader = self.rank == 0
+        chunks: dict[str, list[Chunk]] = {fqn: [] for fqn in self.specs} if self.rank == 0 else {}
+        for piece, crc in zip(self.pieces, crcs, strict=True):
+            chunk = Chunk(box=piece.region.box, at=piece.at, nbytes=piece.nbytes, crc32c=crc)
+            chunks.setdefault(piece.fqn, []).append(chunk)
+        agreed = self._agreed
+        values = {key: flat.values[key] for key in agreed.values if key in flat.values}
         return ShardIndex(
             run=run,
             generation=generation,
@@ -186,15 +177,15 @@ class CapturePlan:
             writer=self.rank,
             world_size=self.world_size,
             payload_bytes=self.payload_bytes,
-            tensors=tensors,
-            values=flat.values if leader else {},
+            tensors={fqn: self._entry(fqn, tuple(found)) for fqn, found in chunks.items()},
+            values=values | {k: v for k, v in agreed.members.items() if k in values},
             rank_values=flat.rank_values,
-            aliases=flat.aliases if leader else {},
+            aliases=agreed.aliases,
         )
 
-    def _entry(self, fqn: str, *chunks: Chunk) -> TensorEntry:
-        spec = self.specs[fqn]
-        return TensorEntry(dtype=spec.dtype, shape=spec.shape, chunks=chunks, grid=self._grids[fqn])
+    def _entry(self, fqn: str, chunks: tuple[Chunk, ...]) -> TensorEntry:
+        spec, grid = self.specs[fqn], self._agreed.grids[fqn]
+        return TensorEntry(dtype=spec.dtype, shape=spec.shape, chunks=chunks, grid=grid)
 
     def write(
         self,
@@ -206,39 +197,97 @@ class CapturePlan:
         generation: int = 0,
     ) -> ShardIndex:
         """Copy the pieces into ``into`` (at least ``payload_bytes``) now; return their index."""
-        crcs = {
-            piece.fqn: copy_out(
-                local_of(flat.tensors[piece.fqn]), into[piece.at : piece.at + piece.nbytes]
-            )
-            for piece in self.pieces
-        }
+        crcs = [
+            copy_out(source, into[piece.at : piece.at + piece.nbytes])
+            for piece, source in zip(self.pieces, self.sources(flat), strict=True)
+        ]
         return self.index(flat, crcs, run=run, step=step, generation=generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agreed:
+    """What all ranks know after the exchange, and what of it this rank writes.
+
+    ``values`` and ``aliases`` are this rank's to write; ``members`` are the parameters of the
+    optimizers' groups, put together. ``mine`` is what this rank offered.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    grids: Mapping[str, tuple[int, ...] | None]
+    values: tuple[str, ...]
+    aliases: dict[str, str]
+    members: dict[str, list[str]]
+    mine: dict[str, Json]
+
+    @classmethod
+    def of(
+        cls,
+        everyone: Sequence[Mapping[str, Json]],
+        *,
+        rank: int,
+        specs: Mapping[str, TensorSpec],
+        grids: Mapping[str, tuple[int, ...] | None],
+    ) -> _Agreed:
+        mine = dict(everyone[rank])
+        taken = {key for offer in everyone[:rank] for key in (*offer["values"], *offer["aliases"])}
+        return cls(
+            specs=specs,
+            grids=grids,
+            values=tuple(key for key in mine["values"] if key not in taken),
+            aliases={
+                name: stored
+                for name, stored in mine["aliases"].items()
+                if name not in taken and name not in specs
+            },
+            members=merge_groups([offer["groups"] for offer in everyone]),
+            mine=mine,
+        )
+
+
+def _offer(flat: FlatState, seen: Mapping[str, _Seen]) -> dict[str, Json]:
+    """Return what this rank tells the others, as JSON."""
+    return {
+        "tensors": [
+            (fqn, t.spec.dtype, t.spec.shape, [(r.box.offset, r.box.shape) for r in t.regions])
+            for fqn, t in seen.items()
+        ],
+        "values": sorted(flat.values),
+        "aliases": flat.aliases,
+        "groups": {
+            key: hypers
+            for parts in flat.optimizers.values()
+            for key, hypers in parts.described(flat.values)
+        },
+    }
+
+
+def _holdings(tensors: Sequence[Sequence[Any]]) -> Iterator[Holding]:
+    for fqn, dtype, shape, boxes in tensors:
+        spec = TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(shape))
+        itemsize = dtypes.BY_NAME[dtype].itemsize
+        nothing = ((0,) * len(shape), (0,) * len(shape))
+        for offset, extent in boxes or ([nothing] if shape else ()):
+            box = Box(offset=tuple(offset), shape=tuple(extent))
+            yield Holding(spec=spec, box=box, nbytes=prod(extent) * itemsize)
 
 
 def _grids(
     specs: Mapping[str, TensorSpec], writes: Sequence[Sequence[Holding]]
 ) -> dict[str, tuple[int, ...] | None]:
     boxes: dict[str, list[Box]] = {fqn: [] for fqn in specs}
-    for held in writes:
-        for holding in held:
+    for holdings in writes:
+        for holding in holdings:
             boxes[holding.spec.fqn].append(holding.box)
-    return {fqn: common_grid(spec.shape, boxes[fqn]) for fqn, spec in specs.items()}
+    grids = {}
+    for fqn, spec in specs.items():
+        grids[fqn] = common_grid(spec.shape, boxes[fqn])
+        if grids[fqn] is None and (fault := fault_of_cover(spec.shape, boxes[fqn])):
+            raise StateError(
+                f"{fqn}: what the ranks hold of shape {list(spec.shape)} is not the whole tensor, "
+                f"each element once or in equal boxes: {fault}; shard it in one way on all ranks"
+            )
+    return grids
 
 
 def _align(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _holding(
-    fqn: str,
-    dtype: str,
-    shape: Sequence[int],
-    offset: Sequence[int],
-    extent: Sequence[int],
-) -> Holding:
-    box = Box(offset=tuple(offset), shape=tuple(extent))
-    return Holding(
-        spec=TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(shape)),
-        box=box,
-        nbytes=prod(extent) * dtypes.BY_NAME[dtype].itemsize,
-    )

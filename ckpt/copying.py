@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from ckpt import dtypes, isal
 from ckpt.layout import Box
@@ -17,15 +16,9 @@ BLOCK_BYTES = 1 << 20
 """Bytes copied before they are checksummed: they are still in the cache then."""
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor, or the tensor itself; shares version and memory."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
 def version_of(tensor: torch.Tensor) -> int:
-    """Return the count of in-place writes to the local tensor that autograd has seen."""
-    local = local_of(tensor)
-    return -1 if local.is_inference() else local._version
+    """Return the count of in-place writes to a local tensor that autograd has seen."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
@@ -57,7 +50,7 @@ def copy_in(
     tensor: torch.Tensor, data: memoryview, *, chunk_shape: tuple[int, ...], src: Box, dst: Box
 ) -> None:
     """Copy region ``src`` of a chunk's bytes to region ``dst`` of a local tensor."""
-    local = local_of(tensor)
+    local = tensor
     whole = src.shape == chunk_shape and dst.shape == tuple(local.shape)
     if whole and local.device.type == "cpu" and local.is_contiguous():
         if data.nbytes:

@@ -14,15 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ckpt import dtypes, plain
 from ckpt.errors import StateError
+from ckpt.fsdp1 import FLAT_PARAMETER, flat_module, reshard
+from ckpt.held import LEAVES, FlatPart, Leaf, Part, local_of
 from ckpt.names import WRAPPER_ATTRIBUTES, join
-from ckpt.optimizers import OptimizerParts, Setter, flatten_optimizer
+from ckpt.optimizers import Member, OptimizerParts, Setter, flatten_optimizer
 from ckpt.types import Json
 
 
@@ -58,7 +59,7 @@ class PerRank:
 class Tree:
     """A Stateful object: the tensors in its state, by the name they are stored under."""
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Leaf] = field(default_factory=dict)
     load: Callable[[Any], Any]
 
 
@@ -71,7 +72,7 @@ class FlatState:
     ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored whole.
     """
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Leaf] = field(default_factory=dict)
     volatile: set[str] = field(default_factory=set)
     values: dict[str, Json] = field(default_factory=dict)
     rank_values: dict[str, Json] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class FlatState:
 def flatten(state: Mapping[str, Any]) -> FlatState:
     """Take ``state`` apart. Raises ``StateError`` naming the path of what cannot be captured.
 
-    FSDP2 modules that are still gathered are resharded, as they are before an optimizer step.
+    FSDP modules that are still gathered are resharded, as they are before an optimizer step.
     """
     walker = _Flattener()
     walker.mapping("", state)
@@ -103,9 +104,9 @@ def _is_plain(value: object) -> bool:
     return False
 
 
-def check_tensor(fqn: str, tensor: torch.Tensor) -> None:
+def check_tensor(fqn: str, leaf: Leaf) -> None:
     """Raise ``StateError`` where the tensor is not plain bytes, or not materialised."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = local_of(leaf)
     if nn.parameter.is_lazy(local) or local.is_meta:
         raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
     if local.layout != torch.strided:
@@ -125,6 +126,8 @@ class _Flattener:
     def __init__(self) -> None:
         self.flat = FlatState()
         self._first: dict[int, str] = {}
+        self._windows: dict[int, list[Member]] = {}
+        self._flattened = set[str]()
         self._pending: list[tuple[str, Optimizer]] = []
 
     def visit(self, name: str, value: Any, setter: Setter) -> None:
@@ -132,7 +135,7 @@ class _Flattener:
             self._module(name, value)
         elif isinstance(value, Optimizer):
             self._pending.append((name, value))
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, LEAVES):
             self.tensor(name, value, volatile=True)
         elif isinstance(value, PerRank):
             self._per_rank(name, value)
@@ -162,21 +165,31 @@ class _Flattener:
         self.flat.values[name] = value
         self.flat.setters[name] = setter
 
-    def tensor(self, name: str, tensor: torch.Tensor, *, volatile: bool) -> str:
+    def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
         """Add a tensor, or an alias where the same object came before; return its own name."""
-        first = self._first.get(id(tensor))
+        own = tensor.tensor if isinstance(tensor, Part | FlatPart) else tensor
+        first = self._first.get(id(own))
         if first == name:
             return name
         self._claim(name)
         if first is not None:
             self.flat.aliases[name] = first
             return first
+        self._first[id(own)] = name
+        self._add(name, tensor, volatile=volatile)
+        return name
+
+    def _state(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
+        """Add a tensor of an optimizer's state, never an alias: it has its parameter's name."""
+        self._claim(name)
+        self._add(name, tensor, volatile=volatile)
+        return name
+
+    def _add(self, name: str, tensor: Leaf, *, volatile: bool) -> None:
         check_tensor(name, tensor)
-        self._first[id(tensor)] = name
         self.flat.tensors[name] = tensor
         if volatile:
             self.flat.volatile.add(name)
-        return name
 
     def _claim(self, name: str) -> None:
         flat = self.flat
@@ -191,12 +204,31 @@ class _Flattener:
         for child in module.modules():
             if isinstance(child, FSDPModule):
                 child.reshard()
+        reshard(module)
         self._walk(name, module)
 
+    def _flat_module(self, name: str, module: FullyShardedDataParallel) -> None:
+        """Add the parameters that an FSDP1 module flattened, before its children are walked."""
+        flat = flat_module(name, module)
+        for member in flat.members:
+            if member.window is None:
+                self.tensor(member.fqn, member.leaf, volatile=False)
+                continue
+            self._claim(member.fqn)
+            self._windows.setdefault(id(member.parameter), []).append(member)
+            self._add(member.fqn, member.leaf, volatile=False)
+        for alias, fqn in flat.aliases.items():
+            self._claim(alias)
+            self.flat.aliases[alias] = self.flat.aliases.get(fqn, fqn)
+        self._flattened |= {member.fqn for member in flat.members} | flat.aliases.keys()
+
     def _walk(self, name: str, module: nn.Module) -> None:
+        if isinstance(module, FullyShardedDataParallel):
+            self._flat_module(name, module)
         for key, parameter in module._parameters.items():
-            if parameter is not None:
-                self.tensor(join(name, key), parameter, volatile=False)
+            full = join(name, key)
+            if parameter is not None and key != FLAT_PARAMETER and full not in self._flattened:
+                self.tensor(full, parameter, volatile=False)
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:
                 self.tensor(join(name, key), buffer, volatile=True)
@@ -213,7 +245,7 @@ class _Flattener:
         tree = Tree(load=load)
 
         def leaf(path: str, value: Any) -> Json:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, LEAVES):
                 stored = self.tensor(path, value, volatile=True)
                 tree.tensors[stored] = value
                 return {"$tensor": stored}
@@ -226,13 +258,19 @@ class _Flattener:
         self.flat.values[name] = plain.encode(state, name, leaf=leaf)
         self.flat.trees[name] = tree
 
+    def _members(self, parameter: torch.Tensor) -> list[Member]:
+        """Return who an optimizer's parameter is: nobody, or several where it is a flat one."""
+        if (name := self._first.get(id(parameter))) is None:
+            return self._windows.get(id(parameter), [])
+        return [Member(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
+
     def add_optimizers(self) -> None:
         for name, optimizer in self._pending:
             parts = flatten_optimizer(
                 name,
                 optimizer,
-                names=self._first,
-                tensor=self.tensor,
+                members=self._members,
+                tensor=self._state,
                 value=self.value,
             )
             self.flat.optimizers[name] = parts
@@ -240,7 +278,7 @@ class _Flattener:
 
 def encode_small_tensor(path: str, value: Any) -> Json:
     """Encode a CPU tensor of at most 64 KiB inside a per-rank value, as ``$data``."""
-    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+    if not isinstance(value, torch.Tensor) or local_of(value) is not value:
         return plain.refuse(path, value)
     check_tensor(path, value)
     if value.device.type != "cpu" or value.nbytes > 1 << 16:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ckpt import dtypes
-from ckpt.errors import MismatchError
+from ckpt.errors import MismatchError, StateError
 from ckpt.flatten import flatten
 
 
@@ -27,7 +27,10 @@ def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = No
     flat = flatten(state)
     digest = hashlib.sha256()
     for fqn in sorted(flat.tensors):
-        full = whole(flat.tensors[fqn])
+        leaf = flat.tensors[fqn]
+        if not isinstance(leaf, torch.Tensor):
+            raise StateError(f"{fqn}: {leaf!r} cannot be hashed: no rank has all of it; save it")
+        full = whole(leaf)
         name = dtypes.NAME_OF[full.dtype]
         digest.update(f"{fqn} {name} {tuple(full.shape)}\n".encode())
         digest.update(dtypes.as_carrier(full).reshape(-1).numpy().view(np.uint8).data)

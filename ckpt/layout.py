@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, product
 from math import prod
+from typing import TypeAlias
 
 import msgspec
 
@@ -78,6 +81,21 @@ class Split:
     after: int = 1
 
 
+Axes: TypeAlias = Sequence[Split | None]
+"""Per mesh axis what it does to a tensor: cut a dim, or replicate (None)."""
+
+Run: TypeAlias = tuple[int, int]
+"""A range of indices along one dim: (start, length)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A box of a tensor, and where it starts (per dim) in the local tensor of who holds it."""
+
+    box: Box
+    at: tuple[int, ...]
+
+
 def chunk_range(extent: int, *, parts: int, index: int) -> tuple[int, int]:
     """Return (start, length) of part ``index`` as ``torch.chunk`` cuts; the last may be empty."""
     full = -(-extent // parts)
@@ -86,51 +104,141 @@ def chunk_range(extent: int, *, parts: int, index: int) -> tuple[int, int]:
 
 
 def shard_box(
+    shape: Sequence[int], *, mesh: Sequence[int], coordinate: Sequence[int], axes: Axes
+) -> Box:
+    """Return the one box that the rank at ``coordinate`` of ``mesh`` holds; it may be empty.
+
+    Raises ``ValueError`` where the rank holds several boxes, or where it depends on who cut the
+    tensor which box it is: see `shard_runs`.
+    """
+    where = partial(shard_runs, shape, mesh=mesh, coordinate=coordinate, axes=axes)
+    runs = where()
+    if is_nested(mesh=mesh, axes=axes) and runs != where(nested=True):
+        raise ValueError(f"a strided shard cuts {tuple(shape)} unevenly: it lies in two ways")
+    if any(len(found) > 1 for found in runs):
+        raise ValueError(f"a strided shard of {tuple(shape)} is several boxes: use shard_regions")
+    spans = [found[0] if found else (extent, 0) for found, extent in zip(runs, shape, strict=True)]
+    return Box(offset=tuple(start for start, _ in spans), shape=tuple(n for _, n in spans))
+
+
+def shard_runs(
     shape: Sequence[int],
     *,
     mesh: Sequence[int],
     coordinate: Sequence[int],
-    axes: Sequence[Split | None],
-) -> Box:
-    """Return the box that the rank at ``coordinate`` of ``mesh`` holds of a tensor.
+    axes: Axes,
+    nested: bool = False,
+) -> tuple[tuple[Run, ...], ...]:
+    """Return per dim which indices the rank at ``coordinate`` holds, in the order it holds them.
 
-    ``axes`` says per mesh axis what it does to the tensor: cut a dim, or replicate (None).
-    Raises ``ValueError`` where a strided cut is uneven or does not match the mesh.
+    Axes cut from left to right, as ``distribute_tensor`` does. ``nested`` is what FSDP2 over
+    tensor parallelism really does where the sizes are uneven: it cuts the local tensor, so
+    strided axes come last, each cutting what it finds in one piece. Both agree where all divides.
     """
-    order = [a for a, split in enumerate(axes) if split is not None and split.after == 1]
-    order += [a for a in reversed(range(len(axes))) if (s := axes[a]) is not None and s.after > 1]
-    offset, local = [0] * len(shape), list(shape)
-    done: list[int] = []
-    for axis in order:
-        split = axes[axis]
-        assert split is not None
-        if split.after > 1:
-            _check_strided(shape, mesh=mesh, axes=axes, axis=axis, done=done)
-        start, length = chunk_range(local[split.dim], parts=mesh[axis], index=coordinate[axis])
-        offset[split.dim] += start
-        local[split.dim] = length
-        done.append(axis)
-    return Box(offset=tuple(offset), shape=tuple(local))
+    cuts = list(range(len(axes)))
+    if nested:
+        cuts.sort(key=lambda a: -a if (s := axes[a]) is not None and s.after > 1 else -len(axes))
+    runs: list[tuple[Run, ...]] = [((0, extent),) if extent else () for extent in shape]
+    for axis in cuts:
+        if (split := axes[axis]) is None:
+            continue
+        extent = sum(length for _, length in runs[split.dim])
+        kept: list[Run] = []
+        for block in range(1 if nested else split.after):
+            start, length = chunk_range(extent, parts=1 if nested else split.after, index=block)
+            part = chunk_range(length, parts=mesh[axis], index=coordinate[axis])
+            kept += _take(runs[split.dim], (start + part[0], part[1]))
+        runs[split.dim] = _joined(kept)
+    return tuple(runs)
 
 
-def _check_strided(
-    shape: Sequence[int],
-    *,
-    mesh: Sequence[int],
-    axes: Sequence[Split | None],
-    axis: int,
-    done: Sequence[int],
-) -> None:
-    split = axes[axis]
-    assert split is not None
-    same = [a for a in range(len(axes)) if (s := axes[a]) is not None and s.dim == split.dim]
-    before = prod(mesh[a] for a in done if a > axis and a in same)
-    if before != split.after:
-        raise ValueError(
-            f"strided shard after {split.after} on a mesh that cuts {before} before it"
+def is_nested(*, mesh: Sequence[int], axes: Axes) -> bool:
+    """Say whether strided axes are as FSDP2 writes them: after all cuts of the dim to their right.
+
+    Only then can a tensor lie in the ``nested`` way of `shard_runs`.
+    """
+    strided = [a for a, split in enumerate(axes) if split is not None and split.after > 1]
+    return bool(strided) and all(
+        split is not None
+        and split.after
+        == prod(mesh[b] for b in range(a + 1, len(axes)) if (s := axes[b]) and s.dim == split.dim)
+        for a in strided
+        for split in [axes[a]]
+    )
+
+
+def _take(runs: Sequence[Run], span: Run) -> Iterator[Run]:
+    """Yield the part ``span`` of the concatenated ``runs``."""
+    at = 0
+    for start, length in runs:
+        lo, hi = max(at, span[0]), min(at + length, span[0] + span[1])
+        if hi > lo:
+            yield start + lo - at, hi - lo
+        at += length
+
+
+def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return ``runs`` with neighbours put together."""
+    found: list[Run] = []
+    for start, length in runs:
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((start, length))
+    return tuple(found)
+
+
+def regions_of(runs: Sequence[Sequence[Run]]) -> tuple[Region, ...]:
+    """Return the boxes that indices given per dim make up; none where a dim has no index."""
+    placed: list[list[tuple[Run, int]]] = []
+    for found in runs:
+        starts = accumulate((length for _, length in found), initial=0)
+        placed.append(list(zip(found, starts, strict=False)))
+    return tuple(
+        Region(
+            box=Box(offset=tuple(r[0] for r, _ in dims), shape=tuple(r[1] for r, _ in dims)),
+            at=tuple(at for _, at in dims),
         )
-    if shape[split.dim] % prod(mesh[a] for a in same):
-        raise ValueError(f"strided shard cuts extent {shape[split.dim]} unevenly")
+        for dims in product(*placed)
+    )
+
+
+def flat_boxes(shape: Sequence[int], *, start: int, length: int) -> tuple[Box, ...]:
+    """Return the boxes that elements ``start`` … of the flattened tensor are, in their order.
+
+    Each box is contiguous in the flattened tensor too. There are at most ``2 * dims - 1``.
+    Raises ``ValueError`` for a range that is not within the tensor.
+    """
+    if start < 0 or length < 0 or start + length > prod(shape):
+        raise ValueError(f"elements {start} to {start + length} are not within {tuple(shape)}")
+    found = _flat(tuple(shape), start, start + length)
+    return tuple(Box(offset=offset, shape=extent) for offset, extent in found)
+
+
+_Corners: TypeAlias = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def _flat(shape: tuple[int, ...], start: int, end: int) -> _Corners:
+    if start == end:
+        return
+    if len(shape) < 2:
+        yield (start,) * len(shape), (end - start,) * len(shape)
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), end // row  # whole rows
+    if last < first:
+        yield from _within(shape, last, start, end)
+        return
+    yield from _within(shape, first - 1, start, first * row)
+    if last > first:
+        yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:])
+    yield from _within(shape, last, last * row, end)
+
+
+def _within(shape: tuple[int, ...], row: int, start: int, end: int) -> _Corners:
+    base = row * prod(shape[1:])
+    for offset, extent in _flat(shape[1:], start - base, end - base):
+        yield (row, *offset), (1, *extent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

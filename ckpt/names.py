@@ -13,6 +13,11 @@ see ``ckpt.flatten``.
 """
 
 
+def clean(name: str) -> str:
+    """Return a dotted name without the attributes that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_ATTRIBUTES)
+
+
 def join(*parts: str) -> str:
     """Join the non-empty parts with dots."""
     return ".".join(part for part in parts if part)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ckpt import dtypes, plain
 from ckpt.errors import StateError
+from ckpt.held import FlatPart, Leaf, empty_like, like, local_of
 from ckpt.layout import TensorSpec
 from ckpt.types import Json
 
@@ -22,72 +22,155 @@ HOW_NOT_WHAT = frozenset({"params", "foreach", "fused", "capturable", "different
 Setter = Callable[[Any], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A parameter that is a part of a larger flat one: elements ``at`` … of it are its ``part``."""
+
+    at: int
+    part: FlatPart
+
+    def of(self, fqn: str, flat: torch.Tensor, state: torch.Tensor) -> Leaf:
+        """Return this parameter's part of ``state``, a state of the flat parameter ``flat``."""
+        if state.ndim == 0:
+            return state
+        if state.shape != flat.shape:
+            raise StateError(
+                f"{fqn}: a state of shape {list(state.shape)} for a flat parameter of "
+                f"{list(flat.shape)}: whose it is cannot be known; use use_orig_params=True"
+            )
+        mine = state[self.at : self.at + self.part.tensor.numel()]
+        return FlatPart(mine, shape=self.part.shape, start=self.part.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A parameter by name: what the optimizer has for it, and how that lies.
+
+    ``parameter`` is the optimizer's own tensor, which several members share where they are
+    windows of one flat parameter.
+    """
+
+    fqn: str
+    parameter: torch.Tensor
+    leaf: Leaf
+    window: Window | None = None
+
+    def place(self, fqn: str, state: torch.Tensor) -> Leaf:
+        """Return ``state``, one of ``parameter``, as this member's part. Raises ``StateError``."""
+        if self.window is not None:
+            return self.window.of(fqn, self.parameter, state)
+        return like(fqn, self.leaf, state)
+
+
 @dataclass(slots=True, kw_only=True)
 class OptimizerParts:
-    """An optimizer with its parameters' names: per group, (FQN, parameter) in order.
+    """An optimizer with its parameters' names: per group, its members in order.
 
     ``keys`` are the state keys that belong to it: tensors and plain values.
     """
 
     name: str
     optimizer: Optimizer
-    groups: list[list[tuple[str, torch.Tensor]]] = field(default_factory=list)
+    groups: list[list[Member]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
+
+    def described(self, values: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
+        """Yield each group's key and what tells whether it is the same at another rank."""
+        for i, group in enumerate(self.optimizer.param_groups):
+            key = f"{self.name}.groups.{i}"
+            kept = {h: values[f"{key}.{h}"] for h in group if h not in HOW_NOT_WHAT}
+            yield key, {"params": values[f"{key}.params"], "hypers": kept}
+
+
+def merge_groups(offers: Sequence[Mapping[str, Mapping[str, Json]]]) -> dict[str, list[str]]:
+    """Return, by the key of its value, the parameters of each group over all ranks.
+
+    Raises ``StateError`` where a group has other settings at another rank.
+    """
+    members: dict[str, dict[str, None]] = {}
+    first: dict[str, tuple[int, Mapping[str, Json]]] = {}
+    for rank, offer in enumerate(offers):
+        for key, group in offer.items():
+            before, hypers = first.setdefault(key, (rank, group["hypers"]))
+            for name in sorted(hypers.keys() | group["hypers"].keys()):
+                old, new = (h.get(name) for h in (hypers, group["hypers"]))
+                if old != new:
+                    raise StateError(
+                        f"{key}.{name}: {old!r} at rank {before}, {new!r} at rank {rank}; give the "
+                        "optimizers of all ranks the same groups with the same settings, in the "
+                        "same order (a group may be empty at a rank)"
+                    )
+            members.setdefault(f"{key}.params", {}).update(dict.fromkeys(group["params"]))
+    return {key: list(names) for key, names in members.items()}
 
 
 class _AddTensor(Protocol):
-    def __call__(self, name: str, tensor: torch.Tensor, *, volatile: bool) -> str: ...
+    def __call__(self, name: str, tensor: Leaf, *, volatile: bool) -> str: ...
 
 
 def flatten_optimizer(
     name: str,
     optimizer: Optimizer,
     *,
-    names: Mapping[int, str],
+    members: Callable[[torch.Tensor], list[Member]],
     tensor: _AddTensor,
     value: Callable[[str, Json, Setter], None],
 ) -> OptimizerParts:
-    """Name an optimizer's state by its parameters; ``names`` maps their ``id`` to their FQN."""
+    """Name an optimizer's state by its parameters; ``members`` says who an own parameter is."""
     parts = OptimizerParts(name=name, optimizer=optimizer)
+    known: dict[int, list[Member]] = {}
     for i, group in enumerate(optimizer.param_groups):
-        members = [
-            (
-                _parameter_name(name, parameter, names=names, place=f"group {i}, position {j}"),
-                parameter,
-            )
-            for j, parameter in enumerate(group["params"])
-        ]
-        parts.groups.append(members)
-        prefix = f"{name}.groups.{i}"
-        _add(parts, f"{prefix}.params", [fqn for fqn, _ in members], value=value)
+        prefix, found = f"{name}.groups.{i}", []
+        for j, parameter in enumerate(group["params"]):
+            who = known[id(parameter)] = members(parameter)
+            if not who:
+                raise StateError(
+                    f"{name}: the parameter at group {i}, position {j} (shape "
+                    f"{tuple(parameter.shape)}) belongs to no module of the state; add the module "
+                    "that owns it to the same state mapping"
+                )
+            found += who
+        parts.groups.append(found)
+        _add(parts, f"{prefix}.params", [member.fqn for member in found], value=value)
         for key, hyper in group.items():
             if key != "params":
-                number = (
-                    hyper.item() if isinstance(hyper, torch.Tensor) and hyper.ndim == 0 else hyper
-                )
-                _add(parts, f"{prefix}.{key}", number, value=value)
-    known = {id(parameter): fqn for fqn, parameter in parameters(parts)}
+                scalar = isinstance(hyper, torch.Tensor) and hyper.ndim == 0
+                _add(parts, f"{prefix}.{key}", hyper.item() if scalar else hyper, value=value)
     for parameter, state in optimizer.state.items():
         if id(parameter) not in known:
             raise StateError(
                 f"{name}.state: an entry belongs to no parameter of the optimizer; "
                 "keep it in an object with state_dict() of your own"
             )
-        prefix = f"{name}.state.{known[id(parameter)]}"
-        for key, item in state.items():
-            _check_key(prefix, key)
-            if isinstance(item, torch.Tensor):
-                tensor(f"{prefix}.{key}", item, volatile=False)
-                parts.keys.add(f"{prefix}.{key}")
-            else:
-                _add(parts, f"{prefix}.{key}", item, value=value)
+        for member in known[id(parameter)]:
+            _flatten_state(parts, member, state, tensor=tensor, value=value)
     return parts
 
 
-def parameters(parts: OptimizerParts) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (FQN, parameter) over all groups."""
-    for members in parts.groups:
-        yield from members
+def _flatten_state(
+    parts: OptimizerParts,
+    member: Member,
+    state: Mapping[str, Any],
+    *,
+    tensor: _AddTensor,
+    value: Callable[[str, Json, Setter], None],
+) -> None:
+    prefix = state_prefix(parts.name, member.fqn)
+    for key, item in state.items():
+        if not isinstance(key, str) or not key or "." in key:
+            raise StateError(
+                f"{prefix[:-1]}: state key {key!r} is not a simple name; use one without dots"
+            )
+        if isinstance(item, torch.Tensor):
+            tensor(prefix + key, member.place(prefix + key, item), volatile=False)
+            parts.keys.add(prefix + key)
+        else:
+            _add(parts, prefix + key, item, value=value)
+
+
+def state_prefix(name: str, fqn: str) -> str:
+    """Return what the keys of a parameter's state start with."""
+    return f"{name}.state.{fqn}."
 
 
 def _add(
@@ -101,35 +184,25 @@ def _restored_with_the_optimizer(_: Any) -> None:
     """Do nothing: `Attachment.apply` restores the optimizer as a whole."""
 
 
-def _parameter_name(
-    name: str, parameter: torch.Tensor, *, names: Mapping[int, str], place: str
-) -> str:
-    fqn = names.get(id(parameter))
-    if fqn is None:
-        raise StateError(
-            f"{name}: the parameter at {place} (shape {tuple(parameter.shape)}) belongs to no "
-            "module of the state; add the module that owns it to the same state mapping"
-        )
-    return fqn
-
-
-def _check_key(prefix: str, key: object) -> None:
-    if not isinstance(key, str) or not key or "." in key:
-        raise StateError(f"{prefix}: state key {key!r} is not a simple name; use one without dots")
-
-
 @dataclass(slots=True, kw_only=True)
 class Attachment:
     """What putting a saved optimizer into a live one will do; nothing is done before ``apply``.
 
-    ``targets`` pairs the saved FQN of each state tensor with the tensor that receives it.
+    ``targets`` pairs the saved FQN of each state tensor with what receives it. ``alike`` are
+    saved scalars that must be equal, because one live tensor stands for all of them.
+    ``missing`` and ``extra`` are keys (of a parameter's state, or the optimizer's name);
+    ``differs`` are sentences.
     """
 
     optimizer: Optimizer
-    targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    targets: list[tuple[str, Leaf]] = field(default_factory=list)
     states: list[tuple[torch.Tensor, dict[str, Any]]] = field(default_factory=list)
     hypers: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    alike: list[tuple[str, ...]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
 
     def apply(self) -> None:
         """Give the optimizer exactly the saved state; drop state the saved one did not have."""
@@ -146,49 +219,11 @@ class Attachment:
                     group[key] = item
 
 
-def attach(
-    parts: OptimizerParts,
-    *,
-    specs: Mapping[str, TensorSpec],
-    values: Mapping[str, Json],
-    names_of: Callable[[str], Sequence[str]],
-) -> Attachment:
-    """Match a saved optimizer of the same name with a live one by parameter names.
+class SavedOptimizer:
+    """The saved keys of one optimizer, sorted by group and by parameter.
 
-    ``names_of(fqn)`` lists the names a live parameter may have been saved under.
+    ``states`` has per parameter the plain values and the specs of the tensors it was saved with.
     """
-    saved = _SavedOptimizer(parts.name, specs=specs, values=values)
-    found = Attachment(optimizer=parts.optimizer)
-    if not saved.groups:
-        found.problems.append(f"missing: {parts.name} (no optimizer of that name was saved)")
-        return found
-    used: set[str] = set()
-    for members, group in zip(parts.groups, parts.optimizer.param_groups, strict=True):
-        origins = set()
-        for fqn, parameter in members:
-            candidates = [name for name in names_of(fqn) if name in saved.group_of]
-            if not candidates:
-                found.problems.append(f"missing: {parts.name} has no state for parameter {fqn}")
-                continue
-            used.add(candidates[0])
-            origins.add(saved.group_of[candidates[0]])
-            items = saved.states.get(candidates[0], {})
-            state = _fill(found, items, parameter, group=group)
-            found.states.append((parameter, state))
-        if len(origins) > 1:
-            found.problems.append(
-                f"differs: {parts.name}: one group has parameters of saved groups {sorted(origins)}"
-            )
-        elif origins:
-            hypers = saved.groups[origins.pop()]
-            found.hypers.append((group, {k: v for k, v in hypers.items() if k not in HOW_NOT_WHAT}))
-    for fqn in sorted(saved.group_of.keys() - used):
-        found.problems.append(f"extra: {parts.name} was saved with parameter {fqn}")
-    return found
-
-
-class _SavedOptimizer:
-    """The saved keys of one optimizer, sorted by group and by parameter."""
 
     def __init__(
         self, name: str, *, specs: Mapping[str, TensorSpec], values: Mapping[str, Json]
@@ -212,71 +247,166 @@ class _SavedOptimizer:
         }
 
 
-def _fill(
-    found: Attachment,
-    saved: Mapping[str, TensorSpec | Any],
-    parameter: torch.Tensor,
+def attach(
+    parts: OptimizerParts,
+    saved: SavedOptimizer,
     *,
-    group: Mapping[str, Any],
-) -> dict[str, Any]:
-    live = found.optimizer.state.get(parameter, {})
-    on_device = bool(group.get("capturable") or group.get("fused"))
-    state: dict[str, Any] = {}
-    for key, item in saved.items():
-        if not isinstance(item, TensorSpec):
-            state[key] = item
-            continue
-        target = live.get(key)
-        if not _fits(target, item):
-            target = new_state(item, parameter, scalars_on_device=on_device)
-        if target is None:
-            found.problems.append(
-                f"differs: {item.fqn} has shape {item.shape}, its sharded parameter "
-                f"{tuple(parameter.shape)}: take one optimizer step before restoring"
-            )
-            continue
-        state[key] = target
-        found.targets.append((item.fqn, target))
-    return state
+    names_of: Callable[[str], Sequence[str]],
+    chosen: Callable[[str], bool],
+) -> Attachment:
+    """Match a saved optimizer of the same name with a live one by parameter names.
 
-
-def _fits(target: object, spec: TensorSpec) -> bool:
-    return (
-        isinstance(target, torch.Tensor)
-        and tuple(target.shape) == spec.shape
-        and dtypes.NAME_OF.get(target.dtype) == spec.dtype
-    )
-
-
-def new_state(
-    spec: TensorSpec, parameter: torch.Tensor, *, scalars_on_device: bool
-) -> torch.Tensor | None:
-    """Return an empty tensor for a state of ``parameter``, placed as the parameter is.
-
-    Scalars (``step``) are plain tensors, on the CPU where not asked otherwise. None: the shape
-    differs from that of a sharded parameter, so its placement cannot be known.
+    ``names_of(fqn)`` lists the names a live parameter may have been saved under; keys that are
+    not ``chosen`` stay as they are.
     """
-    dtype = dtypes.BY_NAME[spec.dtype]
+    found = Attachment(optimizer=parts.optimizer)
+    if not saved.groups:
+        if any(chosen(key) for key in _keys(parts)):
+            found.missing.append(parts.name)
+        return found
+    for i, (members, group) in enumerate(
+        zip(parts.groups, parts.optimizer.param_groups, strict=True)
+    ):
+        origins = {i} & saved.groups.keys() if not members else set()
+        shared: dict[int, list[tuple[Member, str]]] = {}
+        for member in members:
+            name = next((n for n in names_of(member.fqn) if n in saved.group_of), None)
+            if name is None:
+                if chosen(state_prefix(parts.name, member.fqn)):
+                    found.missing.append(state_prefix(parts.name, member.fqn)[:-1])
+                continue
+            found.used.add(name)
+            origins.add(saved.group_of[name])
+            shared.setdefault(id(member.parameter), []).append((member, name))
+        for matched in shared.values():
+            _Filler(parts, saved, found=found, group=group, chosen=chosen).fill(matched)
+        key = f"{parts.name}.groups.{i}"
+        _match_group(found, saved, origins, group=group, chosen=chosen, key=key)
+    found.extra += [
+        state_prefix(parts.name, fqn)[:-1] for fqn in sorted(saved.group_of.keys() - found.used)
+    ]
+    return found
+
+
+def _keys(parts: OptimizerParts) -> Iterator[str]:
+    yield from parts.keys
+    for members in parts.groups:
+        yield from (state_prefix(parts.name, member.fqn) for member in members)
+
+
+def _match_group(
+    found: Attachment,
+    saved: SavedOptimizer,
+    origins: set[int],
+    *,
+    group: dict[str, Any],
+    chosen: Callable[[str], bool],
+    key: str,
+) -> None:
+    if len(origins) > 1 and any(chosen(f"{key}.{hyper}") for hyper in group):
+        found.differs.append(f"{key}: has parameters of saved groups {sorted(origins)}")
+    elif len(origins) == 1:
+        hypers = saved.groups[origins.pop()]
+        keep = {h: v for h, v in hypers.items() if h not in HOW_NOT_WHAT and chosen(f"{key}.{h}")}
+        found.hypers.append((group, keep))
+
+
+class _Filler:
+    """Makes the state of one live parameter ready to receive what was saved of it."""
+
+    def __init__(
+        self,
+        parts: OptimizerParts,
+        saved: SavedOptimizer,
+        *,
+        found: Attachment,
+        group: Mapping[str, Any],
+        chosen: Callable[[str], bool],
+    ) -> None:
+        self._found, self._saved, self._chosen, self._name = found, saved, chosen, parts.name
+        self._on_device = bool(group.get("capturable") or group.get("fused"))
+
+    def fill(self, matched: Sequence[tuple[Member, str]]) -> None:
+        """Prepare the state that the members share; each comes with the name it was saved under."""
+        parameter = matched[0][0].parameter
+        live = self._found.optimizer.state.get(parameter, {})
+        saved = dict.fromkeys(
+            key for _, name in matched for key in self._saved.states.get(name, {})
+        )
+        wanted = [key for key in saved if self._wanted(matched, key)]
+        state = {key: item for key, item in live.items() if not self._wanted(matched, key)}
+        if not wanted and len(state) == len(live) > 0:
+            return
+        for key in wanted:
+            items = [self._saved.states.get(name, {}).get(key) for _, name in matched]
+            if all(isinstance(item, TensorSpec) for item in items):
+                specs = [item for item in items if isinstance(item, TensorSpec)]
+                state[key] = self._tensor(matched, specs, live.get(key))
+            elif any(item != items[0] for item in items):
+                self._found.differs.append(
+                    f"{state_prefix(self._name, matched[0][0].fqn)}{key}: the parameters of one "
+                    "flat parameter were saved with different values; use use_orig_params=True"
+                )
+            else:
+                state[key] = items[0]
+        self._found.states.append((parameter, state))
+
+    def _wanted(self, matched: Sequence[tuple[Member, str]], key: str) -> bool:
+        return any(self._chosen(state_prefix(self._name, m.fqn) + key) for m, _ in matched)
+
+    def _tensor(
+        self, matched: Sequence[tuple[Member, str]], specs: Sequence[TensorSpec], live: Any
+    ) -> torch.Tensor | None:
+        """Return the tensor for one state key, the live one where it fits, and note its targets."""
+        first = matched[0][0]
+        room = live if isinstance(live, torch.Tensor) else None
+        if room is None or not all(map(_fits, [m for m, _ in matched], specs, [room] * len(specs))):
+            room = new_state(specs[0], first, scalars_on_device=self._on_device)
+        for (member, _), spec in zip(matched, specs, strict=True):
+            if room is None or not _fits(member, spec, room):
+                self._found.differs.append(
+                    f"{spec.fqn}: saved with shape {list(spec.shape)} and {spec.dtype}; how that "
+                    f"lies for {member.fqn}, of which this rank holds {_describe(member)}, cannot "
+                    "be known"
+                )
+                return room
+            if spec.shape or spec is specs[0]:
+                self._found.targets.append((spec.fqn, member.place(spec.fqn, room)))
+        if len(specs) > 1 and not specs[0].shape:
+            self._found.alike.append(tuple(spec.fqn for spec in specs))
+        return room
+
+
+def _describe(member: Member) -> str:
+    leaf = member.window.part if member.window else member.leaf
+    return repr(leaf) if not isinstance(leaf, torch.Tensor) else f"{list(leaf.shape)}"
+
+
+def _fits(member: Member, spec: TensorSpec, state: torch.Tensor) -> bool:
+    if dtypes.NAME_OF.get(state.dtype) != spec.dtype:
+        return False
+    try:
+        return tuple(member.place(spec.fqn, state).shape) == spec.shape
+    except StateError:
+        return False
+
+
+def new_state(spec: TensorSpec, member: Member, *, scalars_on_device: bool) -> torch.Tensor | None:
+    """Return an empty tensor for a state of a parameter, placed as the parameter is.
+
+    Scalars (``step``) are plain tensors, on the CPU where not asked otherwise. A state whose shape
+    is not the parameter's (a factored moment) is placed as torch places what an optimizer makes
+    of a gradient by ``new_zeros``. None: the parameter is a part, and the state's is unknown.
+    """
+    dtype, parameter = dtypes.BY_NAME[spec.dtype], member.parameter.detach()
     if not spec.shape:
         device = parameter.device if scalars_on_device else torch.device("cpu")
         return torch.empty((), dtype=dtype, device=device)
-    if tuple(parameter.shape) == spec.shape:
-        return empty_like(parameter, dtype=dtype)
-    if isinstance(parameter, DTensor):
-        return None
-    return torch.empty(spec.shape, dtype=dtype, device=parameter.device)
-
-
-def empty_like(tensor: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialised memory with the shape and placement of ``tensor``; no communication."""
-    if not isinstance(tensor, DTensor):
-        return torch.empty_like(tensor.detach(), dtype=dtype)
-    local = torch.empty_like(tensor._local_tensor.detach(), dtype=dtype)
-    return DTensor.from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    if member.window is not None:
+        return torch.zeros_like(parameter, dtype=dtype)
+    if tuple(member.leaf.shape) == spec.shape:
+        room = empty_like(member.leaf, dtype=dtype)
+        return room if isinstance(room, torch.Tensor) else local_of(room)
+    if isinstance(member.leaf, torch.Tensor):
+        return parameter.new_zeros(spec.shape, dtype=dtype)
+    return None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from ckpt import dtypes, plain
-from ckpt.capture import box_of, flatten, spec_of
-from ckpt.copying import copy_in
-from ckpt.errors import CorruptError, MismatchError, NotFoundError
-from ckpt.flatten import FlatState, decode_small_tensor
+from ckpt import dtypes, landing, plain
+from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
+from ckpt.flatten import FlatState, decode_small_tensor, flatten
+from ckpt.held import Held, Leaf, empty_like, held, local_of, spec_of
 from ckpt.index import ChunkRef, ShardIndex
 from ckpt.layout import Box, TensorSpec
-from ckpt.optimizers import attach, empty_like
-from ckpt.reshard import Copy, differences, mismatch, plan, saved_aliases, saved_specs
+from ckpt.optimizers import SavedOptimizer, attach, state_prefix
+from ckpt.reshard import saved_aliases, saved_specs
+from ckpt.scatter import ByChunk
+from ckpt.strictness import Select, Strict, Strictness, check_selected, chooser, mismatch
 from ckpt.types import Json
 
 
@@ -26,6 +27,7 @@ class ShardSource(Protocol):
 
     ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in
     the order asked, and raises ``CorruptError`` for others; a view is valid until the next one.
+    ``scatter`` reads regions to where they belong; what it read is verified once it returns.
     """
 
     @property
@@ -35,10 +37,17 @@ class ShardSource(Protocol):
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]: ...
 
+    def scatter(self, deliveries: ByChunk) -> int: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What was restored: ``bytes`` were read, per-rank values in ``kept`` had no saved one."""
+    """What was restored: ``bytes`` were read, per-rank values in ``kept`` had no saved one.
+
+    ``missing`` are keys of the state that were not saved and ``extra`` saved keys that the state
+    has not, both accepted by ``strict``; ``skipped`` are keys of the state that were not selected.
+    Nothing happened to any of them.
+    """
 
     step: int
     generation: int
@@ -47,6 +56,9 @@ class RestoreReport:
     tensors: int
     origin: str = ""
     kept: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,25 +93,40 @@ class _Saved:
                     f"{index.generation}, writer {first.writer} step {first.step} of "
                     f"{first.generation}; use another restore point"
                 )
-            saved.values |= index.values
+            saved.values = index.values | saved.values
             saved.rank_values[index.writer] = index.rank_values
         return saved
 
 
 def restore(
-    state: Mapping[str, Any], source: ShardSource, *, rank: int, strict: bool = True
+    state: Mapping[str, Any],
+    source: ShardSource,
+    *,
+    rank: int,
+    strict: Strict = "exact",
+    select: Select = None,
+    elsewhere: Collection[str] = (),
 ) -> RestoreReport:
     """Overwrite ``state`` with what ``source`` holds, whatever layout that was saved in.
 
     Live tensors are filled in place, DTensors in their own sharding; optimizer state is created
     where missing; plain values are replaced and Stateful objects loaded. No communication.
+    ``strict`` says which keys may be missing or extra (see ``ckpt.strictness``), ``select`` which
+    keys of the state to restore; keys in ``elsewhere`` (``live_keys`` of other ranks, such as
+    other pipeline stages) are not extra.
+
     Nothing is touched before names, shapes and dtypes are found to fit (``MismatchError``). A
     ``CorruptError`` may leave the state half overwritten: restore from another source.
     """
     started = time.perf_counter()
-    saved = _Saved.of(source)
-    job = _Job(flatten(state), saved, rank=rank)
-    if problems := job.problems(strict=strict):
+    strictness, chosen = Strictness.of(strict), chooser(select)
+    saved, flat = _Saved.of(source), flatten(state)
+    live = live_keys(flat)
+    check_selected(select, [*live, *elsewhere])
+    job = _Job(flat, saved, rank=rank, chosen=chosen)
+    missing, extra = job.missing(), job.extra(frozenset(elsewhere))
+    verdict = strictness.judge(missing=missing, extra=extra)
+    if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
         raise mismatch(problems, origin=source.origin)
     nbytes = job.fill(source)
     job.finish()
@@ -111,25 +138,54 @@ def restore(
         tensors=len(job.targets),
         origin=source.origin,
         kept=job.kept,
+        missing=verdict.missing,
+        extra=verdict.extra,
+        skipped=tuple(key for key in live if not chosen(key)),
     )
 
 
-class _Job:
-    """One restore: which live tensors receive which saved ones, then the rest of the state."""
+def live_keys(flat: FlatState) -> list[str]:
+    """Return the keys that a state has, for ``select`` and for other ranks' ``elsewhere``.
 
-    def __init__(self, flat: FlatState, saved: _Saved, *, rank: int) -> None:
-        self._flat, self._saved = flat, saved
+    An optimizer's parameter counts as ``<name>.state.<parameter>`` even before it has any state.
+    """
+    members = [
+        state_prefix(parts.name, member.fqn)[:-1]
+        for parts in flat.optimizers.values()
+        for group in parts.groups
+        for member in group
+    ]
+    return list(dict.fromkeys([*flat.tensors, *flat.aliases, *flat.values, *members]))
+
+
+class _Job:
+    """One restore: which live tensors receive which saved ones, then the rest of the state.
+
+    ``targets`` maps the name a tensor was stored under to the live boxes that it fills.
+    """
+
+    def __init__(
+        self, flat: FlatState, saved: _Saved, *, rank: int, chosen: Callable[[str], bool]
+    ) -> None:
+        self._flat, self._saved, self._chosen = flat, saved, chosen
         self._own = saved.rank_values.get(rank, {})
-        self.kept = tuple(name for name in flat.rank_setters if name not in self._own)
-        self.targets: dict[str, list[torch.Tensor]] = {}
-        self._tree_tensors: dict[str, torch.Tensor] = {}
+        self.kept = tuple(n for n in flat.rank_setters if n not in self._own and chosen(n))
+        self.targets: dict[str, list[Held]] = {}
+        self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
+        self._tree_tensors: dict[str, Leaf] = {}
         self._live_names: dict[str, list[str]] = {}
         for name, first in flat.aliases.items():
             self._live_names.setdefault(first, []).append(name)
-        self._attached = [
-            attach(parts, specs=saved.specs, values=saved.values, names_of=self._saved_names)
-            for parts in flat.optimizers.values()
-        ]
+        self._attached = {
+            name: attach(
+                parts,
+                SavedOptimizer(name, specs=saved.specs, values=saved.values),
+                names_of=self._saved_names,
+                chosen=chosen,
+            )
+            for name, parts in flat.optimizers.items()
+        }
+        self._alike = [names for found in self._attached.values() for names in found.alike]
         self._collect()
 
     def _saved_names(self, fqn: str) -> list[str]:
@@ -137,28 +193,35 @@ class _Job:
         names = [fqn, *self._live_names.get(fqn, ())]
         return list(dict.fromkeys(self._saved.aliases.get(name, name) for name in names))
 
-    def _stored(self, fqn: str) -> str:
-        names = self._saved_names(fqn)
-        return next((name for name in names if name in self._saved.specs), names[0])
-
     def _collect(self) -> None:
         owned = set[str]()
         for parts in self._flat.optimizers.values():
             owned |= parts.keys
         for name, tree in self._flat.trees.items():
             owned |= {fqn for fqn in tree.tensors if fqn.startswith(f"{name}.")}
-        for fqn, tensor in self._flat.tensors.items():
-            if fqn not in owned:
-                self._add(self._stored(fqn), tensor)
-        for attachment in self._attached:
-            for fqn, tensor in attachment.targets:
-                self._add(fqn, tensor)
-        for name in self._flat.trees:
+        for fqn, leaf in self._flat.tensors.items():
+            if fqn not in owned and any(map(self._chosen, (fqn, *self._live_names.get(fqn, ())))):
+                names = self._saved_names(fqn)
+                stored = [name for name in names if name in self._saved.specs]
+                self._add(stored[0] if stored else fqn, fqn, leaf)
+                if len(stored) > 1:  # one tensor here, several when they were saved
+                    self._alike.append(tuple(stored))
+        for attachment in self._attached.values():
+            for fqn, leaf in attachment.targets:
+                self._add(fqn, fqn, leaf)
+        for name in filter(self._chosen, self._flat.trees):
             for fqn in _tensor_names(self._saved.values.get(name)):
                 self._add_tree_tensor(name, fqn)
 
-    def _add(self, stored: str, tensor: torch.Tensor) -> None:
-        self.targets.setdefault(stored, []).append(tensor)
+    def _add(self, stored: str, name: str, leaf: Leaf) -> None:
+        local = local_of(leaf)
+        if local.is_conj() or local.is_neg():
+            raise StateError(
+                f"{name}: a lazy conjugate or negation cannot be filled in place; put the tensor "
+                "itself into the state, or its resolve_conj().resolve_neg()"
+            )
+        self._wanted.setdefault(stored, []).append((name, spec_of(stored, leaf)))
+        self.targets.setdefault(stored, []).extend(held(name, leaf))
 
     def _add_tree_tensor(self, name: str, fqn: str) -> None:
         """Make room for a tensor of a Stateful object: as its present one lies, else whole."""
@@ -170,59 +233,96 @@ class _Job:
         if live is not None and tuple(live.shape) == spec.shape:
             room = empty_like(live, dtype=dtype)
         else:
-            device = live.device if live is not None else torch.device("cpu")
+            device = local_of(live).device if live is not None else torch.device("cpu")
             room = torch.empty(spec.shape, dtype=dtype, device=device)
         self._tree_tensors[fqn] = room
-        self._add(fqn, room)
+        self._add(fqn, fqn, room)
 
-    def problems(self, *, strict: bool) -> list[str]:
-        """List what does not fit; drop what is missing where not ``strict``."""
+    def differs(self) -> list[str]:
+        """Say in words which tensors have another dtype or shape than was saved."""
+        found = [text for attached in self._attached.values() for text in attached.differs]
+        for stored, wanted in self._wanted.items():
+            saved = self._saved.specs.get(stored)
+            found += [
+                f"{name} is {spec.dtype} {list(spec.shape)}, saved is "
+                f"{saved.dtype} {list(saved.shape)}"
+                for name, spec in wanted
+                if saved is not None and saved != spec
+            ]
+        return [f"differs: {text}" for text in found]
+
+    def missing(self) -> dict[str, str]:
+        """Return the selected live keys that were not saved, with words; drop their targets."""
+        found: dict[str, str] = {}
+        for stored in [name for name in self._wanted if name not in self._saved.specs]:
+            del self.targets[stored]
+            for name, spec in self._wanted.pop(stored):
+                found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
+        for name, attached in self._attached.items():
+            for key in attached.missing:
+                found[key] = f"{name} has no saved state for {key.removeprefix(name + '.state.')}"
+                if key == name:
+                    found[key] = f"{name} (no optimizer of that name was saved)"
+        for key in self._flat.values:
+            if key not in self._saved.values and self._chosen(key) and not self._of_optimizer(key):
+                found[key] = f"value {key} was not saved"
+        return {key: f"missing: {text}" for key, text in found.items()}
+
+    def extra(self, elsewhere: Collection[str]) -> dict[str, str]:
+        """Return the selected saved keys that nobody wants, with words."""
         saved, flat = self._saved, self._flat
-        want = {fqn: spec_of(fqn, tensors[0]) for fqn, tensors in self.targets.items()}
-        found = differences(saved.specs, want, aliases={}, strict=strict)
-        for fqn, tensors in self.targets.items():
-            if any(spec_of(fqn, tensor) != want[fqn] for tensor in tensors):
-                found.append(f"differs: {fqn} was saved once for tensors that are not alike now")
-        for attachment in self._attached:
-            found += [p for p in attachment.problems if strict or p.startswith("differs")]
-        if not strict:
-            for fqn in want.keys() - saved.specs.keys():
-                del self.targets[fqn]
-            return found
-        optimizers = tuple(f"{name}.{part}." for name in flat.optimizers for part in _PARTS)
-        live = {key for key in flat.values if not key.startswith(optimizers)}
-        kept = {key for key in saved.values if not key.startswith(optimizers)}
-        found += [f"extra: value {key} was saved and is not wanted" for key in sorted(kept - live)]
-        found += [f"missing: value {key} was not saved" for key in sorted(live - kept)]
-        return found
+        used = {*self._wanted, *(name for names in self._alike for name in names)}
+        for name in saved.values:
+            if name in flat.trees or name in elsewhere:
+                used.update(_tensor_names(saved.values[name]))
+        known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
+        found: dict[str, str] = {}
+        for kind, keys in (("", saved.specs), ("value ", saved.values)):
+            for key in keys:
+                theirs = key in elsewhere or key.rpartition(".")[0] in elsewhere
+                if key not in known and not theirs and not self._of_optimizer(key):
+                    found[key] = f"extra: {kind}{key} was saved and is not wanted"
+        for name, attached in self._attached.items():
+            for key in attached.extra:
+                if key not in elsewhere:
+                    fqn = key.removeprefix(f"{name}.state.")
+                    found[key] = f"extra: {name} was saved with parameter {fqn}"
+        return {key: text for key, text in found.items() if self._chosen(key)}
+
+    def _of_optimizer(self, key: str) -> bool:
+        """Say whether ``key`` is state of a live optimizer: those are matched by parameter."""
+        return any(key.startswith((f"{n}.groups.", f"{n}.state.")) for n in self._attached)
+
+    def unlike(self, source: ShardSource) -> list[str]:
+        """Say in words which tensors, one here, were several and not equal when saved."""
+        wanted = [names for names in self._alike if names[0] in self.targets]
+        return [
+            f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
+            for names in wanted
+            if not _equal(source, self._saved, names)
+        ]
 
     def fill(self, source: ShardSource) -> int:
-        """Read and copy every wanted byte; return how many were read."""
-        want = {
-            fqn: (spec_of(fqn, tensors[0]), tuple(box_of(fqn, tensor) for tensor in tensors))
-            for fqn, tensors in self.targets.items()
+        """Read every wanted byte to where it belongs; return how many were read."""
+        targets = {
+            fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
+            for fqn, boxes in self.targets.items()
         }
-        reshard = plan(self._saved.indexes, want, strict=False)
-        groups = list(reshard.by_chunk())
-        read = source.read([group[0].ref for group in groups])
-        for group, (_, data) in zip(groups, read, strict=True):
-            for copy in group:
-                _apply(copy, data, self.targets[copy.fqn][copy.box])
-        return reshard.bytes
+        return landing.fill(source, self._saved.indexes, targets)
 
     def finish(self) -> None:
         """Put back everything that is not a tensor of its own."""
-        for attachment in self._attached:
+        for attachment in self._attached.values():
             attachment.apply()
-        flat, saved = self._flat, self._saved
+        flat, saved, chosen = self._flat, self._saved, self._chosen
         for name, setter in flat.setters.items():
-            if name in saved.values:
+            if name in saved.values and chosen(name):
                 setter(plain.decode(saved.values[name]))
         for name, tree in flat.trees.items():
-            if name in saved.values:
+            if name in saved.values and chosen(name):
                 tree.load(plain.decode(saved.values[name], leaf=self._tree_leaf))
         for name, setter in flat.rank_setters.items():
-            if name in self._own:
+            if name in self._own and chosen(name):
                 setter(plain.decode(self._own[name], leaf=decode_small_tensor))
 
     def _tree_leaf(self, tag: str, payload: Any) -> Any:
@@ -234,7 +334,26 @@ class _Job:
         return plain.no_tags(tag, payload)
 
 
-_PARTS = ("groups", "state")
+def _equal(source: ShardSource, saved: _Saved, names: Sequence[str]) -> bool:
+    """Say whether saved tensors hold the same, by their chunks' checksums where cut alike."""
+    first = saved.specs[names[0]]
+    specs = [saved.specs[name] for name in names]
+    if any((spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in specs):
+        return False
+    chunks = [
+        {
+            (chunk.box, chunk.crc32c)
+            for index in saved.indexes
+            if name in index.tensors
+            for chunk in index.tensors[name].chunks
+        }
+        for name in names
+    ]
+    if all({box for box, _ in found} == {box for box, _ in chunks[0]} for found in chunks):
+        return all(found == chunks[0] for found in chunks)
+    whole = read_tensors(source, names)
+    raw = [dtypes.as_carrier(whole[name]).reshape(-1).view(torch.uint8) for name in names]
+    return all(torch.equal(other, raw[0]) for other in raw)
 
 
 def _tensor_names(value: Json) -> Iterator[str]:
@@ -248,10 +367,6 @@ def _tensor_names(value: Json) -> Iterator[str]:
             return
         for item in value.values():
             yield from _tensor_names(item)
-
-
-def _apply(copy: Copy, data: memoryview, tensor: torch.Tensor) -> None:
-    copy_in(tensor, data, chunk_shape=copy.ref.chunk.box.shape, src=copy.src, dst=copy.dst)
 
 
 def read_tensor(source: ShardSource, fqn: str, box: Box | None = None) -> torch.Tensor:
@@ -268,21 +383,16 @@ def read_tensors(
     """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors."""
     indexes = source.indexes()
     specs, aliases = saved_specs(indexes), saved_aliases(indexes)
-    want: dict[str, tuple[TensorSpec, tuple[Box, ...]]] = {}
+    targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}
     result: dict[str, torch.Tensor] = {}
     for fqn in fqns:
         spec = specs.get(aliases.get(fqn, fqn))
         if spec is None:
             raise NotFoundError(f"{source.origin}: no tensor {fqn} was saved; see its keys")
         box = (boxes or {}).get(fqn) or Box(offset=(0,) * len(spec.shape), shape=spec.shape)
-        want[fqn] = (spec, (_inside(fqn, box, spec),))
         result[fqn] = torch.empty(box.shape, dtype=dtypes.BY_NAME[spec.dtype])
-    reshard = plan(indexes, want, strict=False)
-    groups = list(reshard.by_chunk())
-    read = source.read([group[0].ref for group in groups])
-    for group, (_, data) in zip(groups, read, strict=True):
-        for copy in group:
-            _apply(copy, data, result[copy.fqn])
+        targets[fqn] = (spec, [(_inside(fqn, box, spec), result[fqn])])
+    landing.fill(source, indexes, targets)
     return result
 
 

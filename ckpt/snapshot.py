@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,10 +26,11 @@ from torch.utils.hooks import RemovableHandle
 from ckpt.arena import SlotFile
 from ckpt.block import index_offset
 from ckpt.capture import CapturePlan, FlatState, Gather, flatten
-from ckpt.copying import copy_out, local_of, version_of
+from ckpt.copying import copy_out, version_of
 from ckpt.errors import CkptError, GivenUpError, StoreError
 from ckpt.index import ShardIndex, encode_index
 from ckpt.maps import SlotMaps
+from ckpt.target import CheckpointTarget
 from ckpt.world import BlockEntry
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class SlotOwner(Protocol):
         self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
     ) -> Grant: ...
 
-    def seal(self, *, slot_id: int, entry: BlockEntry, persist: str | None = None) -> None: ...
+    def seal(
+        self, *, slot_id: int, entry: BlockEntry, persist: CheckpointTarget | None = None
+    ) -> None: ...
 
     def abandon(self, slot_id: int) -> None: ...
 
@@ -83,11 +86,11 @@ class SnapshotStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     step: int
-    persist: str | None
+    persist: CheckpointTarget | None
     flat: FlatState
     plan: CapturePlan
-    sources: Mapping[str, torch.Tensor]
-    versions: Mapping[str, int]
+    sources: Sequence[torch.Tensor]
+    versions: Sequence[int | None]
     ready: torch.cuda.Event | None = None
 
 
@@ -114,7 +117,7 @@ class Snapshotter:
 
     ``gather`` is collective over the ranks (it is called when the state's shape is new).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
-    ``checkpoint`` is the root that snapshots with ``persist`` are written to.
+    ``checkpoint`` is where snapshots with ``persist`` are written to.
     """
 
     def __init__(  # noqa: PLR0913 - where a rank stands takes four
@@ -126,7 +129,7 @@ class Snapshotter:
         rank: int,
         world_size: int,
         gather: Gather,
-        checkpoint: str | None = None,
+        checkpoint: CheckpointTarget | None = None,
         maps: SlotMaps | None = None,
         poll: Callable[[], None] | None = None,
     ) -> None:
@@ -194,19 +197,16 @@ class Snapshotter:
             self._maps.close()
         self._pending = self._plan = None
 
-    def _prepare(self, flat: FlatState, *, step: int, persist: str | None) -> _Job:
+    def _prepare(self, flat: FlatState, *, step: int, persist: CheckpointTarget | None) -> _Job:
         assert self._plan is not None
-        sources: dict[str, torch.Tensor] = {}
-        versions: dict[str, int] = {}
+        sources: list[torch.Tensor] = []
+        versions: list[int | None] = []
         on_cuda = False
-        for piece in self._plan.pieces:
-            local = local_of(flat.tensors[piece.fqn])
-            on_cuda |= local.is_cuda
-            if piece.fqn in flat.volatile:
-                sources[piece.fqn] = local.detach().clone()
-            else:
-                sources[piece.fqn] = local
-                versions[piece.fqn] = version_of(local)
+        for piece, source in zip(self._plan.pieces, self._plan.sources(flat), strict=True):
+            on_cuda |= source.is_cuda
+            loose = piece.fqn in flat.volatile
+            sources.append(source.detach().clone() if loose else source)
+            versions.append(None if loose else version_of(source))
         ready = None
         if on_cuda:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -273,25 +273,24 @@ class Snapshotter:
 
     def _fill(self, job: _Job, slot: SlotFile) -> BlockEntry:
         payload = slot.block(job.plan.payload_bytes)
-        crcs: dict[str, int] = {}
-        for piece in job.plan.pieces:
+        crcs: list[int] = []
+        work = zip(job.plan.pieces, job.sources, job.versions, strict=True)
+        for piece, source, before in work:
             if self._closing.is_set():
                 raise _Torn("(closed)")
-            source = job.sources[piece.fqn]
-            crcs[piece.fqn] = copy_out(source, payload[piece.at : piece.at + piece.nbytes])
-            before = job.versions.get(piece.fqn)
+            crcs.append(copy_out(source, payload[piece.at : piece.at + piece.nbytes]))
             if before is not None and version_of(source) != before:
                 raise _Torn(piece.fqn)
         return slot.finish(self._index(job, crcs))
 
-    def _index(self, job: _Job, crcs: Mapping[str, int]) -> ShardIndex:
+    def _index(self, job: _Job, crcs: Sequence[int]) -> ShardIndex:
         return job.plan.index(
             job.flat, crcs, run=self._run, step=job.step, generation=self._generation
         )
 
     def _block_bytes(self, job: _Job) -> int:
         """Return an upper bound of the block, before the checksums are known."""
-        widest = dict.fromkeys((piece.fqn for piece in job.plan.pieces), _ANY_CRC)
+        widest = [_ANY_CRC] * len(job.plan.pieces)
         index = encode_index(self._index(job, widest))
         return index_offset(job.plan.payload_bytes) + len(index)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from ckpt.capture import CapturePlan, flatten, gather_alone
 from ckpt.errors import CorruptError
 from ckpt.index import ChunkRef, ShardIndex
 from ckpt.isal import crc32c
+from ckpt.scatter import ByChunk, scatter_whole
 
 Shard = tuple[ShardIndex, bytearray]
 
@@ -28,6 +32,39 @@ def capture(
     payload = bytearray(plan.payload_bytes)
     index = plan.write(flat, memoryview(payload), run="test", step=step, generation=generation)
     return index, payload
+
+
+class _Collected(Exception):
+    """The first half of an exchange is done."""
+
+
+def capture_world(
+    states: Sequence[Mapping[str, Any]], *, step: int = 0, generation: int = 1
+) -> list[Shard]:
+    """Return what each rank of a world would write, one state per rank, without other processes.
+
+    Raises ``StateError`` where the ranks would.
+    """
+    offers: list[Any] = []
+
+    def offer(mine: Any) -> list[Any]:
+        offers.append(msgspec.json.decode(msgspec.json.encode(mine)))
+        raise _Collected
+
+    for rank, state in enumerate(states):
+        with suppress(_Collected):
+            capture(state, rank=rank, world_size=len(states), gather=offer)
+    return [
+        capture(
+            state,
+            step=step,
+            generation=generation,
+            rank=rank,
+            world_size=len(states),
+            gather=lambda _: offers,
+        )
+        for rank, state in enumerate(states)
+    ]
 
 
 class MemoryShards:
@@ -51,3 +88,7 @@ class MemoryShards:
                 raise CorruptError(f"{self.origin}: {ref.fqn} fails its checksum")
             self.reads += chunk.nbytes
             yield ref, data
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Bring regions of the payloads to where they belong."""
+        return scatter_whole(self.read, deliveries)

@@ -61,7 +61,7 @@ def together(rank: int, root: str) -> None:
     mesh = DeviceMesh("cpu", list(range(WORLD_SIZE)))
     home = Path(root, "home")
     saved = build(1, mesh=mesh)
-    path = ckpt.save(home, saved, step=1)
+    path = Path(ckpt.save(home, saved, step=1))
     assert path == home / "step-000000000001"
     assert len(list((path / "data").iterdir())) == WORLD_SIZE
     other = build(2, mesh=mesh)
@@ -102,7 +102,7 @@ def test_ranks_share_one_checkpoint_and_one_fate(tmp_path: Path) -> None:
     report = ckpt.load(tmp_path / "home", alone, step=1)
     assert report.step == 1
     assert equal(whole(alone), whole(build(1)))
-    again = ckpt.save(tmp_path / "alone", alone, step=1)
+    again = Path(ckpt.save(tmp_path / "alone", alone, step=1))
     with ckpt.open(tmp_path / "home", step=1) as sharded, ckpt.open(again) as single:
         assert sorted(sharded.keys()) == sorted(single.keys())
         for fqn in sharded.keys():  # noqa: SIM118 - not a dict

@@ -66,7 +66,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     saved, other = make(1), make(2)
-    path = ckpt.save(tmp_path, saved, step=7)
+    path = Path(ckpt.save(tmp_path, saved, step=7))
     assert path == tmp_path / "step-000000000007"
     report = ckpt.load(tmp_path, other)
     assert report.step == 7
@@ -148,7 +148,7 @@ def test_a_full_disk_leaves_the_steps_before(
 
 def test_opened_without_a_model(tmp_path: Path) -> None:
     saved = make(1)
-    path = ckpt.save(tmp_path, saved, step=7)
+    path = Path(ckpt.save(tmp_path, saved, step=7))
     for place in (tmp_path, path):
         with ckpt.open(place) as checkpoint:
             assert checkpoint.step == 7
@@ -205,8 +205,10 @@ def test_the_public_names() -> None:
         "CkptError",
         "CorruptError",
         "FencedError",
+        "FlatPart",
         "MismatchError",
         "NotFoundError",
+        "Part",
         "PeerError",
         "PerRank",
         "RestoreReport",

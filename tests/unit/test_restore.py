@@ -15,10 +15,11 @@ from ckpt.capture import CapturePlan, PerRank, flatten, gather_alone
 from ckpt.copying import copy_out
 from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
 from ckpt.hashing import state_hash
+from ckpt.held import FlatPart, Part
 from ckpt.layout import Box
 from ckpt.restore import read_tensor, read_tensors, restore
 from ckpt.rng import RandomStates
-from ckpt.testing.shards import MemoryShards, capture
+from ckpt.testing.shards import MemoryShards, capture, capture_world
 
 
 def saved(state: dict[str, Any], **options: Any) -> MemoryShards:
@@ -172,9 +173,8 @@ def test_plain_values_are_replaced_inside_the_containers_the_caller_holds() -> N
 def test_per_rank_values_go_to_their_rank_and_new_ranks_keep_theirs() -> None:
     shards = []
     states = [{"rng": PerRank({"seed": r}), "w": torch.arange(4)} for r in range(2)]
-    held = [[("w", "int64", (4,), (0,), (4,))]] * 2
     for rank, state in enumerate(states):
-        shards.append(capture(state, rank=rank, world_size=2, gather=lambda _: held))
+        shards.append(capture(state, rank=rank, world_size=2, gather=lambda mine: [mine, mine]))
     for rank, seed, kept in ((0, 0, ()), (1, 1, ()), (2, 9, ("rng",))):
         live = {"rng": PerRank({"seed": 9}), "w": torch.zeros(4, dtype=torch.int64)}
         report = restore(live, MemoryShards(shards), rank=rank)
@@ -261,10 +261,74 @@ def test_a_plan_is_used_again_until_the_state_changes_shape() -> None:
     assert not plan.still_valid(flatten(state))
 
 
+def test_a_plan_is_made_anew_when_values_names_or_groups_change() -> None:
+    def plan_of(state: dict[str, Any]) -> CapturePlan:
+        return CapturePlan.build(flatten(state), rank=0, world_size=1, gather=gather_alone)
+
+    tensor, model = torch.ones(2), build()["model"]
+    state = {"t": tensor, "n": 1, "m": {"k": [1]}}
+    plan = plan_of(state)
+    assert plan.still_valid(flatten(state | {"n": 2, "m": {"k": [1, 2], "l": 3}}))
+    assert not plan.still_valid(flatten(state | {"new": 2}))
+    assert not plan.still_valid(flatten(state | {"again": tensor}))
+    both = {"model": model, "o": torch.optim.SGD(model.parameters())}
+    plan = plan_of(both)
+    assert plan.still_valid(flatten(both))
+    half = {"model": model, "o": torch.optim.SGD(model[0].parameters())}
+    assert not plan.still_valid(flatten(half))
+
+
+def test_plain_values_and_tied_names_are_written_by_the_lowest_rank_that_has_them() -> None:
+    tied = torch.ones(2)
+    states = [
+        {"t": torch.ones(2), "n": 1, "first": 0},
+        {"n": 1, "late": {"deep": 2}, "u": tied, "v": tied},
+        {"n": 1, "late": {"deep": 2}, "u": tied, "v": tied, "last": 3},
+    ]
+    shards = MemoryShards(capture_world(states))
+    assert [sorted(index.values) for index in shards.indexes()] == [
+        ["first", "n"],
+        ["late"],
+        ["last"],
+    ]
+    assert [index.aliases for index in shards.indexes()] == [{}, {"v": "u"}, {}]
+    one = torch.zeros(2)
+    live: dict[str, Any] = {
+        "t": torch.zeros(2),
+        "u": one,
+        "v": one,
+        "n": 0,
+        "first": 1,
+        "late": {},
+        "last": 0,
+    }
+    restore(live, shards, rank=0)
+    assert (live["first"], live["late"], live["last"], live["n"]) == (0, {"deep": 2}, 3, 1)
+
+
+def test_a_tensor_of_which_no_rank_has_anything_is_refused() -> None:
+    with pytest.raises(StateError, match="t: no rank holds any of it"):
+        capture({"t": FlatPart(torch.ones(0), shape=(), start=0)})
+    with pytest.raises(StateError, match="t: the ranks hold 0 elements"):
+        capture({"t": FlatPart(torch.ones(0), shape=(3,), start=0)})
+
+
+def test_overlapping_parts_are_refused() -> None:
+    def part(first: int, count: int) -> dict[str, Any]:
+        return {"t": Part(torch.ones(count), shape=(6,), offset=(first,))}
+
+    with pytest.raises(StateError, match=r"t: the ranks hold 5 elements of shape \(6,\)"):
+        capture_world([part(0, 3), part(4, 2)])
+    with pytest.raises(StateError, match=r"t: what the ranks hold of shape \[6\].*overlap"):
+        capture_world([part(0, 4), part(3, 2)])
+
+
 def test_ranks_that_hold_different_tensors_under_one_name_are_refused() -> None:
-    held = [[("t", "float32", (2,), (0,), (2,))], [("t", "float32", (3,), (0,), (3,))]]
+    def other(mine: dict[str, Any]) -> list[dict[str, Any]]:
+        return [mine, mine | {"tensors": [("t", "float32", (3,), [((0,), (3,))])]}]
+
     with pytest.raises(StateError, match="t: rank 1 holds float32"):
-        capture({"t": torch.ones(2)}, world_size=2, gather=lambda _: held)
+        capture({"t": torch.ones(2)}, world_size=2, gather=other)
 
 
 def test_room_of_the_wrong_size_is_a_mistake() -> None:

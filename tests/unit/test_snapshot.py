@@ -23,6 +23,7 @@ from ckpt.errors import (
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
 from ckpt.snapshot import Snapshotter
+from ckpt.target import CheckpointTarget
 from ckpt.testing.slots import FakeSidecar
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
@@ -186,11 +187,11 @@ def test_the_wait_for_a_copy_can_be_broken_off(sidecar: FakeSidecar) -> None:
 
 
 def test_persist_names_the_root_and_needs_one(sidecar: FakeSidecar) -> None:
-    snapshotter = make_snapshotter(sidecar, checkpoint="runs/demo")
+    snapshotter = make_snapshotter(sidecar, checkpoint=CheckpointTarget(root="runs/demo"))
     snapshotter.snapshot(make_state(), 3, persist=True)
     snapshotter.fence()
     snapshotter.close()
-    assert sidecar.persisted == {3: "runs/demo"}
+    assert sidecar.persisted == {3: CheckpointTarget(root="runs/demo")}
     without = make_snapshotter(sidecar)
     with pytest.raises(StoreError, match="no checkpoint root"):
         without.snapshot(make_state(), 3, persist=True)

@@ -1,0 +1,63 @@
+"""Do ranks that save together agree on the plain values that there is only one of?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from ckpt.errors import StateError
+from ckpt.flatten import FlatState
+from ckpt.optimizers import HOW_NOT_WHAT
+
+SHOWN = 100
+
+
+def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None:
+    """Raise ``StateError``, on all ranks, where a plain value differs between ranks.
+
+    Collective through ``gather``; a key may be missing at some ranks, and what each has of an
+    optimizer's parameters is put together, so both are no difference.
+    """
+    digests = {key: _digest(flat.values[key]) for key in _agreeing(flat)}
+    if len(set(gather(_digest(sorted(digests.items()))))) == 1:
+        return
+    seen: dict[str, set[str]] = defaultdict(set)
+    for theirs in gather(digests):
+        for key, digest in theirs.items():
+            seen[key].add(digest)
+    unequal = sorted(key for key, found in seen.items() if len(found) > 1)
+    if not unequal:
+        return
+    key = unequal[0]
+    everyone = gather(_shown(flat.values[key]) if key in flat.values else None)
+    owners: dict[str, list[int]] = defaultdict(list)
+    for rank, text in enumerate(everyone):
+        if text is not None:
+            owners[text].append(rank)
+    said = "; ".join(f"rank {ranks[0]}: {text}" for text, ranks in list(owners.items())[:2])
+    more = f" (and {len(unequal) - 1} more values)" if len(unequal) > 1 else ""
+    raise StateError(
+        f"{key}: the ranks have different values{more}: {said}. One is kept for all ranks: make "
+        "them equal, or wrap what every rank is to keep for itself in PerRank"
+    )
+
+
+def _agreeing(flat: FlatState) -> Iterable[str]:
+    """Yield the keys whose values all ranks must have alike."""
+    groups = tuple(f"{name}.groups." for name in flat.optimizers)
+    for key in flat.values:
+        if not (key.startswith(groups) and key.rpartition(".")[2] in HOW_NOT_WHAT):
+            yield key
+
+
+def _digest(value: Any) -> str:
+    return sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value, order="deterministic").decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({_digest(value)})"
