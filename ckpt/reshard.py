@@ -6,25 +6,29 @@ those that can meet it, all at once: work grows with chunks plus copies, not wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import prod
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ckpt.errors import CorruptError, MismatchError
 from ckpt.grid import fault_of_cover
-from ckpt.index import ChunkRef, ShardIndex
+from ckpt.index import Chunk, ChunkRef, ShardIndex
 from ckpt.layout import Box, TensorSpec
+from ckpt.spans import Ints, Spans, covers, spans_of
 
 SHOWN_PROBLEMS = 6
 
+MANY: Final = 32
+"""Chunks from which on arrays are faster than one chunk after another."""
+
 Wanted = Mapping[str, tuple[TensorSpec, tuple[Box, ...]]]
-Ints = NDArray[np.int64]
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
+class Copy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Copy region ``src`` of a chunk to region ``dst`` of wanted box number ``box`` of ``fqn``.
 
     ``fqn`` is the wanted name; ``ref.fqn`` differs from it where the saved tensor was tied.
@@ -59,8 +63,51 @@ class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Bytes that will be read."""
+        """Bytes of all chunks that are needed."""
         return sum(ref.chunk.nbytes for ref in self.refs())
+
+    def describe(self) -> ReshardSummary:
+        """Return what the plan comes to."""
+        needed: dict[int, int] = {}
+        chunks = wanted = 0
+        for copies in self.by_chunk():
+            writer, chunk = copies[0].ref.writer, copies[0].ref.chunk
+            needed[writer] = needed.get(writer, 0) + chunk.nbytes
+            chunks += 1
+            wanted += sum(copy.dst.size for copy in copies) * (chunk.nbytes // chunk.box.size)
+        return ReshardSummary(
+            copies=len(self.copies), chunks=chunks, wanted_bytes=wanted, needed_bytes=needed
+        )
+
+
+class ReshardSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan comes to; it prints as one line.
+
+    ``wanted_bytes`` are what the copies fill; ``needed_bytes`` gives per writer the bytes of the
+    chunks they come from. A source that reads whole chunks reads that much; one that reads parts
+    of chunks reads less.
+    """
+
+    copies: int
+    chunks: int
+    wanted_bytes: int
+    needed_bytes: dict[int, int]
+
+    @property
+    def excess(self) -> float:
+        """Bytes of the needed chunks over bytes wanted; 1 where nothing is wanted.
+
+        Below 1 where one chunk fills several boxes.
+        """
+        return sum(self.needed_bytes.values()) / self.wanted_bytes if self.wanted_bytes else 1.0
+
+    def __str__(self) -> str:
+        shares = self.needed_bytes.values()
+        return (
+            f"{self.copies} copies out of {self.chunks} chunks of {len(shares)} writers: "
+            f"{self.wanted_bytes} bytes wanted, {sum(shares)} in these chunks "
+            f"({self.excess:.2f} ×), at most {max(shares, default=0)} of one writer"
+        )
 
 
 def chunk_key(ref: ChunkRef) -> tuple[int, str, int]:
@@ -73,11 +120,13 @@ def saved_specs(have: Sequence[ShardIndex]) -> dict[str, TensorSpec]:
     specs: dict[str, TensorSpec] = {}
     for index in have:
         for fqn, entry in index.tensors.items():
-            spec = TensorSpec(fqn=fqn, dtype=entry.dtype, shape=entry.shape)
-            if specs.setdefault(fqn, spec) != spec:
+            spec = specs.get(fqn)
+            if spec is None:
+                specs[fqn] = TensorSpec(fqn=fqn, dtype=entry.dtype, shape=entry.shape)
+            elif spec.shape != entry.shape or spec.dtype != entry.dtype:
                 raise CorruptError(
-                    f"{fqn}: writer {index.writer} saved {spec.dtype} {spec.shape}, another writer "
-                    f"{specs[fqn].dtype} {specs[fqn].shape}; use another restore point"
+                    f"{fqn}: writer {index.writer} saved {entry.dtype} {entry.shape}, another "
+                    f"writer {spec.dtype} {spec.shape}; use another restore point"
                 )
     return specs
 
@@ -125,12 +174,12 @@ def mismatch(problems: Sequence[str], *, origin: str = "the saved state") -> Mis
     return MismatchError(
         f"{origin} does not fit this state ({len(problems)} differences): {shown}{more}. Build "
         "the model and optimizer that were saved, choose another checkpoint, or pass "
-        "strict=False to restore what has the same name and shape"
+        'strict="ignore" to restore what has the same name and shape'
     )
 
 
 def plan(
-    have: Sequence[ShardIndex],
+    have: Sequence[ShardIndex] | SavedChunks,
     want: Wanted,
     *,
     strict: bool = True,
@@ -138,28 +187,19 @@ def plan(
 ) -> ReshardPlan:
     """Return the copies that fill every wanted box, each cell exactly once.
 
-    Raises ``MismatchError`` listing missing, extra and different tensors (where not ``strict``:
-    different ones only; missing ones are then left out) and ``CorruptError`` where the saved
-    chunks of a wanted tensor do not cover it exactly once.
+    Pass ``SavedChunks`` to plan several times over the same indexes. Raises ``MismatchError``
+    listing missing, extra and different tensors (where not ``strict``: different ones only;
+    missing ones are then left out) and ``CorruptError`` where the saved chunks of a wanted tensor
+    do not cover it exactly once.
     """
-    aliases = saved_aliases(have)
+    saved = have if isinstance(have, SavedChunks) else SavedChunks(have)
     specs = {fqn: spec for fqn, (spec, _) in want.items()}
-    saved = saved_specs(have)
-    if problems := differences(saved, specs, aliases=aliases, strict=strict, ignore=ignore):
+    aliases = saved.aliases
+    if problems := differences(saved.specs, specs, aliases=aliases, strict=strict, ignore=ignore):
         raise mismatch(problems)
-    stored_names = {aliases.get(fqn, fqn) for fqn in want}
-    refs: dict[str, list[ChunkRef]] = {fqn: [] for fqn in stored_names}
-    for index in have:
-        for fqn in stored_names & index.tensors.keys():
-            entry = index.tensors[fqn]
-            refs[fqn].extend(
-                ChunkRef(writer=index.writer, fqn=fqn, dtype=entry.dtype, chunk=chunk)
-                for chunk in entry.chunks
-            )
-    tables = {fqn: _Table(saved[fqn], refs[fqn]) for fqn in stored_names if fqn in saved}
     copies: list[Copy] = []
     for fqn, (_, boxes) in want.items():
-        table = tables.get(aliases.get(fqn, fqn))
+        table = saved.table(aliases.get(fqn, fqn))
         if table is not None:
             for number, box in enumerate(boxes):
                 copies += table.copies(fqn, number, box)
@@ -167,67 +207,119 @@ def plan(
     return ReshardPlan(copies=tuple(copies))
 
 
-class _Table:
-    """The chunks of one tensor, sorted along the dim that cuts it most."""
+class SavedChunks:
+    """The chunks of all writers by tensor. What is found out about a tensor is kept."""
 
-    def __init__(self, spec: TensorSpec, refs: Sequence[ChunkRef]) -> None:
-        self._alike = {ref.chunk.box: ref for ref in refs}
-        self._spec, self._refs = spec, refs
-        self._sorted = False
-        if fault := fault_of_cover(spec.shape, [ref.chunk.box for ref in refs]):
+    def __init__(self, have: Sequence[ShardIndex]) -> None:
+        """Raise ``CorruptError`` where writers contradict each other."""
+        self.specs = saved_specs(have)
+        self.aliases = saved_aliases(have)
+        self._writers: dict[str, list[int]] = {fqn: [] for fqn in self.specs}
+        self._parts: dict[str, list[tuple[Chunk, ...]]] = {fqn: [] for fqn in self.specs}
+        for index in have:
+            for fqn, entry in index.tensors.items():
+                if entry.chunks:
+                    self._writers[fqn].append(index.writer)
+                    self._parts[fqn].append(entry.chunks)
+        self._tables: dict[str, _Table] = {}
+
+    def table(self, fqn: str) -> _Table | None:
+        """Return the chunks of one stored tensor, None where there is none of that name.
+
+        Raises ``CorruptError`` where they are not the whole tensor, each cell once.
+        """
+        if fqn not in self.specs:
+            return None
+        if (table := self._tables.get(fqn)) is None:
+            table = self._tables[fqn] = _Table(
+                self.specs[fqn], self._writers[fqn], self._parts[fqn]
+            )
+        return table
+
+
+class _Table:
+    """The chunks of one tensor; many are sorted along the dim that cuts it most."""
+
+    def __init__(
+        self, spec: TensorSpec, writers: Sequence[int], parts: Sequence[Sequence[Chunk]]
+    ) -> None:
+        """Take the chunks of each writer; only those that are wanted are looked at again."""
+        self._spec, self._writers = spec, writers
+        self._chunks = chunks = list(chain.from_iterable(parts))
+        self._ends = list(accumulate(map(len, parts)))
+        self._sweep: _Sweep | None = None
+        boxes = [chunk.box for chunk in chunks]
+        if len(chunks) >= MANY:
+            dims = len(spec.shape)
+            spans = spans_of([b.offset for b in boxes], [b.shape for b in boxes], dims=dims)
+            if spans is not None and dims and covers(spec.shape, spans):
+                self._sweep = _Sweep(spans)
+                return
+        if fault := fault_of_cover(spec.shape, boxes):
             raise CorruptError(
                 f"{spec.fqn}: the saved chunks are not the whole tensor: {fault}; "
                 "use another restore point"
             )
 
-    def _sort(self) -> None:
-        refs = [ref for ref in self._refs if ref.chunk.box.size]
-        dims = len(self._spec.shape)
-        lo = np.array([ref.chunk.box.offset for ref in refs], dtype=np.int64)
-        lo = lo.reshape(len(refs), dims)
-        extent = np.array([ref.chunk.box.shape for ref in refs], dtype=np.int64)
-        hi = lo + extent.reshape(len(refs), dims)
-        self._dim = max(range(dims), key=lambda d: len(np.unique(lo[:, d])), default=-1)
-        if dims:
-            order = np.argsort(lo[:, self._dim], kind="stable")
-            refs, lo, hi = [refs[i] for i in order], lo[order], hi[order]
-            self._reach: Ints = np.maximum.accumulate(hi[:, self._dim])
-        self._refs, self._lo, self._hi = refs, lo, hi
-        self._sorted = True
-
     def copies(self, fqn: str, number: int, box: Box) -> Iterator[Copy]:
         """Yield what fills ``box``."""
         if not box.size:
             return
-        if (alike := self._alike.get(box)) is not None:
-            region = Box(offset=(0,) * len(box.shape), shape=box.shape)
-            yield Copy(fqn=fqn, ref=alike, src=region, box=number, dst=region)
-            return
-        if not self._sorted:
-            self._sort()
-        first, last = self._candidates(box)
-        start = np.array(box.offset, dtype=np.int64)
-        lo = np.maximum(self._lo[first:last], start)
-        hi = np.minimum(self._hi[first:last], start + np.array(box.shape, dtype=np.int64))
-        extent = hi - lo
-        hits = np.flatnonzero((extent > 0).all(axis=1))
-        if int(extent[hits].prod(axis=1).sum()) != prod(box.shape):
-            raise CorruptError(f"{fqn}: the saved chunks do not cover {box}")
-        chunk_lo = self._lo[first:last]
-        for i in hits:
-            shape = tuple(extent[i].tolist())
+        found = self._one_by_one(box) if self._sweep is None else self._sweep.meet(box)
+        filled = 0
+        for i, common in found:
+            ref = self._ref(i)
+            filled += common.size
             yield Copy(
                 fqn=fqn,
-                ref=self._refs[first + int(i)],
-                src=Box(offset=tuple((lo[i] - chunk_lo[i]).tolist()), shape=shape),
+                ref=ref,
+                src=_within(common, ref.chunk.box),
                 box=number,
-                dst=Box(offset=tuple((lo[i] - start).tolist()), shape=shape),
+                dst=_within(common, box),
             )
+        if filled != box.size:
+            raise CorruptError(f"{fqn}: the saved chunks do not cover {box}")
 
-    def _candidates(self, box: Box) -> tuple[int, int]:
-        if self._dim < 0:
-            return 0, len(self._refs)
-        begin = box.offset[self._dim]
-        end = begin + box.shape[self._dim]
-        first = int(np.searchsorted(self._reach, begin, side="right"))
-        return first, int(np.searchsorted(self._lo[:, self._dim], end, side="left"))
+    def _ref(self, number: int) -> ChunkRef:
+        writer = self._writers[bisect_right(self._ends, number)]
+        spec, chunk = self._spec, self._chunks[number]
+        return ChunkRef(writer=writer, fqn=spec.fqn, dtype=spec.dtype, chunk=chunk)
+
+    def _one_by_one(self, box: Box) -> Iterable[tuple[int, Box]]:
+        for i, chunk in enumerate(self._chunks):
+            if chunk.box == box:  # as saved: the others hold nothing of it
+                return [(i, box)]
+        common = ((i, chunk.box.intersect(box)) for i, chunk in enumerate(self._chunks))
+        return [(i, part) for i, part in common if part is not None]
+
+
+def _within(part: Box, frame: Box) -> Box:
+    return Box(
+        offset=tuple(o - f for o, f in zip(part.offset, frame.offset, strict=True)),
+        shape=part.shape,
+    )
+
+
+class _Sweep:
+    """Many boxes, sorted along the dim that cuts them most."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._number = np.flatnonzero(spans.full)
+        spans = spans.take(self._number)
+        self._dim = spans.busiest_dim
+        order = np.argsort(spans.lo[self._dim], kind="stable")
+        self._number, self._spans = self._number[order], spans.take(order)
+        self._reach: Ints = np.maximum.accumulate(self._spans.hi[self._dim])
+
+    def meet(self, box: Box) -> Iterator[tuple[int, Box]]:
+        """Yield the number of each box that meets ``box``, and what they have in common."""
+        start = np.array(box.offset, dtype=np.int64).reshape(-1, 1)
+        stop = start + np.array(box.shape, dtype=np.int64).reshape(-1, 1)
+        first = int(np.searchsorted(self._reach, start[self._dim, 0], side="right"))
+        last = int(np.searchsorted(self._spans.lo[self._dim], stop[self._dim, 0], side="left"))
+        lo = np.maximum(self._spans.lo[:, first:last], start)
+        extent = np.minimum(self._spans.hi[:, first:last], stop) - lo
+        hits = np.flatnonzero((extent > 0).all(axis=0))
+        found = (self._number[first:last][hits], lo[:, hits].T, extent[:, hits].T)
+        for i, offset, shape in zip(*(column.tolist() for column in found), strict=True):
+            yield i, Box(offset=tuple(offset), shape=tuple(shape))

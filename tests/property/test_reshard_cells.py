@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from math import prod
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from ckpt.errors import CorruptError, MismatchError
-from ckpt.grid import common_grid
+from ckpt.grid import fault_of_cover
 from ckpt.index import Chunk, ShardIndex, TensorEntry
 from ckpt.layout import Box, Holding, Split, TensorSpec, choose_writers, shard_box
-from ckpt.reshard import plan
+from ckpt.reshard import MANY, plan
 
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 SHAPES = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
@@ -80,9 +81,10 @@ def save(tensors: dict[str, tuple[tuple[int, ...], list[Box]]]) -> tuple[list[Sh
     return indexes, contents
 
 
+@pytest.mark.parametrize("many", [0, MANY])
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_wanted_cell_is_filled_once_with_its_value(data: st.DataObject) -> None:
+def test_every_wanted_cell_is_filled_once_with_its_value(many: int, data: st.DataObject) -> None:
     shapes = {f"t{i}": data.draw(SHAPES) for i in range(data.draw(st.integers(1, 3)))}
     have = {fqn: (shape, data.draw(shardings(shape))) for fqn, shape in shapes.items()}
     indexes, contents = save(have)
@@ -95,7 +97,11 @@ def test_every_wanted_cell_is_filled_once_with_its_value(data: st.DataObject) ->
     }
     rooms = {fqn: [np.full(box.shape, -1) for box in boxes] for fqn, (_, boxes) in want.items()}
     filled = {fqn: [np.zeros(box.shape, int) for box in boxes] for fqn, (_, boxes) in want.items()}
-    reshard = plan(indexes, want)
+    with mock.patch("ckpt.reshard.MANY", many):
+        reshard = plan(indexes, want)
+    assert reshard.describe().wanted_bytes == 8 * sum(
+        box.size for _, boxes in want.values() for box in boxes
+    )
     for copy in reshard.copies:
         source = contents[copy.ref.writer, copy.ref.fqn, copy.ref.chunk.at]
         part(rooms[copy.fqn][copy.box], copy.dst)[...] = part(source, copy.src)
@@ -117,7 +123,7 @@ def test_replicas_are_written_once_and_all_of_it_is_written(data: st.DataObject)
     written = [holding.box for part in writes for holding in part]
     assert len(set(written)) == len(written)
     assert set(written) == {box for box in boxes if box.size}
-    assert not written or common_grid(shape, written) is not None
+    assert fault_of_cover(shape, written) is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -157,14 +163,15 @@ def test_fsdp_over_tensor_parallel_cuts_the_tensor_parallel_shard() -> None:
     }
     assert starts == {(0, 0): 0, (1, 0): 2, (2, 0): 4, (0, 1): 6, (1, 1): 8, (2, 1): 10}
     with pytest.raises(ValueError, match="unevenly"):
-        shard_box((10, 3), mesh=(3, 2), coordinate=(0, 0), axes=axes)
+        shard_box((7, 3), mesh=(3, 2), coordinate=(2, 0), axes=axes)
     with pytest.raises(ValueError, match="strided"):
         shard_box((12, 3), mesh=(3, 2), coordinate=(0, 0), axes=[Split(dim=0, after=2), None])
 
 
+@pytest.mark.parametrize("many", [0, MANY])
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_a_lost_or_repeated_chunk_is_never_overlooked(data: st.DataObject) -> None:
+def test_a_lost_or_repeated_chunk_is_never_overlooked(many: int, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=2).map(tuple))
     indexes, _ = save({"t": (shape, data.draw(shardings(shape)))})
     entries = [index.tensors.get("t") for index in indexes]
@@ -172,7 +179,8 @@ def test_a_lost_or_repeated_chunk_is_never_overlooked(data: st.DataObject) -> No
     victim = data.draw(st.sampled_from(victims))
     spec = TensorSpec(fqn="t", dtype="int64", shape=shape)
     want = {"t": (spec, (Box(offset=(0,) * len(shape), shape=shape),))}
-    with pytest.raises((CorruptError, MismatchError)):
+    with mock.patch("ckpt.reshard.MANY", many), pytest.raises((CorruptError, MismatchError)):
         plan(indexes[:victim] + indexes[victim + 1 :], want)
-    with pytest.raises(CorruptError, match="t: the saved chunks are not the whole tensor"):
+    whole = "t: the saved chunks are not the whole tensor"
+    with mock.patch("ckpt.reshard.MANY", many), pytest.raises(CorruptError, match=whole):
         plan([*indexes, indexes[victim]], want)
