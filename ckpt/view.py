@@ -157,11 +157,14 @@ class Checkpoint(Closing):
     def __repr__(self) -> str:
         return f"<checkpoint {self.path}: {len(self)} tensors>"
 
-    def zarr(self) -> zarr.Group:
-        """Return the same as a read-only Zarr v3 group."""
+    def zarr(self, *, portable: bool = False) -> zarr.Group:
+        """Return the same as a read-only Zarr v3 group.
+
+        bfloat16 and float8 are arrays of ``ml_dtypes``; as unsigned integers if ``portable``.
+        """
         from ckpt.zarr_view import group
 
-        return group(self._source)
+        return group(self._source, portable=portable)
 
     def close(self) -> None:
         """Close its files."""

@@ -1,6 +1,7 @@
 """A checkpoint as a Zarr v3 hierarchy: metadata and where each chunk lies. Pure but for `group`.
 
 One array per tensor, named by its FQN, in one flat group; tied tensors appear under each name.
+bfloat16 and float8 have Zarr data types of their own, or *portably* appear as unsigned integers.
 Chunks are encoded by Zarr's own ``bytes`` and ``crc32c`` codecs.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
+from typing_extensions import Buffer
 
 from ckpt.manifest import (
     CRC_BYTES,
@@ -21,6 +23,8 @@ from ckpt.manifest import (
     PackedTensor,
     PackIndex,
     TensorRecord,
+    from_root,
+    path_of,
     stored_bytes,
 )
 from ckpt.types import Json
@@ -36,11 +40,21 @@ _TEMPLATE: Final = "{{root}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a Zarr chunk lies: a range of a pack."""
+    """Where a Zarr chunk lies: a range of a pack, whose path is relative to the step's folder.
+
+    Its last bytes are the CRC32C of those before; ``crc32c`` is what the index says of it, None
+    for a chunk that is padded or compressed, of which the index has another checksum.
+    """
 
     path: str
     at: int
     nbytes: int
+    crc32c: int | None = None
+
+    def is_other(self, data: Buffer) -> bool:
+        """Say whether the bytes of the whole chunk end with another checksum than the index's."""
+        found = bytes(memoryview(data)[-CRC_BYTES:])
+        return self.crc32c is not None and found != self.crc32c.to_bytes(CRC_BYTES, "little")
 
 
 def array_name(fqn: str) -> str:
@@ -66,21 +80,25 @@ def chunk_key(chunk: PackedChunk, cell: tuple[int, ...]) -> str:
 def chunk_places(
     tensors: Mapping[str, TensorRecord], indexes: Mapping[int, PackIndex]
 ) -> Iterator[tuple[str, str, Stored]]:
-    """Yield (FQN, chunk key, place) for every stored chunk that is a cell of its array."""
+    """Yield (FQN, chunk key, place) for every stored chunk that is a cell of one of ``tensors``."""
     for index in indexes.values():
         for fqn, tensor in index.tensors.items():
-            cell = tensors[fqn].cell
+            if (record := tensors.get(fqn)) is None:
+                continue
+            cell = record.cell
             for chunk in tensor.chunks:
                 if is_stored_cell(chunk, tensor, cell):
-                    nbytes = stored_bytes(chunk, tensor) + CRC_BYTES
-                    yield (
-                        fqn,
-                        chunk_key(chunk, cell),
-                        Stored(path=index.pack, at=chunk.at, nbytes=nbytes),
+                    plain = chunk.stored is None and not chunk.padded
+                    place = Stored(
+                        path=path_of(chunk, index),
+                        at=chunk.at,
+                        nbytes=stored_bytes(chunk, tensor) + CRC_BYTES,
+                        crc32c=chunk.crc32c if plain else None,
                     )
+                    yield fqn, chunk_key(chunk, cell), place
 
 
-def array_metadata(fqn: str, tensor: TensorRecord) -> Json:
+def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> Json:
     """Return the ``zarr.json`` of a tensor."""
     dtype = dtype_of(tensor.dtype, origin=f"tensor {fqn}")
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
@@ -88,11 +106,15 @@ def array_metadata(fqn: str, tensor: TensorRecord) -> Json:
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(tensor.shape),
-        "data_type": dtype.zarr,
+        "data_type": dtype.zarr_name(portable=portable),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(tensor.cell)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": dtype.fill,
-        "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
+        "fill_value": dtype.fill(portable=portable),
+        "codecs": [
+            {"name": "bytes", **endian},
+            *([tensor.codec.zarr()] if tensor.codec else []),
+            {"name": "crc32c"},
+        ],
         "attributes": {"torch_dtype": tensor.dtype},
     }
 
@@ -109,6 +131,7 @@ def hierarchy(
     indexes: Mapping[int, PackIndex],
     *,
     group: Json,
+    portable: bool = True,
 ) -> tuple[dict[str, bytes], dict[str, Stored]]:
     """Return the whole hierarchy by Zarr key: documents, and places of chunks."""
     names: dict[str, list[str]] = {fqn: [array_name(fqn)] for fqn in tensors}
@@ -116,7 +139,7 @@ def hierarchy(
         names[fqn].append(array_name(alias))
     documents = {"zarr.json": msgspec.json.encode(group)}
     for fqn, tensor in tensors.items():
-        document = msgspec.json.encode(array_metadata(fqn, tensor))
+        document = msgspec.json.encode(array_metadata(fqn, tensor, portable=portable))
         documents.update({f"{name}/zarr.json": document for name in names[fqn]})
     places = {
         f"{name}/{key}": place
@@ -126,29 +149,41 @@ def hierarchy(
     return documents, places
 
 
-def references(documents: Mapping[str, bytes], places: Mapping[str, Stored], *, root: str) -> bytes:
-    """Return a reference map (kerchunk, version 1) of the hierarchy.
+def references(
+    documents: Mapping[str, bytes], places: Mapping[str, Stored], *, root: str, folder: str
+) -> bytes:
+    """Return a reference map (kerchunk, version 1) of the hierarchy in ``folder`` of ``root``.
 
-    Paths are made of the template ``root``, the folder when it was written: a reader of a folder
-    that was moved overrides it (``template_overrides={"root": …}``).
+    Paths are made of the template ``root``, the checkpoints' root when it was written: a reader
+    of a root that was moved overrides it (``template_overrides={"root": …}``).
     """
     refs: dict[str, Json] = {key: data.decode() for key, data in documents.items()}
     for key, place in places.items():
-        refs[key] = [f"{_TEMPLATE}/{place.path}", place.at, place.nbytes]
+        refs[key] = [f"{_TEMPLATE}/{from_root(folder, place.path)}", place.at, place.nbytes]
     return msgspec.json.encode({"version": 1, "templates": {"root": root}, "refs": refs})
 
 
-def group(source: StoreSource) -> zarr.Group:
-    """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors."""
+def group(source: StoreSource, *, portable: bool = False) -> zarr.Group:
+    """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors.
+
+    bfloat16 and float8 have the data types of `ckpt.zarr_types`, unsigned integers if
+    ``portable``.
+    """
     import zarr
 
-    from ckpt.zarr_store import CheckpointStore
+    from ckpt.zarr_store import CheckpointStore, SourceRanges
+    from ckpt.zarr_types import register
 
+    register()
     manifest = source.manifest
     documents, places = hierarchy(
-        manifest.tensors, manifest.aliases, source.all_packs(), group=_described(manifest)
+        manifest.tensors,
+        manifest.aliases,
+        source.all_packs(),
+        group=_described(manifest),
+        portable=portable,
     )
-    return zarr.open_group(CheckpointStore(source, documents, places), mode="r")
+    return zarr.open_group(CheckpointStore(SourceRanges(source), documents, places), mode="r")
 
 
 def _described(manifest: Manifest) -> Json:

@@ -1,24 +1,29 @@
 """Open a reference map with zarr-python and fsspec alone, and print a digest of every array.
 
-Usage: stock_zarr.py STEP_DIRECTORY
+Usage: stock_zarr.py STEP_DIRECTORY [--moved], where Holdfast is not installed.
 """
 
 import hashlib
+import importlib.util
 import json
 import sys
+from pathlib import Path
 
-for ours in ("ckpt", "elastic", "adapters", "tools", "torch"):
-    sys.modules[ours] = None  # type: ignore[assignment]  # importing it fails
+import fsspec
+import zarr
 
-import fsspec  # noqa: E402
-import zarr  # noqa: E402
+for name in ("ckpt", "elastic", "adapters", "tools", "torch", "ml_dtypes"):
+    assert importlib.util.find_spec(name) is None, f"{name} is installed here"
 
-folder = sys.argv[1]
+folder = Path(sys.argv[1])
+refs = json.loads((folder / "refs.json").read_bytes())
+version = json.loads(refs["refs"]["zarr.json"])["attributes"]["holdfast"]["format"]
+root = folder if version == 1 else folder.parent
 files = fsspec.filesystem(
     "reference",
-    fo=f"{folder}/refs.json",
+    fo=str(folder / "refs.json"),
     asynchronous=True,
-    template_overrides={"root": folder} if "--moved" in sys.argv else None,
+    template_overrides={"root": str(root)} if "--moved" in sys.argv else None,
 )
 group = zarr.open_group(zarr.storage.FsspecStore(files, read_only=True, path=""), mode="r")
 found = {}

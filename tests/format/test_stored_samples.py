@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from make_sample import arrays_of
 from test_stock_zarr import expected, read
 
 import ckpt
-from ckpt.catalog import open_store
-from ckpt.testing.checkpoints import sample_arrays
+from ckpt.catalog import committed_steps, load_index, noted, open_step
+from ckpt.manifest import FORMAT
+from ckpt.store.local import LocalStore
 from ckpt.verify import faults
 
 SAMPLES = sorted(Path(__file__).parent.glob("v*"))
@@ -23,19 +25,25 @@ def sample(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_there_is_a_sample() -> None:
-    assert SAMPLES
+def version_of(sample: Path) -> int:
+    return int(sample.name.removeprefix("v"))
+
+
+def test_there_is_a_sample_of_every_version() -> None:
+    assert [version_of(path) for path in SAMPLES] == list(range(1, FORMAT + 1))
 
 
 def test_a_sample_opens(sample: Path) -> None:
-    assert list(faults(open_store(sample), 42, deep=True)) == []
+    assert list(faults(LocalStore(sample), 42, deep=True)) == []
+    assert committed_steps(sample) == [42]
     with ckpt.open(sample) as checkpoint:
         assert checkpoint.step == 42
         assert checkpoint.values == {"optimizer.groups.0.lr": 0.1, "cursor": (1, 2)}
         assert checkpoint.manifest.run == "sample"
         assert checkpoint.manifest.generation == 5
         assert checkpoint.manifest.mesh == {"dp": 3}
-        arrays = sample_arrays()
+        assert checkpoint.manifest.format == version_of(sample)
+        arrays = arrays_of(version_of(sample))
         assert set(checkpoint.keys()) == {*arrays, "model.tied"}
         for fqn, (array, dtype) in arrays.items():
             tensor = checkpoint[fqn][...]
@@ -45,9 +53,36 @@ def test_a_sample_opens(sample: Path) -> None:
             assert raw == array.tobytes()
 
 
+def test_a_sample_loads(sample: Path) -> None:
+    arrays = arrays_of(version_of(sample))
+    state = {
+        fqn: torch.zeros(array.shape, dtype=getattr(torch, dtype))
+        for fqn, (array, dtype) in arrays.items()
+    }
+    ckpt.load(sample, state, strict=False)
+    for fqn, (array, _) in arrays.items():
+        assert state[fqn].reshape(-1).view(torch.uint8).numpy().tobytes() == array.tobytes()
+
+
 def test_a_sample_opens_with_stock_zarr(sample: Path) -> None:
     done = read(sample / "step-000000000042", "--moved")
     assert done.returncode == 0, done.stderr
-    wanted = expected()
+    wanted = expected(arrays_of(version_of(sample)))
     wanted |= {"model.tied": wanted["model.weight"]}
     assert json.loads(done.stdout)["arrays"] == wanted
+
+
+def test_the_sample_of_version_2_has_all_there_is() -> None:
+    store = LocalStore(SAMPLES[1])
+    manifest, packs = open_step(store, 42)
+    assert manifest.merged
+    merged = load_index(store, "step-000000000042", manifest.merged)
+    assert set(merged.tensors) == {"optimizer.flat"}
+    assert {path.split("/")[1] for path in manifest.bases()} == {"step-000000000040"}
+    assert noted(store, "step-000000000040")
+    names = {tensor.codec.name for tensor in manifest.tensors.values() if tensor.codec}
+    assert names == {"zstd", "blosc"}
+    assert any(c.padded for t in packs[2].tensors.values() for c in t.chunks)
+    assert [index.rank_values for index in packs.values()] == [{"rank": n} for n in range(3)]
+    size = sum(path.stat().st_size for path in SAMPLES[1].rglob("*") if path.is_file())
+    assert size < 60_000

@@ -1,0 +1,143 @@
+"""TensorStore opens what Holdfast exports, and a checkpoint itself through its view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import torch
+import zarr
+from zarr_samples import of_every_dtype
+
+from ckpt.grid import whole
+from ckpt.interchange import transfer
+from ckpt.source import StoreSource
+from ckpt.testing.checkpoints import write_checkpoint
+from ckpt.view import Checkpoint
+from ckpt.zarr_dtypes import DTYPES
+from ckpt.zarr_export import ZarrDirectorySink, export_zarr
+from ckpt.zarr_import import import_zarr
+
+
+def opened(path: Path, name: str, **options: Any) -> Any:
+    return ts.open(
+        {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": f"{path / name}/"},
+            "fill_missing_data_reads": False,
+            **options,
+        },
+        read=True,
+    ).result()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
+    root = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(root, of_every_dtype(), world_size=3)
+    return StoreSource(root, 1)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_every_dtype_has_the_same_bits_there(
+    source: StoreSource, tmp_path: Path, portable: bool
+) -> None:
+    target = export_zarr(source, tmp_path / "out.zarr", portable=portable)
+    for fqn, (array, dtype) in of_every_dtype().items():
+        found = opened(target, fqn)
+        assert found.dtype.name == DTYPES[dtype].zarr_name(portable=portable)
+        assert found.shape == array.shape
+        assert found.chunk_layout.read_chunk.shape == source.manifest.tensors[fqn].cell
+        assert found.read().result().tobytes() == array.tobytes(), fqn
+        part = found[1:6:2, 2:].read().result()
+        assert np.ascontiguousarray(part).tobytes() == array[1:6:2, 2:].tobytes()
+
+
+COMPRESSIONS = {"t.float*": "zstd:3", "t.bf*": "blosc-lz4", "t.i*": "blosc-zstd:1"}
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_compressed_chunks_open_there(tmp_path: Path, portable: bool) -> None:
+    write_checkpoint(tmp_path / "a", of_every_dtype(), world_size=2, compression=COMPRESSIONS)
+    source = StoreSource(tmp_path / "a", 1)
+    target = export_zarr(source, tmp_path / "out.zarr", portable=portable)
+    group = Checkpoint(source).zarr(portable=portable)
+    for fqn, (array, _) in of_every_dtype().items():
+        assert opened(target, fqn).read().result().tobytes() == array.tobytes(), fqn
+        own = group[fqn]
+        assert isinstance(own, zarr.Array)
+        assert np.asarray(own[...]).tobytes() == array.tobytes(), fqn
+        box = whole(array.shape)
+        assert bytes(import_zarr(target).read(fqn, box)) == array.tobytes(), fqn
+
+
+def test_a_missing_chunk_is_an_error_or_nan_never_zero(source: StoreSource, tmp_path: Path) -> None:
+    target = export_zarr(source, tmp_path / "out.zarr")
+    for name in ("t.float32", "t.bfloat16", "t.float8_e4m3fn", "t.float8_e8m0fnu"):
+        (target / name / "c/1/0").unlink()
+        with pytest.raises(ValueError, match="missing"):
+            opened(target, name).read().result()
+        filled = opened(target, name, fill_missing_data_reads=True).read().result()
+        assert np.isnan(filled[3:6].astype("f4")).all()
+
+
+def test_damage_is_noticed_there(source: StoreSource, tmp_path: Path) -> None:
+    target = export_zarr(source, tmp_path / "out.zarr")
+    chunk = target / "t.bfloat16/c/1/0"
+    data = bytearray(chunk.read_bytes())
+    data[5] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(ValueError, match="Digest mismatch"):
+        opened(target, "t.bfloat16").read().result()
+
+
+def test_what_came_through_the_interchange_opens_there_too(
+    source: StoreSource, tmp_path: Path
+) -> None:
+    first = import_zarr(export_zarr(source, tmp_path / "one"))
+    with ZarrDirectorySink(tmp_path / "two") as sink:
+        transfer(first, sink)
+    for fqn, (array, _) in of_every_dtype().items():
+        assert opened(tmp_path / "two", fqn).read().result().tobytes() == array.tobytes(), fqn
+
+
+def test_what_tensorstore_writes_loads_here(tmp_path: Path) -> None:
+    for fqn, (array, dtype) in of_every_dtype().items():
+        if DTYPES[dtype].registered is None and not DTYPES[dtype].native:
+            continue
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": f"{tmp_path / 'group' / fqn}/"},
+            "metadata": {
+                "shape": array.shape,
+                "data_type": dtype,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 3]}},
+            },
+        }
+        made = ts.open(spec, create=True).result()
+        made.write(array.view(made.dtype.numpy_dtype)).result()
+        found = import_zarr(tmp_path / "group" / fqn, missing="fill")
+        (name,) = found.specs
+        assert found.specs[name].dtype == dtype
+        assert bytes(found.read(name, whole(array.shape))) == array.tobytes(), dtype
+
+
+def test_a_checkpoint_is_read_directly_as_a_virtual_array(source: StoreSource) -> None:
+    view = Checkpoint(source)["t.bfloat16"]
+
+    def read(domain: Any, out: Any, _: Any) -> None:
+        box = tuple(slice(d.inclusive_min, d.exclusive_max) for d in domain)
+        out[...] = view[box].view(torch.int16).numpy().view(out.dtype)
+
+    array = ts.virtual_chunked(
+        read,
+        dtype=ts.bfloat16,
+        domain=ts.IndexDomain(shape=view.shape),
+        chunk_layout=ts.ChunkLayout(chunk_shape=source.manifest.tensors["t.bfloat16"].cell),
+    )
+    wanted = of_every_dtype()["t.bfloat16"][0]
+    assert array.read().result().tobytes() == wanted.tobytes()
+    assert array[2:5, 1].read().result().tobytes() == wanted[2:5, 1].tobytes()
