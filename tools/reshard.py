@@ -1,77 +1,158 @@
-"""`holdfast reshard`: rewrite a checkpoint for another layout or format."""
+"""`holdfast reshard`: write a checkpoint again for another layout."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ckpt.catalog import choose, locate
-from ckpt.manifest import stored_bytes
-from ckpt.rewrite import export_safetensors, reshard
+from ckpt.catalog import choose
+from ckpt.interchange import MEMORY_BYTES, nbytes_of
+from ckpt.layout import TensorSpec
+from ckpt.manifest import Manifest
+from ckpt.rewrite import reshard
 from ckpt.source import StoreSource
-from tools.verify import progress_bar
+from ckpt.store.places import locate
+from ckpt.target_layout import DATA_AXIS, Rule, TargetLayout
+from elastic.errors import ConfigError
+from tools.opening import add_compress
+from tools.terminal import parse_bytes, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
 
-MAX_RANKS = 65_536
+MAX_RANKS: Final = 65_536
+
+_AXIS: Final = re.compile(r"([a-z][a-z0-9_]*)=(\d{1,5})")
+_RULE: Final = re.compile(r"(.+)=(?:([a-z][a-z0-9_]*):)?(-?\d{1,2})")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "reshard",
-        help="rewrite a checkpoint for another layout or format",
-        description="Writes a checkpoint again, as another number of ranks would have saved it or "
-        "as safetensors. Loading needs no resharding: any layout loads any checkpoint. Every byte "
-        "is checked on the way, and the source is not changed.",
+        help="rewrite a checkpoint for another layout",
+        description="Writes a checkpoint again, as the ranks of another mesh would have saved it. "
+        "Loading needs no resharding: any layout loads any checkpoint. Every byte is checked on "
+        "the way, and the source is not changed. Killed, the same command goes on behind the last "
+        "writer that was complete.",
     )
     parser.add_argument("source", metavar="SRC", help="the root of checkpoints, or one step of it")
-    parser.add_argument("target", metavar="DST", help="the directory to write to")
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--mesh", type=mesh, metavar="dp=N", help="the new layout, as in dp=2")
-    how.add_argument("--to", choices=["safetensors"], help="the new format (module tensors only)")
+    parser.add_argument("target", metavar="DST", help="the root to write to")
+    parser.add_argument(
+        "--mesh",
+        type=mesh,
+        required=True,
+        metavar="AXIS=N,…",
+        help="the new layout, as in dp=4 or dp=2,tp=2; dp splits dim 0 of every tensor, as FSDP2 "
+        "does, other axes what --shard says",
+    )
+    parser.add_argument(
+        "--shard",
+        action="append",
+        type=rule,
+        default=[],
+        metavar="GLOB=[AXIS:]DIM",
+        help="split dim DIM of the tensors that match, as in '*.wq.weight=0'; AXIS where the mesh "
+        "has several besides dp. The last one that fits counts",
+    )
     parser.add_argument("--step", type=int, help="the step to read (default: the newest verified)")
-    parser.add_argument("--name", help="with --to: the module, where the state has several")
+    parser.add_argument(
+        "--memory",
+        type=parse_bytes,
+        default=MEMORY_BYTES,
+        metavar="SIZE",
+        help="working memory, as in 512MiB (2GiB)",
+    )
+    add_compress(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def mesh(text: str) -> dict[str, int]:
-    """Parse ``dp=N``."""
-    match = re.fullmatch(r"dp=(\d{1,5})", text)
-    if match is None or not 1 <= int(match[1]) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a mesh this version writes; give dp=N with N from 1 to {MAX_RANKS}"
-        )
-    return {"dp": int(match[1])}
+    """Parse ``dp=2,tp=2``; an argparse type."""
+    axes: dict[str, int] = {}
+    ranks = 1
+    for part in text.split(","):
+        match = _AXIS.fullmatch(part)
+        if match is None or match[1] in axes or int(match[2]) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a mesh; give dp=N, or several axes as in dp=2,tp=2"
+            )
+        axes[match[1]] = int(match[2])
+        ranks *= axes[match[1]]
+    if ranks > MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} has {ranks} ranks; {MAX_RANKS} at most")
+    return axes
+
+
+def rule(text: str) -> tuple[str, str | None, int]:
+    """Parse ``GLOB=[AXIS:]DIM``; an argparse type."""
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form GLOB=DIM or GLOB=AXIS:DIM")
+    return match[1], match[2], int(match[3])
+
+
+def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) -> TargetLayout:
+    """Return the layout; a rule without an axis is for the one besides dp.
+
+    Raises ``ConfigError`` where there is none, or several, or not the axis a rule names.
+    """
+    others = [axis for axis in axes if axis != DATA_AXIS]
+    found = []
+    for glob, named, dim in rules:
+        if named is None and len(others) != 1:
+            raise ConfigError(
+                f"--shard {glob}={dim}: the mesh has the axes {', '.join(axes)}; say which one "
+                f"splits, as in {glob}={(others or list(axes))[0]}:{dim}"
+            )
+        axis = named or others[0]
+        if axis not in axes:
+            raise ConfigError(
+                f"--shard {glob}={axis}:{dim}: the mesh has the axes {', '.join(axes)}"
+            )
+        found.append(Rule(glob=glob, axis=axis, dim=dim))
+    return TargetLayout(mesh=axes, rules=tuple(found))
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint again and say where."""
+    layout = layout_of(args.mesh, args.shard)
     root, named = locate(args.source)
     step = choose(root, named if args.step is None else args.step)
     with StoreSource(root, step) as source, progress_bar() as bar:
-        task = bar.add_task("writing", total=None if args.to else _total(source))
-        if args.to:
-            files = export_safetensors(
-                source, args.target, name=args.name, progress=lambda n: bar.advance(task, n)
-            )
-            done = ", ".join(str(file) for file in files)
-        else:
-            reshard(
-                source, args.target, dp=args.mesh["dp"], progress=lambda n: bar.advance(task, n)
-            )
-            done = str(Path(args.target, source.folder))
-    print(f"step {step} written: {done}")
+        total = _total(source.manifest)
+        task = bar.add_task("writing", total=total)
+        done = reshard(
+            source,
+            args.target,
+            layout=layout,
+            compression=None if args.compress is None else dict(args.compress),
+            memory_bytes=args.memory,
+            progress=lambda n: bar.advance(task, n),
+        )
+        place = f"{str(args.target).rstrip('/')}/{source.folder}"
+    if args.json:
+        print_json(
+            {
+                "step": step,
+                "path": place,
+                "mesh": args.mesh,
+                "ranks": layout.ranks,
+                "bytes": done.bytes,
+                "bytes_found_complete": total - done.bytes,
+                "seconds": done.seconds,
+            }
+        )
+        return 0
+    resumed = f", {readable(total - done.bytes)} were there already" if total > done.bytes else ""
+    print(f"step {step} written: {place} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})")
     return 0
 
 
-def _total(source: StoreSource) -> int:
+def _total(manifest: Manifest) -> int:
     return sum(
-        stored_bytes(chunk, tensor)
-        for index in source.packs.values()
-        for tensor in index.tensors.values()
-        for chunk in tensor.chunks
+        nbytes_of(TensorSpec(fqn=fqn, dtype=tensor.dtype, shape=tensor.shape))
+        for fqn, tensor in manifest.tensors.items()
     )

@@ -1,0 +1,1 @@
+"""Other formats, each as a ``TensorSource`` and a ``TensorSink`` of ``ckpt.interchange``."""

@@ -1,0 +1,95 @@
+"""Rewrite a checkpoint in a child that is killed at its Nth call to the system. No torch.
+
+Usage: rewrite_driver.py ROOT reshard|safetensors; prints a JSON line per N, the last with
+``"status": 0``. After each kill it is looked at what can be seen, then the work is done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from crash_driver import die_at
+
+from ckpt.bridges.checkpoint import CheckpointSource
+from ckpt.bridges.safetensors import SafetensorsSink, SafetensorsSource
+from ckpt.catalog import committed_steps
+from ckpt.errors import CkptError
+from ckpt.interchange import Transferred, transfer
+from ckpt.rewrite import reshard
+from ckpt.source import StoreSource
+from ckpt.store.places import open_store
+from ckpt.target_layout import TargetLayout
+from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from ckpt.testing.interchange import read_all
+from ckpt.verify import faults
+
+STEP_OF_CALLS = 3
+"""Of the places to be killed at, every third is tried; the parity of the number changes."""
+
+
+def rewrite(how: str, source: Path, target: Path) -> Transferred:
+    """Do the work."""
+    with StoreSource(source, 1) as opened:
+        if how == "reshard":
+            return reshard(opened, target, layout=TargetLayout(mesh={"dp": 3}))
+        tensors = CheckpointSource(opened)
+        with SafetensorsSink(target, file_bytes=150, content=tensors.identity.content) as sink:
+            return transfer(tensors, sink)
+
+
+def visible(how: str, target: Path) -> bool:
+    """Say whether the result can be seen; fail where it can, but is not what it should be."""
+    wanted = {fqn: array.tobytes() for fqn, (array, _) in sample_arrays().items()}
+    if how == "reshard":
+        if committed_steps(target) != [1]:
+            return False
+        assert not list(faults(open_store(target), 1, deep=True))
+        with StoreSource(target, 1) as opened:
+            assert read_all(CheckpointSource(opened)) == wanted
+        return True
+    if not (target / "model.safetensors.index.json").exists():
+        return False
+    with closing(SafetensorsSource(target)) as found:
+        assert read_all(found) == wanted
+    return True
+
+
+def again(how: str, source: Path, target: Path) -> int | str:
+    """Do the work again; return the bytes it took, or why it was refused."""
+    try:
+        return rewrite(how, source, target).bytes
+    except CkptError as error:
+        return str(error)
+
+
+def main() -> None:
+    root, how = Path(sys.argv[1]), sys.argv[2]
+    os.fsync = lambda _: None  # a killed process loses nothing that it has written
+    source = root / "source"
+    write_checkpoint(source, sample_arrays(), world_size=2)
+    for number in range(1, 10_000, STEP_OF_CALLS):
+        target = root / str(number)
+        child = os.fork()
+        if child == 0:
+            die_at(number)
+            rewrite(how, source, target)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        line = {
+            "status": status,
+            "visible": visible(how, target),
+            "again": again(how, source, target),
+            "after": visible(how, target),
+            "rest": [path.name for path in target.rglob("*.tmp")],
+        }
+        print(json.dumps(line), flush=True)
+        if status == 0:
+            return
+
+
+if __name__ == "__main__":
+    main()
