@@ -47,8 +47,11 @@ COMMANDS: Final = {
     "run": ("tools.run", "start a training script so that it survives the loss of workers"),
     "demo": ("tools.demo", "train with reinforcement learning under injected kills, and prove it"),
     "inspect": ("tools.inspect", "show what a checkpoint holds"),
+    "cat": ("tools.cat", "print a tensor, a slice of it, its statistics or a plain value"),
+    "diff": ("tools.diff", "show where two checkpoints differ"),
     "verify": ("tools.verify", "check every byte of a checkpoint against its checksums"),
-    "reshard": ("tools.reshard", "rewrite a checkpoint for another layout or format"),
+    "reshard": ("tools.reshard", "rewrite a checkpoint for another layout"),
+    "convert": ("tools.convert", "convert between formats of checkpoints"),
     "prune": ("tools.prune", "remove old checkpoints, never the newest verified one"),
     "bench": ("tools.bench", "measure snapshots, checkpoints and parity on this machine"),
 }
@@ -56,7 +59,7 @@ COMMANDS: Final = {
 
 OURS: Final = ("ckpt", "elastic", "adapters", "tools")
 
-EXTRA_OF: Final = {"reasoning_gym": "rl", "safetensors": "safetensors"}
+EXTRA_OF: Final = {"reasoning_gym": "rl", "boto3": "s3"}
 """Optional package -> the extra of Holdfast's distribution that installs it."""
 
 _REMEDIES: Final = {

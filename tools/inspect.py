@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from math import prod
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ckpt.catalog import StepInfo, choose, locate, open_store, quick_verify, steps
+from ckpt.catalog import StepInfo, choose, quick_verify, steps
 from ckpt.manifest import Manifest
+from ckpt.source import StoreSource
+from ckpt.store.places import locate, open_store
 from ckpt.types import Json
-from ckpt.zarr_dtypes import dtype_of
+from tools import layout_map, names_tree
+from tools.opening import add_select, chosen, require, tensor_bytes
+from tools.terminal import HelpFormatter, console, print_json, readable, shape_text
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
 
-_SHOWN_VALUES = 40
-_WIDTH = 160
+_SHOWN_VALUES: Final = 40
+
+_EPILOG: Final = """\
+examples:
+  holdfast inspect runs/demo                                 the newest verified step
+  holdfast inspect runs/demo --step 200 --tree               the names as a tree, with sizes
+  holdfast inspect runs/demo --layout --select 'model.*'     which rank wrote which part
+  holdfast inspect runs/demo --json | jq .tensors
+"""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -30,9 +41,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="show what a checkpoint holds",
         description="Shows the steps below a directory, and the tensors, plain values and layout "
         "of one of them. Reads no tensor.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", help="the root of checkpoints, or one step of it")
     parser.add_argument("--step", type=int, help="the step to show (default: the newest verified)")
+    parser.add_argument("--tree", action="store_true", help="show the names as a tree, with sizes")
+    parser.add_argument("--layout", action="store_true", help="show which writer holds which part")
+    add_select(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -41,28 +57,55 @@ def run(args: argparse.Namespace) -> int:
     """Print the description."""
     root, named = locate(args.path)
     step = choose(root, named if args.step is None else args.step)
-    manifest = quick_verify(open_store(root), step)
+    manifest = _selected(quick_verify(open_store(root), step), args.select, origin=str(args.path))
     if args.json:
-        sys.stdout.write(msgspec.json.encode(describe(manifest, steps(root))).decode() + "\n")
-    else:
-        show(manifest, steps(root), console=_console())
+        print_json(_described(manifest, root, args))
+        return 0
+    shown = console()
+    show_summary(manifest, steps(root), console=shown)
+    if args.tree:
+        shown.print()
+        shown.print(names_tree.draw(_tree(manifest), title="tensors"))
+    if args.layout:
+        with closing(StoreSource(root, step)) as source:
+            for pattern in layout_map.patterns(source.packs, list(manifest.tensors)):
+                shown.print()
+                shown.print(layout_map.picture(pattern), end="")
+    if not args.tree and not args.layout:
+        show_tensors(manifest, console=shown)
     return 0
 
 
-def _console() -> Console:
-    """Return a console that is wide where no terminal limits it."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+def _selected(manifest: Manifest, globs: list[str] | None, *, origin: str) -> Manifest:
+    """Return the manifest with the chosen names only."""
+    tensors = chosen(manifest.tensors, globs)
+    aliases, values = chosen(manifest.aliases, globs), chosen(manifest.values, globs)
+    require([*tensors, *aliases, *values], globs, origin=origin)
+    return msgspec.structs.replace(
+        manifest,
+        tensors={name: manifest.tensors[name] for name in tensors},
+        aliases={name: manifest.aliases[name] for name in aliases},
+        values={name: manifest.values[name] for name in values},
+    )
 
 
-def tensor_bytes(manifest: Manifest, fqn: str) -> int:
-    """Return the size of a tensor."""
-    tensor = manifest.tensors[fqn]
-    return prod(tensor.shape) * dtype_of(tensor.dtype, origin=fqn).itemsize
+def _tree(manifest: Manifest) -> names_tree.Branch:
+    return names_tree.grow(manifest.tensors, manifest.aliases)
+
+
+def _described(manifest: Manifest, root: object, args: argparse.Namespace) -> Json:
+    found = describe(manifest, steps(str(root)))
+    if args.tree:
+        found["tree"] = _tree(manifest).described()
+    if args.layout:
+        with closing(StoreSource(str(root), manifest.step)) as source:
+            found["layout"] = layout_map.described(source.packs, list(manifest.tensors))
+    return found
 
 
 def describe(manifest: Manifest, there: list[StepInfo]) -> Json:
     """Return the description as JSON."""
+    bases = manifest.bases().values()
     return {
         "format": manifest.format,
         "run": manifest.run,
@@ -76,12 +119,14 @@ def describe(manifest: Manifest, there: list[StepInfo]) -> Json:
         "bytes": sum(tensor_bytes(manifest, fqn) for fqn in manifest.tensors),
         "stored_bytes": sum(record.nbytes for record in manifest.files()),
         "files": [msgspec.to_builtins(record) for record in manifest.files()],
+        "bases": [msgspec.to_builtins(record) for record in bases],
         "tensors": {
             fqn: {
                 "dtype": tensor.dtype,
                 "shape": tensor.shape,
                 "chunk": tensor.cell,
                 "bytes": tensor_bytes(manifest, fqn),
+                **({"codec": str(tensor.codec)} if tensor.codec else {}),
             }
             for fqn, tensor in manifest.tensors.items()
         },
@@ -90,34 +135,46 @@ def describe(manifest: Manifest, there: list[StepInfo]) -> Json:
     }
 
 
-def show(manifest: Manifest, there: list[StepInfo], *, console: Console) -> None:
-    """Print the description for people."""
+def show_summary(manifest: Manifest, there: list[StepInfo], *, console: Console) -> None:
+    """Print what the checkpoint is."""
     summary = Table.grid(padding=(0, 2))
-    stored = sum(record.nbytes for record in manifest.files())
-    size = sum(tensor_bytes(manifest, fqn) for fqn in manifest.tensors)
     mesh = " x ".join(f"{axis}={n}" for axis, n in manifest.mesh.items()) or "none"
     rows = {
         "step": f"{manifest.step}  (there: {_steps(there)})",
         "run": f"{manifest.run or '(saved by ckpt.save)'}, generation {manifest.generation}",
         "mesh": f"{mesh}, saved by {manifest.world_size} rank(s)",
-        "size": f"{readable(size)} in {len(manifest.tensors)} tensors, "
-        f"{readable(stored)} in {len(list(manifest.files())) + 1} files",
+        "size": _size(manifest),
         "written by": ", ".join(f"{name} {v}" for name, v in manifest.created_by.items()),
     }
+    if bases := manifest.bases():
+        homes = sorted({path.split("/")[1] for path in bases})
+        rows["refers to"] = f"{len(bases)} packs of {', '.join(homes)}, which have to stay"
+    codecs = sorted({str(tensor.codec) for tensor in manifest.tensors.values() if tensor.codec})
+    if codecs:
+        count = sum(tensor.codec is not None for tensor in manifest.tensors.values())
+        rows["compressed"] = f"{count} tensors, by {', '.join(codecs)}"
     for name, text in rows.items():
-        summary.add_row(f"[bold]{name}[/bold]", text)
+        summary.add_row(Text(name, "bold"), Text(text))
     console.print(summary)
+
+
+def show_tensors(manifest: Manifest, *, console: Console) -> None:
+    """Print the tensors, then the plain values."""
+    compressed = any(tensor.codec for tensor in manifest.tensors.values())
     tensors = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("tensor", "dtype", "shape", "chunk"):
+    for title in ("tensor", "dtype", "shape", "chunk", *(("codec",) if compressed else ())):
         tensors.add_column(title, overflow="fold")
-    tensors.add_column("size", justify="right")
+    tensors.add_column("size", justify="right", no_wrap=True)
     for fqn, tensor in manifest.tensors.items():
-        tensors.add_row(
-            fqn, tensor.dtype, _shape(tensor.shape), _shape(tensor.cell), _size_of(manifest, fqn)
-        )
+        row = [fqn, tensor.dtype, shape_text(tensor.shape), shape_text(tensor.cell)]
+        row += [str(tensor.codec or "")] if compressed else []
+        tensors.add_row(*row, readable(tensor_bytes(manifest, fqn)))
     for alias, fqn in manifest.aliases.items():
-        tensors.add_row(alias, f"= {fqn}", "", "", "")
+        tensors.add_row(alias, f"= {fqn}")
+    console.print()
     console.print(tensors, markup=False)
+    if not manifest.values:
+        return
     values = Table(box=None, header_style="bold", pad_edge=False)
     values.add_column("value", no_wrap=True)
     values.add_column("", overflow="ellipsis", no_wrap=True)
@@ -126,27 +183,20 @@ def show(manifest: Manifest, there: list[StepInfo], *, console: Console) -> None
         values.add_row(name, msgspec.json.encode(value).decode())
     if left := len(manifest.values) - len(shown):
         values.add_row(f"… and {left} more (--json shows all)", "")
-    if manifest.values:
-        console.print(values, markup=False)
+    console.print()
+    console.print(values, markup=False)
 
 
-def _size_of(manifest: Manifest, fqn: str) -> str:
-    return readable(tensor_bytes(manifest, fqn))
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
+def _size(manifest: Manifest) -> str:
+    size = sum(tensor_bytes(manifest, fqn) for fqn in manifest.tensors)
+    stored = sum(record.nbytes for record in manifest.files())
+    noun = "tensor" if len(manifest.tensors) == 1 else "tensors"
+    return (
+        f"{readable(size)} in {len(manifest.tensors)} {noun}; "
+        f"the step has {readable(stored)} in {len(list(manifest.files())) + 1} files"
+    )
 
 
 def _steps(there: list[StepInfo]) -> str:
     names = [str(info.step) + ("" if info.committed else " unfinished") for info in there]
     return ("… " if len(names) > 10 else "") + ", ".join(names[-10:])
-
-
-def readable(nbytes: float) -> str:
-    """Return a size in the unit that fits it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"

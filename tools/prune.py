@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from ckpt.catalog import committed_steps
-from ckpt.retention import prune
-from tools.cli import Subparsers
+from rich.table import Table
+from rich.text import Text
+
+from ckpt import pins
+from ckpt.catalog import choose, committed, load_manifest, step_folder
+from ckpt.errors import CorruptError, NotFoundError
+from ckpt.manifest import Manifest
+from ckpt.retention import remove_steps
+from ckpt.retention_rules import Best, Candidate, Rules, Verdict, judge, parse_limit
+from ckpt.store.base import Store
+from ckpt.store.places import open_store
+from tools.terminal import HelpFormatter, console, positive, print_json, readable
+
+if TYPE_CHECKING:
+    from tools.cli import Subparsers
+
+_EPILOG: Final = """\
+examples:
+  holdfast prune runs/demo                                  keep the newest 3
+  holdfast prune runs/demo --keep-last 5 --keep-every 1000 --dry-run
+  holdfast prune runs/demo --keep-best eval.loss:min:2      a plain value of the state
+  holdfast prune runs/demo --ttl 7d --pin 4000              pins last until --unpin
+
+A step stays when any rule keeps it. --ttl ends what the others keep, but never a pinned step, and
+never the newest one whose bytes can be trusted. In days, hours or minutes, it counts from when this
+host first ran prune on the root and saw the step; other hosts' clocks are never looked at. In
+steps, as in 5000steps, it needs no clock. Packs that a step which stays refers to stay too.
+"""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -14,28 +43,127 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "prune",
         help="remove old checkpoints, never the newest verified one",
-        description="Remove all but the newest checkpoints below ROOT. The newest one whose bytes "
-        "can be trusted stays in any case; when none can be trusted, all stay.",
+        description="Removes checkpoints below ROOT that no rule keeps, and says why. The newest "
+        "one whose bytes can be trusted stays in any case; when none can be trusted, all stay.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("root", metavar="ROOT", help="directory that holds step-… directories")
     parser.add_argument(
-        "--keep-last", type=_positive, default=3, metavar="N", help="checkpoints to keep (3)"
+        "--keep-last", type=positive, default=3, metavar="N", help="keep the newest N (3)"
     )
+    parser.add_argument(
+        "--keep-every", type=positive, metavar="K", help="keep steps that K divides"
+    )
+    parser.add_argument(
+        "--keep-best",
+        type=_best,
+        action="append",
+        default=[],
+        metavar="METRIC:min|max[:N]",
+        help="keep the N (1) best by a plain value; may be given several times",
+    )
+    parser.add_argument("--ttl", type=_limit, metavar="AGE", help="as in 7d, 12h or 5000steps")
+    parser.add_argument("--pin", type=int, nargs="+", default=[], metavar="STEP", help="never go")
+    parser.add_argument("--unpin", type=int, nargs="+", default=[], metavar="STEP", help="may go")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
+def _best(text: str) -> Best:
+    try:
+        return Best.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _limit(text: str) -> tuple[float | None, int | None]:
+    try:
+        return parse_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Prune and say what went."""
-    gone = prune(args.root, keep_last=args.keep_last, dry_run=args.dry_run)
-    verb = "would remove" if args.dry_run else "removed"
-    listed = f": {', '.join(map(str, gone))}" if gone else ""
-    stay = len(committed_steps(args.root)) - (len(gone) if args.dry_run else 0)
-    print(f"{verb} {len(gone)} checkpoints{listed}; {stay} stay")
+    most_age_s, most_steps_old = args.ttl or (None, None)
+    rules = Rules(
+        keep_last=args.keep_last,
+        keep_every=args.keep_every,
+        keep_best=tuple(args.keep_best),
+        most_age_s=most_age_s,
+        most_steps_old=most_steps_old,
+    )
+    newest_verified = choose(args.root, None)
+    store = open_store(args.root)
+    there = committed(store)
+    manifests = {step: _manifest(store, step) for step in there}
+    verdicts = judge(_candidates(store, manifests, args), rules, newest_verified=newest_verified)
+    going = [verdict.step for verdict in verdicts if not verdict.keep]
+    freed = sum(_bytes(manifests[step]) for step in going)
+    if not args.dry_run:
+        remove_steps(store, going)
+    if args.json:
+        print_json({"dry_run": args.dry_run, "removed": going, "bytes": freed, "steps": verdicts})
+    else:
+        _show(verdicts, manifests, dry_run=args.dry_run)
     return 0
+
+
+def _manifest(store: Store, step: int) -> Manifest | None:
+    """Return a step's manifest, None where it is damaged or gone."""
+    with suppress(CorruptError, NotFoundError):
+        return load_manifest(store, step_folder(step))
+    return None
+
+
+def _candidates(
+    store: Store, manifests: dict[int, Manifest | None], args: argparse.Namespace
+) -> list[Candidate]:
+    """Return the steps with what the rules look at; pins and sightings are remembered."""
+    host, now_s = socket.gethostname(), time.time()
+    known = pins.load(store)
+    if args.ttl or args.pin or args.unpin:
+        change = {"pin": args.pin, "unpin": args.unpin, "host": host, "now_s": now_s}
+        if args.dry_run:
+            known = known.after(there=manifests.keys(), **change)
+        else:
+            known = pins.update(store, there=manifests.keys(), **change)
+    ages = known.ages(host=host, now_s=now_s)
+    return [
+        Candidate(
+            step=step,
+            values=manifest.values if manifest else {},
+            pinned=step in known.pins,
+            age_s=ages.get(step),
+        )
+        for step, manifest in manifests.items()
+    ]
+
+
+def _bytes(manifest: Manifest | None) -> int:
+    return sum(record.nbytes for record in manifest.files()) if manifest else 0
+
+
+def _show(
+    verdicts: tuple[Verdict, ...], manifests: dict[int, Manifest | None], *, dry_run: bool
+) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.columns[:] = []
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    verb = "would go" if dry_run else "removed"
+    for verdict in verdicts:
+        manifest = manifests[verdict.step]
+        size = readable(_bytes(manifest)) if manifest else "damaged"
+        fate = Text("stays", "green") if verdict.keep else Text(verb, "red")
+        table.add_row(f"step {verdict.step}", fate, size, "; ".join(verdict.reasons))
+    console().print(table, markup=False)
+    going = [verdict.step for verdict in verdicts if not verdict.keep]
+    freed = readable(sum(_bytes(manifests[step]) for step in going))
+    listed = f": {', '.join(map(str, going))} ({freed})" if going else ""
+    did = "would remove" if dry_run else "removed"
+    print(f"{did} {len(going)} checkpoints{listed}; {len(verdicts) - len(going)} stay")

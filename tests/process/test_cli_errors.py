@@ -54,7 +54,7 @@ def the_pack(root: Path) -> Path:
         ["demo", "--nosuch"],
         ["demo", "--seed", "many"],
         ["run", "--nproc", "0", "train.py"],
-        ["reshard", "a", "b", "--mesh", "tp=2"],
+        ["reshard", "a", "b", "--mesh", "tp=0"],
         ["prune", "x", "--keep-last", "0"],
     ],
 )

@@ -1,8 +1,7 @@
-"""`holdfast inspect`, `verify` and `reshard` on real checkpoints."""
+"""`holdfast inspect` and `verify` on real checkpoints."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,13 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import ckpt
-from ckpt.assemble import Assembler
-from ckpt.rewrite import export_safetensors
-from ckpt.source import StoreSource
+from ckpt.layout import Box
 from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from tools.cli import main
 
@@ -47,6 +41,62 @@ def test_inspect_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["values"] == {"lr": 0.25}
 
 
+def test_the_tree_draws_equal_siblings_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    norm, gate = np.ones((4,), "<f4"), np.ones((2, 3), "<f4")
+    arrays = {f"model.layers.{i}.norm": (norm, "float32") for i in (0, 1, 2, 10)}
+    arrays |= {f"model.layers.{i}.mlp.gate": (gate, "float32") for i in (0, 1, 2)}
+    write_checkpoint(tmp_path, arrays, step=7, aliases={"head.weight": "model.layers.0.norm"})
+    assert main(["inspect", str(tmp_path), "--tree"]) == 0
+    shown = capsys.readouterr().out
+    assert "0 … 2  2 tensors, 40 B each, 3 alike" in shown
+    assert "mlp.gate  float32 2 x 3  24 B" in shown
+    assert "10.norm  float32 4  16 B" in shown
+    assert "head.weight  = model.layers.0.norm" in shown
+    assert main(["inspect", str(tmp_path), "--tree", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)["tree"]
+    assert (tree["tensors"], tree["bytes"]) == (7, 136)
+    assert tree["below"]["model"]["below"]["layers"]["below"]["10"]["bytes"] == 16
+
+
+def test_the_layout_shows_who_wrote_what(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(root), "--layout"]) == 0
+    shown = capsys.readouterr().out
+    assert "model.weight  10 x 7  2 writers, 2 chunks, cut along dim 0\n  0000011111\n" in shown
+    assert "model.mask  9  2 writers, 2 chunks, cut along dim 0\n  000001111\n" in shown
+    assert "optimizer.step  scalar  writer 0, 1 chunk\n  0\n" in shown
+    assert "model.none  0 x 3  no elements" in shown
+    assert main(["inspect", str(root), "--layout", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["layout"]
+    told = [(part["writer"], part["offset"], part["shape"]) for part in found["model.weight"]]
+    assert told == [(0, [0, 0], [5, 7]), (1, [5, 0], [5, 7])]
+    assert found["model.weight"][1]["pack"].startswith("data/00001-")
+
+
+def test_the_layout_of_a_grid_is_a_picture_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.arange(24.0).reshape(4, 6)
+    boxes = [Box(offset=(i, j), shape=(2, 3)) for i in (0, 2) for j in (0, 3)]
+    arrays = dict.fromkeys(("a.0.w", "a.1.w"), (array, "float64"))
+    lie = dict.fromkeys(arrays, boxes)
+    write_checkpoint(tmp_path, arrays, boxes=lie, world_size=4, step=7)
+    assert main(["inspect", str(tmp_path), "--layout"]) == 0
+    shown = capsys.readouterr().out
+    assert "a.*.w (2)  4 x 6  4 writers, 4 chunks, cut along dim 0, 1\n" in shown
+    assert "  000111\n  000111\n  222333\n  222333\n" in shown
+
+
+def test_only_what_is_selected_is_shown(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(root), "--json", "--select", "model.m*", "--select", "lr"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["tensors"]) == ["model.mask"]
+    assert found["values"] == {"lr": 0.25}
+    assert main(["inspect", str(root), "--select", "no*"]) == 1
+    assert "no name matches 'no*'" in capsys.readouterr().err
+
+
 def test_verify_says_sound_and_damaged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(root), "--deep"]) == 0
     assert "step 7: sound (every byte checked)" in capsys.readouterr().out
@@ -68,7 +118,10 @@ def test_verify_says_sound_and_damaged(root: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--step", "8"], "no checkpoint of step 8; steps there: 7"), ([], "no such directory")],
+    [
+        (["--step", "8"], "no checkpoint of step 8; steps there: 7"),
+        ([], "no checkpoint; "),
+    ],
 )
 def test_what_is_not_there_is_one_paragraph(
     root: Path,
@@ -84,107 +137,14 @@ def test_what_is_not_there_is_one_paragraph(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("dp", [1, 2, 3, 4])
-def test_reshard_writes_what_dp_ranks_would_have(
-    root: Path, tmp_path: Path, dp: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / f"dp{dp}"
-    assert main(["reshard", str(root), str(target), "--mesh", f"dp={dp}"]) == 0
-    assert str(target / "step-000000000007") in capsys.readouterr().out
-    assert main(["verify", str(target), "--deep"]) == 0
-    with StoreSource(target, 7) as source:
-        assembler = Assembler(source)
-        for fqn, (array, _) in sample_arrays().items():
-            np.testing.assert_array_equal(assembler.box(fqn), array)
-        assert source.manifest.mesh == {"dp": dp}
-        assert source.manifest.merged is None
-        assert source.manifest.values == {"lr": 0.25}
-        boxes = [
-            [chunk.box.shape for chunk in index.tensors["model.weight"].chunks]
-            for index in source.indexes()
-            if "model.weight" in index.tensors
-        ]
-        full = -(-10 // dp)
-        assert boxes[0] == [(full, 7)]
-
-
-def test_reshard_refuses_its_own_source(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reshard", str(root), str(root), "--mesh", "dp=2"]) == 1
-    assert "the same" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("mesh", ["tp=2", "dp=0", "dp=x", "dp=99999", "2"])
-def test_a_wrong_mesh_is_a_usage_error(
-    root: Path, tmp_path: Path, mesh: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["reshard", str(root), str(tmp_path / "x"), "--mesh", mesh])
-    assert ended.value.code == 2
-    assert "give dp=N" in capsys.readouterr().err
-
-
-def save_net(root: Path) -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).to(torch.bfloat16))
-    optimizer = torch.optim.AdamW(net.parameters())
-    ckpt.save(root, {"model": net, "optimizer": optimizer, "n": 1}, step=1)
-    return net
-
-
-def test_module_tensors_become_safetensors(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    net = save_net(tmp_path / "root")
-    assert (
-        main(["reshard", str(tmp_path / "root"), str(tmp_path / "out"), "--to", "safetensors"]) == 0
-    )
-    found = load_file(tmp_path / "out/model.safetensors")
-    assert found.keys() == net.state_dict().keys()
-    assert all(torch.equal(found[name], t) for name, t in net.state_dict().items())
-
-
-def test_large_modules_become_several_files(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    net = save_net(tmp_path / "root")
-    with StoreSource(tmp_path / "root", 1) as source:
-        *files, index = export_safetensors(source, tmp_path / "out", file_bytes=40)
-    assert len(files) > 1
-    places = json.loads(index.read_text())["weight_map"]
-    for name, tensor in net.state_dict().items():
-        assert torch.equal(load_file(tmp_path / "out" / places[name])[name], tensor)
-
-
-def test_several_modules_need_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ckpt.save(tmp_path / "r", {"actor": nn.Linear(2, 2), "critic": nn.Linear(2, 1)}, step=1)
-    words = ["reshard", str(tmp_path / "r"), str(tmp_path / "out"), "--to", "safetensors"]
-    assert main(words) == 1
-    assert "actor, critic; say with --name" in capsys.readouterr().err
-    assert main([*words, "--name", "critic"]) == 0
-
-
-def test_without_safetensors_the_extra_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_net(tmp_path / "root")
-    real = importlib.import_module
-
-    def without(name: str, package: str | None = None) -> object:
-        if name.startswith("safetensors"):
-            raise ModuleNotFoundError(name=name)
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    assert (
-        main(["reshard", str(tmp_path / "root"), str(tmp_path / "out"), "--to", "safetensors"]) == 1
-    )
-    assert "holdfast[safetensors]" in capsys.readouterr().err
-
-
 def test_the_tools_do_not_import_torch(root: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from tools.cli import main\n"
         f"assert main(['inspect', {str(root)!r}]) == 0\n"
         f"assert main(['verify', {str(root)!r}, '--deep']) == 0\n"
+        f"assert main(['diff', {str(root)!r}, {str(root)!r}]) == 0\n"
+        f"assert main(['cat', {str(root)!r}, 'model.bias', '--stats']) == 0\n"
+        f"assert main(['prune', {str(root)!r}]) == 0\n"
         f"assert main(['reshard', {str(root)!r}, {str(tmp_path / 'o')!r}, '--mesh', 'dp=3']) == 0\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -1,0 +1,87 @@
+"""Boxes are read as they are, by a bounded number of threads in a bounded room."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpt.boxes import BoxReader, budget, largest_chunk, parallel
+from ckpt.errors import NotFoundError
+from ckpt.layout import Box
+from ckpt.source import StoreSource
+from ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[BoxReader]:
+    write_checkpoint(tmp_path, sample_arrays(), world_size=3)
+    with StoreSource(tmp_path, 1) as source:
+        yield BoxReader(source)
+
+
+def test_every_box_is_that_part_of_the_tensor(reader: BoxReader) -> None:
+    for fqn, (array, _) in sample_arrays().items():
+        full = Box(offset=(0,) * array.ndim, shape=array.shape)
+        np.testing.assert_array_equal(reader.box(fqn, full), array)
+    array = sample_arrays()["model.weight"][0]
+    for box in (
+        Box(offset=(1, 2), shape=(8, 3)),
+        Box(offset=(4, 0), shape=(1, 7)),
+        Box(offset=(3, 3), shape=(0, 2)),
+    ):
+        np.testing.assert_array_equal(reader.box("model.weight", box), part_of(array, box))
+
+
+def test_the_cell_is_the_largest_chunk_of_the_tensor(reader: BoxReader) -> None:
+    assert reader.cell("model.weight") == (4, 7)
+    assert reader.cell("model.none") == (1, 1)
+    assert reader.cell("optimizer.step") == ()
+    assert largest_chunk([reader.tensors["model.weight"]]) == 4 * 7 * 4
+
+
+def test_an_unknown_tensor_is_named(reader: BoxReader) -> None:
+    with pytest.raises(NotFoundError, match="nothing"):
+        reader.box("nothing", Box(offset=(), shape=()))
+
+
+def test_results_come_in_order_and_few_items_are_taken_ahead() -> None:
+    taken, threads, lock = [0], set(), threading.Lock()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken[0] += 1
+            yield number
+
+    def work(number: int) -> int:
+        with lock:
+            threads.add(threading.get_ident())
+        return number * number
+
+    for number, result in enumerate(parallel(work, items(), threads=3)):
+        assert result == number * number
+        assert taken[0] <= number + 8
+    assert len(threads) <= 3
+
+
+def test_a_failure_comes_out_after_what_was_before_it() -> None:
+    def work(number: int) -> int:
+        return 10 // (3 - number)
+
+    results = parallel(work, range(6), threads=2)
+    assert [next(results) for _ in range(3)] == [3, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 32 << 20, 256 << 20, 4 << 30])
+@pytest.mark.parametrize("chunk", [0, 1 << 10, 16 << 20, 900 << 20])
+def test_a_budget_is_kept_unless_one_chunk_exceeds_it(memory: int, chunk: int) -> None:
+    found = budget(memory, threads=8, largest_chunk=chunk, sources=2)
+    used = found.threads * 2 * (chunk + found.tile_bytes)
+    assert found.threads >= 1
+    assert found.tile_bytes >= 1 << 20
+    assert used <= memory or (found.threads, found.tile_bytes) == (1, 1 << 20)

@@ -1,0 +1,91 @@
+"""What the commands share at the terminal: sizes, arguments, consoles, progress bars, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+_WIDTH: Final = 160
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps descriptions and leaves epilogs, which hold examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def readable(nbytes: float) -> str:
+    """Return a size in the unit that fits it."""
+    for unit in _UNITS[:-1]:
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} {_UNITS[-1]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a size such as ``2GiB``, ``512M`` (both binary), ``1.5GB`` (decimal) or ``4096``.
+
+    An argparse type: raises ``ArgumentTypeError`` for anything else, and for less than one byte.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as in 2GiB or 512MiB")
+    number, prefix, binary, unit = match.groups()
+    base = 1000 if unit and prefix and not binary else 1024
+    nbytes = int(float(number) * base ** " kmgtp".index(prefix.lower() or " "))
+    if nbytes < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte; write it as in 512MiB")
+    return nbytes
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1; an argparse type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape for people."""
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that is wide where no terminal limits it."""
+    made = Console(highlight=False, stderr=stderr)
+    return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=_WIDTH)
+
+
+def progress_bar() -> Progress:
+    """Return a bar for bytes, to be entered; it shows on stderr, on a terminal only, and goes.
+
+    ``task = bar.add_task("reading", total=nbytes)``, then ``bar.advance(task, nbytes)`` from any
+    thread.
+    """
+    shown = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=shown,
+        transient=True,
+        disable=not shown.is_terminal,
+    )
+
+
+def print_json(content: object) -> None:
+    """Write ``content`` to stdout as one line of JSON."""
+    sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
