@@ -1,0 +1,182 @@
+"""What torch.distributed.checkpoint calls the entries of a checkpoint. Pure.
+
+DCP flattens a nested state dict into names, ``".".join(path)``, and remembers the path of each,
+because keys have dots of their own. A checkpoint written through DCP keeps its names, and the
+paths that cannot be told from them in values called ``dcp.paths.<writer>``. In any other
+checkpoint of ours the optimizer's names are those of ``ckpt.save``, and become DCP's here::
+
+    optimizer.state.model.layers.0.weight.exp_avg  →  optimizer.state.layers.0.weight.exp_avg
+    optimizer.groups.0.lr                          →  optimizer.param_groups.0.lr
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from ckpt import plain
+from ckpt.types import Json
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Where an entry lies in the nested state dict: keys of mappings, indices of lists."""
+
+PATHS: Final = "dcp.paths."
+"""Values of this prefix, one per writer, map names to paths; they mark what DCP has written."""
+
+_GROUP: Final = re.compile(r"(.+)\.groups\.(\d+)\.params")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A checkpoint in DCP's names.
+
+    ``tensors`` maps them to ``stored`` names, ``values`` to objects, ``paths`` to where they lie in
+    the nested state dict.
+    """
+
+    stored: frozenset[str]
+    tensors: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorAt:
+    """Stands for a tensor inside the tree of an object that ``ckpt.save`` has saved."""
+
+    stored: str
+
+
+class _OfOneRank:
+    """Stands for a value that belongs to one rank, which DCP has no place for."""
+
+
+def name_of(path: Path) -> str:
+    """Return the name DCP gives to what lies at ``path``."""
+    return ".".join(map(str, path))
+
+
+def usual_path(name: str) -> Path:
+    """Return the path taken where none is recorded: the first part of the name, then the rest.
+
+    So ``model.layers.0.weight`` is ``layers.0.weight`` of the state dict called ``model``.
+    """
+    return tuple(name.split(".", 1))
+
+
+def is_leaf(value: object) -> bool:
+    """Say whether DCP keeps ``value`` as one entry when it flattens.
+
+    Mappings are taken apart, and lists that hold mappings or tensors; tuples never are.
+    """
+    if isinstance(value, Mapping | _TensorAt):
+        return False
+    return not isinstance(value, list) or all(map(is_leaf, value))
+
+
+def leaves(path: Path, value: object) -> Iterator[tuple[Path, Any]]:
+    """Yield the entries into which DCP flattens ``value``, with their paths."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves((*path, str(key)), item)
+    elif isinstance(value, list) and not is_leaf(value):
+        for i, item in enumerate(value):
+            yield from leaves((*path, i), item)
+    else:
+        yield path, value
+
+
+def to_record(paths: Mapping[str, Path], values: Mapping[str, object]) -> dict[str, Json]:
+    """Return what of ``paths`` must be kept so that `view_of` finds them all again.
+
+    ``values`` are the objects among the entries: one that would be flattened, but was not, needs
+    its path kept too.
+    """
+    return {
+        name: list(path)
+        for name, path in paths.items()
+        if path != usual_path(name) or not is_leaf(values.get(name))
+    }
+
+
+def view_of(
+    tensors: Iterable[str], *, aliases: Mapping[str, str], values: Mapping[str, Json]
+) -> View:
+    """Return what DCP sees of stored tensors, tied names and plain values (as JSON)."""
+    recorded: dict[str, Path] = {}
+    for name, paths in values.items():
+        if name.startswith(PATHS):
+            recorded |= {fqn: tuple(path) for fqn, path in paths.items()}
+    ours = not any(name.startswith(PATHS) for name in values)
+    path_of = _optimizer_paths(values) if ours else usual_path
+    stored = tuple(tensors)
+    view = View(stored=frozenset(stored))
+    for name in (*stored, *aliases):
+        path = recorded.get(name) or path_of(name)
+        view.tensors[name_of(path)] = aliases.get(name, name)
+        view.paths[name_of(path)] = path
+    for name, value in values.items():
+        if name.startswith(PATHS):
+            continue
+        found = plain.decode(value, leaf=_reference)
+        if ours and _GROUP.fullmatch(name):
+            found = [_bare(member) for member in found]
+        if name in recorded:
+            view.values[name] = found
+            view.paths[name] = recorded[name]
+        else:
+            _add(view, path_of(name), found, aliases=aliases)
+    return view
+
+
+def _add(view: View, start: Path, value: object, *, aliases: Mapping[str, str]) -> None:
+    """Add a value; tensors in it that are not there (they were not selected) are left out."""
+    for path, leaf in leaves(start, value):
+        name = name_of(path)
+        if isinstance(leaf, _TensorAt):
+            stored = aliases.get(leaf.stored, leaf.stored)
+            if stored not in view.stored:
+                continue
+            view.tensors[name] = stored
+        elif not isinstance(leaf, _OfOneRank):
+            view.values[name] = leaf
+        else:
+            continue
+        view.paths[name] = path
+
+
+def _reference(tag: str, payload: Any) -> object:
+    if tag == "$tensor":
+        return _TensorAt(payload)
+    if tag == "$rank":
+        return _OfOneRank()
+    return plain.no_tags(tag, payload)
+
+
+def _bare(parameter: str) -> str:
+    """Return a parameter's name in its own module: the first part names that in the state."""
+    return parameter.partition(".")[2] or parameter
+
+
+def _optimizer_paths(values: Mapping[str, Json]) -> Callable[[str], Path]:
+    """Return how names become paths where ``ckpt.save`` has named the optimizers' entries."""
+    optimizers: dict[str, set[str]] = {}
+    for name, members in values.items():
+        if match := _GROUP.fullmatch(name):
+            optimizers.setdefault(match[1], set()).update(members)
+
+    def path_of(name: str) -> Path:
+        for optimizer, parameters in optimizers.items():
+            start = optimizer.split(".")
+            if name.startswith(f"{optimizer}.groups."):
+                number, _, key = name.removeprefix(f"{optimizer}.groups.").partition(".")
+                return (*start, "param_groups", int(number), key)
+            if name.startswith(f"{optimizer}.state."):
+                parameter, _, key = name.removeprefix(f"{optimizer}.state.").rpartition(".")
+                if parameter in parameters:
+                    return (*start, "state", _bare(parameter), key)
+        return usual_path(name)
+
+    return path_of

@@ -1,0 +1,301 @@
+"""Have torch.distributed.checkpoint load checkpoints of ours, every byte verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy.typing as npt
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from adapters.dcp.names import View, view_of
+from adapters.dcp.writer import Place, can_hold
+from ckpt import dtypes
+from ckpt.assemble import Parts, parts_of
+from ckpt.catalog import choose, step_folder
+from ckpt.errors import CkptError, MismatchError
+from ckpt.index import ChunkRef
+from ckpt.isal import crc32c
+from ckpt.layout import Box
+from ckpt.reshard import Copy, chunk_key
+from ckpt.source import StoreSource
+from ckpt.store.places import locate
+
+Array: TypeAlias = npt.NDArray[Any]
+Delivery: TypeAlias = tuple[Copy, Array]
+
+_STAGED_BYTES: Final = 64 << 20
+"""What is read at once for targets that cannot be read into: on a device, or of another dtype."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which checkpoint a rank has opened: its step, and a checksum over its files."""
+
+    step: int
+    files: int
+
+
+class HoldfastReader(StorageReader):
+    """A `StorageReader` for ``torch.distributed.checkpoint.load``.
+
+    Loads ``step`` below ``root`` (None: the newest that can be trusted), whether it was written
+    through DCP or by ``ckpt.save``. ``root`` may also be the directory of one step. Bytes go from
+    the packs straight into the tensors, checked on their way. A tensor saved with another dtype
+    is refused unless ``cast`` asks for the conversion.
+
+    DCP wraps what goes wrong in a ``CheckpointException``; the errors of ``ckpt.errors`` are in
+    its ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
+    ``MismatchError``. Tensors may then be overwritten in part.
+    """
+
+    def __init__(self, root: Place, *, step: int | None = None, cast: bool = False) -> None:
+        self._root, named = locate(os.fspath(root))
+        self._step = named if step is None else step
+        self._cast = cast
+        self._opened: tuple[StoreSource, View] | None = None
+        self._fault: CkptError | None = None
+        self._refs: dict[MetadataIndex, ChunkRef] = {}
+
+    def reset(self, checkpoint_id: Place | None = None) -> None:
+        """Begin another load, from ``checkpoint_id`` if it is given."""
+        self._close()
+        if checkpoint_id is not None:
+            self._root, named = locate(os.fspath(checkpoint_id))
+            self._step = self._step if named is None else named
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+        self._opened, self._fault = None, None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Open the checkpoint and describe it as DCP does.
+
+        DCP turns an error raised here into an ``AssertionError``, after asking once more with a
+        rank: that is answered with nothing, and `set_up_storage_reader` raises the error.
+        """
+        if "rank" in kwargs and self._fault is not None:
+            return Metadata({})
+        self._close()
+        try:
+            source = StoreSource(self._root, choose(self._root, self._step))
+        except CkptError as error:
+            self._fault = error
+            raise
+        manifest = source.manifest
+        view = view_of(manifest.tensors, aliases=manifest.aliases, values=_values(source))
+        self._opened = source, view
+        return _metadata(source, view)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take the metadata that `read_metadata` gave."""
+        if self._fault is not None:
+            raise self._fault
+        self._refs = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Add to the plan what this rank has opened."""
+        manifest = self._source.manifest
+        seen = _Seen(manifest.step, crc32c(msgspec.json.encode(manifest.writers)))
+        return dataclasses.replace(plan, storage_data=seen)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that all ranks have opened the same save of the same step."""
+        seen = [plan.storage_data for plan in plans]
+        if len(set(seen)) > 1:
+            steps = [found.step for found in seen]
+            raise MismatchError(
+                f"{self._root}: the ranks found the steps {steps}, or different saves of one: a "
+                "save ended meanwhile; load again, and name the step"
+            )
+        return plans
+
+    @property
+    def _source(self) -> StoreSource:
+        assert self._opened is not None, "read_metadata comes first"
+        return self._opened[0]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for. Raises ``CorruptError`` where bytes are damaged."""
+        assert self._opened is not None, "read_metadata comes first"
+        source, view = self._opened
+        try:
+            for item in plan.items:
+                if item.type == LoadItemType.BYTE_IO:
+                    value = view.values[item.storage_index.fqn]
+                    planner.load_bytes(item, _as_torch_saves(value))
+            tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+            _Fill(self._refs, planner, cast=self._cast).run(source, tensors)
+        finally:
+            source.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The step's directory; the root where the newest step is to be loaded."""
+        return self._root if self._step is None else f"{self._root}/{step_folder(self._step)}"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Place) -> bool:
+        """Say whether a checkpoint can lie at ``checkpoint_id``."""
+        return can_hold(os.fspath(checkpoint_id))
+
+
+def _values(source: StoreSource) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for index in source.indexes():
+        found |= index.values
+    return found
+
+
+def _as_torch_saves(value: object) -> io.BytesIO:
+    """Return the bytes that load planners expect: made here, of a value that came as JSON."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    data.seek(0)
+    return data
+
+
+def _metadata(source: StoreSource, view: View) -> Metadata:
+    """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` says where each lies."""
+    parts = parts_of(source.indexes(), origin=source.origin)
+    found = Metadata({}, planner_data=dict(view.paths), storage_data={})
+    found.storage_meta = StorageMeta(checkpoint_id=source.store.where(source.folder))
+    for name, stored in view.tensors.items():
+        found.state_dict_metadata[name] = _tensor_metadata(parts[stored])
+        for ref in parts[stored].chunks:
+            place = MetadataIndex(name, torch.Size(ref.chunk.box.offset))
+            found.storage_data[place] = ref
+    for name in view.values:
+        found.state_dict_metadata[name] = BytesStorageMetadata()
+    return found
+
+
+def _tensor_metadata(parts: Parts) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtypes.BY_NAME[parts.dtype.name]),
+        size=torch.Size(parts.shape),
+        chunks=[
+            ChunkStorageMetadata(
+                offsets=torch.Size(ref.chunk.box.offset), sizes=torch.Size(ref.chunk.box.shape)
+            )
+            for ref in parts.chunks
+        ],
+    )
+
+
+class _Fill:
+    """Brings the regions that a load plan wants into the tensors the planner gives for them."""
+
+    def __init__(
+        self, refs: dict[MetadataIndex, ChunkRef], planner: LoadPlanner, *, cast: bool
+    ) -> None:
+        self._refs, self._planner, self._cast = refs, planner, cast
+
+    def run(self, source: StoreSource, items: Sequence[ReadItem]) -> None:
+        """Fill what can be read into at once, then the rest through a bounded buffer."""
+        wanted = [(item, *self._target(item)) for item in items]
+        direct = [one for one in wanted if _readable_into(one[2], one[1].ref.dtype)]
+        scatter(source, [(copy, _array(target)) for _, copy, target in direct])
+        for item, _, target in direct:
+            self._planner.commit_tensor(item, target)
+        taken = {id(item) for item, _, _ in direct}
+        staged = [one for one in wanted if id(one[0]) not in taken]
+        for batch in _batches(sorted(staged, key=lambda one: _order(one[1]))):
+            rooms = [_room(copy) for _, copy, _ in batch]
+            copies = [copy for _, copy, _ in batch]
+            scatter(source, [(c, _array(room)) for c, room in zip(copies, rooms, strict=True)])
+            for (item, _, target), room in zip(batch, rooms, strict=True):
+                target.copy_(room)
+                self._planner.commit_tensor(item, target)
+
+    def _target(self, item: ReadItem) -> tuple[Copy, torch.Tensor]:
+        """Return what to read for an item, and where to: a plan's item is a copy of ours."""
+        fqn, shape = item.dest_index.fqn, tuple(item.lengths)
+        ref = self._refs[item.storage_index]
+        target = self._planner.resolve_tensor(item).detach()
+        if tuple(target.shape) != shape:
+            raise MismatchError(
+                f"{fqn}: the planner gave a target of shape {tuple(target.shape)} for a region of "
+                f"shape {shape}; have resolve_tensor return the region that the item names"
+            )
+        if dtypes.NAME_OF.get(target.dtype) != ref.dtype and not self._cast:
+            raise MismatchError(
+                f"{fqn}: was saved as {ref.dtype}, is to be loaded as {target.dtype}; give a "
+                "tensor of the saved dtype, or HoldfastReader(…, cast=True) to convert it"
+            )
+        copy = Copy(
+            fqn=fqn,
+            ref=ref,
+            src=Box(offset=tuple(item.storage_offsets), shape=shape),
+            box=0,
+            dst=Box(offset=(0,) * len(shape), shape=shape),
+        )
+        return copy, target
+
+
+_Wanted: TypeAlias = tuple[ReadItem, Copy, torch.Tensor]
+
+
+def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+    batch: list[_Wanted] = []
+    nbytes = 0
+    for one in wanted:
+        size = one[1].src.size * dtypes.BY_NAME[one[1].ref.dtype].itemsize
+        if batch and nbytes + size > _STAGED_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(one)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def _readable_into(target: torch.Tensor, dtype: str) -> bool:
+    as_it_lies = not (target.is_conj() or target.is_neg())
+    here = target.device.type == "cpu" and target.layout == torch.strided
+    return here and as_it_lies and dtypes.NAME_OF.get(target.dtype) == dtype
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    array: Array = dtypes.as_carrier(tensor).numpy()
+    return array
+
+
+def _room(copy: Copy) -> torch.Tensor:
+    return torch.empty(copy.src.shape, dtype=dtypes.BY_NAME[copy.ref.dtype])
+
+
+def _order(copy: Copy) -> tuple[int, int, str]:
+    return copy.ref.writer, copy.ref.chunk.at, copy.ref.fqn
+
+
+def scatter(source: StoreSource, deliveries: Sequence[Delivery]) -> None:
+    """Read the regions of all copies to the arrays that take them; each chunk is read once."""
+    ordered = sorted(deliveries, key=lambda delivery: chunk_key(delivery[0].ref))
+    groups = [list(group) for _, group in groupby(ordered, key=lambda one: chunk_key(one[0].ref))]
+    source.scatter(
+        [(group[0][0].ref, [(copy.src, target) for copy, target in group]) for group in groups]
+    )

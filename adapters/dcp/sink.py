@@ -1,0 +1,198 @@
+"""Write a directory that plain torch.distributed.checkpoint loads, as a sink to convert to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StoragePrefix
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from adapters.dcp.names import View, view_of
+from ckpt import dtypes
+from ckpt.closing import Closing
+from ckpt.errors import MismatchError, StoreError
+from ckpt.layout import Box, TensorSpec
+from ckpt.new_folder import NewFolder
+from ckpt.persist import new_tag
+from ckpt.types import Json
+
+FILE_BYTES: Final = 256 << 20
+"""Boxes are gathered to files of about this size; what is held in memory at once."""
+
+
+class _Writer(FileSystemWriter):
+    """Torch's own writer, which says where the directory will be, not where it is made."""
+
+    def __init__(self, path: Path, *, final: Path) -> None:
+        super().__init__(path, sync_files=False)  # all of the directory is synced at its end
+        self._final = final
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=str(self._final), save_id=self.save_id)
+
+
+class _Given(DefaultSavePlanner):
+    """Gives the writer what it is told to write."""
+
+    def __init__(self, data: Mapping[MetadataIndex, Any]) -> None:
+        super().__init__()
+        self._data = data
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self._data[index]
+
+
+class DcpSink(Closing):
+    """Writes a DCP directory box by box, in the interchange protocol of ``ckpt.interchange``.
+
+    Names become DCP's (`adapters.dcp.names`); tied tensors are stored once and found under each
+    name. Written through torch's own ``FileSystemWriter``, in files of ``file_bytes``;
+    the directory appears complete in ``finish``, or not at all.
+    DCP has no place for a step, nor for values that belong to one rank.
+
+    Raises ``StoreError`` where ``path`` is there already or cannot be written.
+    """
+
+    def __init__(self, path: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
+        self._path, self._limit = Path(path).absolute(), file_bytes
+        self._folder: NewFolder | None = None
+        self._writer: _Writer | None = None
+        self._specs: Mapping[str, TensorSpec] = {}
+        self._names: dict[str, list[str]] = {}
+        self._metadata = Metadata({})
+        self._results: list[WriteResult] = []
+        self._waiting: dict[MetadataIndex, torch.Tensor] = {}
+        self._held_bytes = self._files = 0
+
+    def begin(
+        self,
+        specs: Mapping[str, TensorSpec],
+        *,
+        aliases: Mapping[str, str],
+        values: Mapping[str, Json],
+        step: int | None,
+    ) -> None:
+        """Start a directory for these tensors; the plain values are written now."""
+        self._folder = NewFolder(self._path, tag=new_tag())
+        view = view_of(specs, aliases=aliases, values=values)
+        self._specs, self._names = specs, {fqn: [] for fqn in specs}
+        for name, stored in view.tensors.items():
+            self._names[stored].append(name)
+        self._metadata = _describe(specs, view)
+        self._writer = _Writer(self._folder.path, final=self._path)
+        items = [
+            WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO) for name in view.values
+        ]
+        self._put(items, {MetadataIndex(name): value for name, value in view.values.items()})
+
+    def write(self, fqn: str, box: Box, data: memoryview) -> None:
+        """Take the C-order little-endian bytes of a box; they are this object's from now on."""
+        spec = self._specs[fqn]
+        dtype = dtypes.BY_NAME[spec.dtype]
+        if data.nbytes != box.size * dtype.itemsize:
+            raise MismatchError(
+                f"{fqn}: {data.nbytes} bytes for {box}, {box.size * dtype.itemsize} are needed"
+            )
+        if not box.size:
+            return
+        room = bytearray(data) if data.readonly else data
+        index = MetadataIndex(self._names[fqn][0], torch.Size(box.offset))
+        self._waiting[index] = torch.frombuffer(room, dtype=dtype).view(box.shape)
+        chunk = _chunk(box)
+        for name in self._names[fqn]:
+            found = self._metadata.state_dict_metadata[name]
+            assert isinstance(found, TensorStorageMetadata)
+            found.chunks.append(chunk)
+        self._held_bytes += data.nbytes
+        if self._held_bytes >= self._limit:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what is left and the metadata, and put the directory into its place."""
+        assert self._writer is not None and self._folder is not None, "begin comes first"
+        self._flush()
+        with _refusals(self._path):
+            self._writer.finish(self._metadata, [self._results])
+        self._folder.publish()
+
+    def close(self) -> None:
+        """Remove what was not finished."""
+        if self._folder is not None:
+            self._folder.close()
+        self._waiting.clear()
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._held_bytes = self._waiting, {}, 0
+        items = [_item(index, self._metadata, tensor) for index, tensor in waiting.items()]
+        self._put(items, waiting)
+
+    def _put(self, items: list[WriteItem], data: Mapping[MetadataIndex, Any]) -> None:
+        """Have torch write one file, and note every name under which each item is to be found."""
+        assert self._writer is not None, "begin comes first"
+        if not items:
+            return
+        plan = SavePlan(items, storage_data=_StoragePrefix(f"__{self._files}_"))
+        self._files += 1
+        others = {names[0]: names[1:] for names in self._names.values()}
+        with _refusals(self._path):
+            written = self._writer.write_data(plan, _Given(data)).wait()
+        for result in written:
+            self._results.append(result)
+            for name in others.get(result.index.fqn, ()):
+                alias = MetadataIndex(name, result.index.offset)
+                self._results.append(WriteResult(alias, result.size_in_bytes, result.storage_data))
+
+
+def _describe(specs: Mapping[str, TensorSpec], view: View) -> Metadata:
+    found = Metadata({}, planner_data=dict(view.paths))
+    for name, stored in view.tensors.items():
+        found.state_dict_metadata[name] = TensorStorageMetadata(
+            properties=TensorProperties(dtype=dtypes.BY_NAME[specs[stored].dtype]),
+            size=torch.Size(specs[stored].shape),
+            chunks=[],
+        )
+    for name in view.values:
+        found.state_dict_metadata[name] = BytesStorageMetadata()
+    return found
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+
+
+def _item(index: MetadataIndex, metadata: Metadata, tensor: torch.Tensor) -> WriteItem:
+    found = metadata.state_dict_metadata[index.fqn]
+    assert isinstance(found, TensorStorageMetadata) and index.offset is not None
+    chunk = ChunkStorageMetadata(offsets=index.offset, sizes=tensor.size())
+    data = TensorWriteData(chunk=chunk, properties=found.properties, size=found.size)
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot write it: {error.strerror}; make room there or choose another target"
+        ) from error

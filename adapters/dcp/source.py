@@ -1,0 +1,236 @@
+"""A directory that torch.distributed.checkpoint wrote, as a source of tensors to convert from."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from adapters.dcp import names
+from adapters.dcp.metadata import read_metadata
+from ckpt import dtypes, plain
+from ckpt.closing import Closing
+from ckpt.copying import region
+from ckpt.errors import CorruptError, NotFoundError, StateError
+from ckpt.grid import fault_of_cover
+from ckpt.layout import Box, TensorSpec
+from ckpt.types import Json
+from ckpt.zarr_dtypes import DTYPES
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError)
+"""What ``torch.load`` raises for bytes that are not what ``torch.save`` wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One item of a ``.distcp`` file: a box of a tensor, or an object."""
+
+    box: Box
+    info: _StorageInfo
+
+
+class DcpSource(Closing):
+    """Reads a DCP directory box by box, in the interchange protocol of ``ckpt.interchange``.
+
+    Names are DCP's flattened ones; ``values`` are the objects that are plain, and DCP's paths
+    (`adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory, however
+    large DCP's shards are. Nothing is unpickled but DCP's own classes and what ``weights_only``
+    admits. DCP's files have no checksums to verify: checking begins with what is written of them.
+
+    Raises ``NotFoundError``, ``CorruptError`` for files that are cut off or not DCP's, and
+    ``StateError`` naming an object that is not plain.
+    """
+
+    parallel = True
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self.origin = f"DCP directory {self._path}"
+        metadata = read_metadata(self._path)
+        self._maps: dict[str, mmap.mmap] = {}
+        self._arrays: dict[tuple[str, int], Array] = {}
+        self._mapping = threading.Lock()
+        self._items = self._sort(metadata)
+        self.specs: Mapping[str, TensorSpec] = {
+            fqn: self._spec(fqn, found)
+            for fqn, found in metadata.state_dict_metadata.items()
+            if isinstance(found, TensorStorageMetadata)
+        }
+        self.aliases: Mapping[str, str] = {}
+        self.values: Mapping[str, Json] = self._values(metadata)
+
+    def _sort(self, metadata: Metadata) -> dict[str, list[_Stored]]:
+        """Return what is stored of each name; tensors with the boxes their metadata tells."""
+        shapes = {
+            (fqn, tuple(chunk.offsets)): tuple(chunk.sizes)
+            for fqn, found in metadata.state_dict_metadata.items()
+            if isinstance(found, TensorStorageMetadata)
+            for chunk in found.chunks
+        }
+        items: dict[str, list[_Stored]] = {fqn: [] for fqn in metadata.state_dict_metadata}
+        for index, info in metadata.storage_data.items():
+            offset = tuple(index.offset or ())
+            shape = shapes.get((index.fqn, offset), (0,) * len(offset))
+            self._check(index.fqn, info)
+            items.setdefault(index.fqn, []).append(_Stored(Box(offset=offset, shape=shape), info))
+        return items
+
+    def _check(self, fqn: str, info: object) -> None:
+        if not isinstance(info, _StorageInfo):
+            raise StateError(f"{self.origin}: {fqn}: stored in a way that only its writer knows")
+        if Path(info.relative_path).name != info.relative_path or info.offset < 0:
+            raise CorruptError(f"{self.origin}: {fqn}: lies at {info.relative_path!r}, outside it")
+        if getattr(info, "transform_descriptors", None):
+            raise StateError(
+                f"{self.origin}: {fqn}: stored through the extension "
+                f"{info.transform_descriptors}; save it again without extensions"
+            )
+
+    def _spec(self, fqn: str, found: TensorStorageMetadata) -> TensorSpec:
+        name, shape = dtypes.NAME_OF.get(found.properties.dtype), tuple(found.size)
+        if name is None:
+            raise StateError(
+                f"{self.origin}: {fqn}: dtype {found.properties.dtype} cannot be stored; "
+                "keep its integer values and scales"
+            )
+        if fault := fault_of_cover(shape, [item.box for item in self._items[fqn]]):
+            raise CorruptError(
+                f"{self.origin}: {fqn}: its chunks are not the whole tensor: {fault}; save again"
+            )
+        return TensorSpec(fqn=fqn, dtype=name, shape=shape)
+
+    def _values(self, metadata: Metadata) -> dict[str, Json]:
+        objects = {
+            fqn: self._object(fqn)
+            for fqn, found in metadata.state_dict_metadata.items()
+            if isinstance(found, BytesStorageMetadata)
+        }
+        planned = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+        paths = {fqn: tuple(planned.get(fqn, (fqn,))) for fqn in metadata.state_dict_metadata}
+        values = {fqn: plain.encode(value, fqn) for fqn, value in objects.items()}
+        return values | {f"{names.PATHS}0": names.to_record(paths, objects)}
+
+    def _object(self, fqn: str) -> object:
+        if not self._items[fqn]:
+            raise CorruptError(f"{self.origin}: {fqn}: is stored nowhere; save again")
+        info = self._items[fqn][0].info
+        try:
+            with (self._path / info.relative_path).open("rb") as file:
+                return torch.load(_slice(file, info), map_location="cpu", weights_only=True)
+        except FileNotFoundError as error:
+            raise self._absent(fqn, info) from error
+        except _UNREADABLE as error:
+            raise StateError(
+                f"{self.origin}: {fqn}: is no plain value that torch.load(weights_only=True) "
+                f"admits ({str(error).splitlines()[0]}); turn it into tensors or plain values and "
+                "save again"
+            ) from error
+
+    def _absent(self, fqn: str, info: _StorageInfo) -> CorruptError:
+        return CorruptError(
+            f"{self._path / info.relative_path}: missing, {fqn} is to be there; restore the file "
+            "from a copy"
+        )
+
+    def read(self, fqn: str, box: Box) -> memoryview:
+        """Return the C-order little-endian bytes of a box of a tensor.
+
+        Raises ``NotFoundError`` for another name than those of ``specs``.
+        """
+        if fqn not in self.specs:
+            raise NotFoundError(f"{self.origin}: no tensor {fqn!r}; see its specs")
+        out: Array = np.empty(box.shape, dtype=DTYPES[self.specs[fqn].dtype].numpy)
+        for item in self._items[fqn]:
+            common = box.intersect(item.box) if box.size and item.box.size else None
+            if common is not None:
+                out[region(_within(common, box))] = self._array(fqn, item)[
+                    region(_within(common, item.box))
+                ]
+        return memoryview(out.reshape(-1).view(np.uint8).data)
+
+    def _array(self, fqn: str, item: _Stored) -> Array:
+        """Return an item's elements as they lie in the file, mapped."""
+        key = (item.info.relative_path, item.info.offset)
+        with self._mapping:
+            if key not in self._arrays:
+                self._arrays[key] = self._map_array(fqn, item)
+            return self._arrays[key]
+
+    def _map_array(self, fqn: str, item: _Stored) -> Array:
+        data, info = self._map(fqn, item.info), item.info
+        try:
+            with (self._path / info.relative_path).open("rb") as file, FakeTensorMode():
+                tensor = torch.load(_slice(file, info), weights_only=True)  # tells where they lie
+            start = info.offset + tensor.untyped_storage()._checkpoint_offset
+        except _UNREADABLE as error:
+            raise self._damaged(fqn, info, str(error).splitlines()[0]) from error
+        spec = self.specs[fqn]
+        found = (dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape))
+        if found != (spec.dtype, item.box.shape):
+            raise self._damaged(fqn, info, f"holds {found}, not {(spec.dtype, item.box.shape)}")
+        itemsize = tensor.dtype.itemsize
+        last = sum(n * (extent - 1) for n, extent in zip(tensor.stride(), found[1], strict=True))
+        first = start + tensor.storage_offset() * itemsize
+        if first + (last + 1) * itemsize > len(data):
+            raise self._damaged(fqn, info, "is cut off")
+        return np.ndarray(
+            tuple(tensor.shape),
+            dtype=DTYPES[spec.dtype].numpy,
+            buffer=data,
+            offset=first,
+            strides=tuple(n * itemsize for n in tensor.stride()),
+        )
+
+    def _damaged(self, fqn: str, info: _StorageInfo, fault: str) -> CorruptError:
+        return CorruptError(
+            f"{self._path / info.relative_path}: tensor {fqn} at offset {info.offset}: {fault}; "
+            "restore the file from a copy"
+        )
+
+    def _map(self, fqn: str, info: _StorageInfo) -> mmap.mmap:
+        if info.relative_path not in self._maps:
+            try:
+                with (self._path / info.relative_path).open("rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except FileNotFoundError as error:
+                raise self._absent(fqn, info) from error
+            except ValueError as error:  # an empty file
+                raise self._damaged(fqn, info, "is cut off") from error
+            self._maps[info.relative_path] = mapped
+        return self._maps[info.relative_path]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._arrays.clear()
+        for mapped in self._maps.values():
+            mapped.close()
+        self._maps.clear()
+
+
+def _slice(file: IO[bytes], info: _StorageInfo) -> IO[bytes]:
+    return cast(IO[bytes], _create_file_view(cast(io.IOBase, file), info.offset, info.length))
+
+
+def _within(part: Box, whole: Box) -> Box:
+    """Return ``part`` relative to the corner of ``whole``."""
+    offset = tuple(a - b for a, b in zip(part.offset, whole.offset, strict=True))
+    return Box(offset=offset, shape=part.shape)
