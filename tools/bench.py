@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 from rich.console import Console
@@ -21,42 +23,46 @@ from rich.table import Table
 
 from ckpt.arena import ARENA_ROOT
 from ckpt.errors import CapacityError, StoreError
-from tools.benching.samples import Row, Setup
+from elastic.errors import ConfigError
+from tools.benching.samples import Figure, Row, Setup, Yardstick
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
 
-SECTIONS: Final = {
-    "snapshot": ("tools.benching.memory", "snapshot"),
-    "restore": ("tools.benching.memory", "memory_restore"),
-    "save": ("tools.benching.storage", "save"),
-    "load": ("tools.benching.storage", "load"),
-    "parity": ("tools.benching.codec", "parity"),
-    "protect": ("tools.benching.protect", "protect"),
-}
-"""Section -> (module, function). The module is imported when the section runs: some need torch."""
 
-_DISK_TIMES: Final = {"snapshot": 1, "restore": 0, "save": 1, "load": 3, "parity": 0, "protect": 0}
-_SHARED_TIMES: Final = {
-    "snapshot": 3,
-    "restore": 4,
-    "save": 0,
-    "load": 0,
-    "parity": 0,
-    "protect": 3,
+Result: TypeAlias = Row | Figure
+
+
+class Section(NamedTuple):
+    """Where a section is, and the most it needs at once, in times the state.
+
+    Shared memory is part of memory. The module is imported when the section runs.
+    """
+
+    module: str
+    function: str
+    disk: int = 0
+    shared: int = 0
+    memory: int = 0
+
+
+SECTIONS: Final = {
+    "snapshot": Section("tools.benching.memory", "snapshot", disk=1, shared=3, memory=7),
+    "recall": Section("tools.benching.memory", "recall", shared=4, memory=8),
+    "persist": Section("tools.benching.storage", "persist", disk=2, memory=4),
+    "restore": Section("tools.benching.storage", "restore", disk=6, memory=5),
+    "reshard": Section("tools.benching.storage", "reshard", disk=4, memory=3),
+    "verify": Section("tools.benching.storage", "verify", disk=2, memory=3),
+    "plan": Section("tools.benching.plan", "plan"),
+    "parity": Section("tools.benching.codec", "parity", memory=6),
+    "protect": Section("tools.benching.protect", "protect", shared=3, memory=6),
 }
-_MEMORY_TIMES: Final = {
-    "snapshot": 7,
-    "restore": 8,
-    "save": 3,
-    "load": 4,
-    "parity": 6,
-    "protect": 6,
-}
-"""Section -> the most it needs at once, in times the state; shared memory is part of memory."""
 
 _SLACK_BYTES: Final = 64 << 20
 _PLAIN_WIDTH: Final = 120
+_MEGABYTES: Final = 512
+_QUICK_MEGABYTES: Final = 32
+_PACKAGES: Final = ("holdfast", "torch", "numpy", "zarr", "numcodecs", "pyeclib", "safetensors")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -69,20 +75,31 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         ", and shows medians. Times as multiples: below 1 is faster than the other.",
     )
     parser.add_argument(
-        "--megabytes", type=_positive, default=256, metavar="M", help="size of the state (256)"
+        "sections",
+        nargs="*",
+        metavar="NAME",
+        help=f"what to measure (all of it): {', '.join(SECTIONS)}",
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=_positive,
+        metavar="M",
+        help=f"size of the state ({_MEGABYTES}; with --quick {_QUICK_MEGABYTES})",
     )
     parser.add_argument(
         "--repeat", type=_positive, default=5, metavar="N", help="rounds after the warm-up (5)"
     )
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
-    )
+    parser.add_argument("--quick", action="store_true", help="a small state, small worlds")
     parser.add_argument(
         "--dir",
         type=Path,
         help="where to write; emptied afterwards (default: the directory for temporary files)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, every sample in it")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write the figures as JSON, every sample in it (- is stdout)",
+    )
     return parser
 
 
@@ -94,40 +111,66 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the sections asked for and print the table."""
-    chosen = [name for name in SECTIONS if args.only is None or name in args.only]
-    size_bytes = args.megabytes << 20
+    if unknown := [name for name in args.sections if name not in SECTIONS]:
+        raise ConfigError(f"no section {unknown[0]!r} to measure; there is {', '.join(SECTIONS)}")
+    chosen = [name for name in SECTIONS if not args.sections or name in args.sections]
+    megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
+    size_bytes = megabytes << 20
     place = Path(args.dir or tempfile.gettempdir())
     require_room(chosen, size_bytes, place)
     load_before = os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=place) as directory:
-        rows = _measured(chosen, size_bytes, args.repeat, Path(directory))
+        found = _measured(
+            chosen, size_bytes, args.repeat, directory=Path(directory), quick=args.quick
+        )
     machine = _machine(load_before)
     if args.json:
-        found = {
-            "megabytes": args.megabytes,
-            "repeat": args.repeat,
-            "machine": machine,
-            "rows": [row.described() for row in rows],
-        }
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        _write_json(args.json, found, megabytes=megabytes, repeat=args.repeat, machine=machine)
+    if args.json == "-":
         return 0
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH)
-    show(rows, console=console)
+    show([row for row in found if isinstance(row, Row)], console=console)
+    show_figures([figure for figure in found if isinstance(figure, Figure)], console=console)
     console.print(
-        f"{args.megabytes} MiB of state, medians of {args.repeat}; {machine['cores']} cores, "
+        f"{megabytes} MiB of state, medians (min–max) of {args.repeat}; {machine['cores']} cores, "
         f"load average {load_before[0]:.1f} before and {machine['load_average'][1]:.1f} after",
         highlight=False,
     )
     return 0
 
 
+def _write_json(
+    target: str, results: Sequence[Result], *, megabytes: int, repeat: int, machine: dict[str, Any]
+) -> None:
+    found = {
+        "figures": [figure for result in results for figure in result.figures()],
+        "machine": machine,
+        "versions": _versions(),
+        "megabytes": megabytes,
+        "repeat": repeat,
+    }
+    text = msgspec.json.encode(found).decode() + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def require_room(sections: Sequence[str], size_bytes: int, place: Path) -> None:
     """Raise ``StoreError`` or ``CapacityError`` where the sections would not find room."""
-    disk = size_bytes * max(_DISK_TIMES[name] for name in sections)
-    shared = size_bytes * max(_SHARED_TIMES[name] for name in sections)
-    memory = size_bytes * max(_MEMORY_TIMES[name] for name in sections)
+    disk = size_bytes * max(SECTIONS[name].disk for name in sections)
+    shared = size_bytes * max(SECTIONS[name].shared for name in sections)
+    memory = size_bytes * max(SECTIONS[name].memory for name in sections)
     if disk and (free := shutil.disk_usage(place).free) < disk + _SLACK_BYTES:
         raise StoreError(
             f"{place}: {_megabytes(disk + _SLACK_BYTES)} are needed and {_megabytes(free)} are "
@@ -156,8 +199,10 @@ def _free_memory() -> int:
     return sys.maxsize
 
 
-def _measured(sections: Sequence[str], size_bytes: int, repeat: int, directory: Path) -> list[Row]:
-    rows: list[Row] = []
+def _measured(
+    sections: Sequence[str], size_bytes: int, repeat: int, *, directory: Path, quick: bool
+) -> list[Result]:
+    results: list[Result] = []
     console = Console(stderr=True)
     with (
         Progress(
@@ -176,56 +221,77 @@ def _measured(sections: Sequence[str], size_bytes: int, repeat: int, directory: 
             size_bytes=size_bytes,
             repeat=repeat,
             directory=directory,
+            quick=quick,
             lap=lambda: bar.advance(task),
         )
         for name in sections:
             bar.update(task, description=name)
-            rows += _section(name)(setup)
-    return rows
+            results += _section(name)(setup)
+    return results
 
 
-def _section(name: str) -> Callable[[Setup], list[Row]]:
-    module, function = SECTIONS[name]
-    return cast("Callable[[Setup], list[Row]]", getattr(importlib.import_module(module), function))
+def _section(name: str) -> Callable[[Setup], list[Result]]:
+    section = SECTIONS[name]
+    found = getattr(importlib.import_module(section.module), section.function)
+    return cast("Callable[[Setup], list[Result]]", found)
 
 
 def _machine(load_before: tuple[float, float, float]) -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load_average": [round(load_before[0], 2), round(os.getloadavg()[0], 2)],
-        "python": sys.version.split()[0],
-        "torch": importlib.metadata.version("torch"),
+        "system": platform.platform(),
+        "processor": _processor(),
     }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def show(rows: Sequence[Row], *, console: Console) -> None:
     """Print the rows for people."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
-    for title in ("time", "GB/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("reference", "peer"):
-        table.add_column(title)
-        table.add_column("its time", justify="right", no_wrap=True)
-        table.add_column("×", justify="right", no_wrap=True)
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("min–max", justify="right", no_wrap=True)
+    table.add_column("GB/s", justify="right", no_wrap=True)
+    table.add_column("beside", overflow="fold")
+    table.add_column("its time", justify="right", no_wrap=True)
+    table.add_column("×", justify="right", no_wrap=True)
     section = ""
     for row in rows:
         if row.section != section:
             table.add_row(f"[bold]{row.section}[/bold]")
             section = row.section
-        reference, peer = row.reference, row.peer
+        first, *others = row.beside
         table.add_row(
             f"  {row.name}" + (" (once)" if len(row.samples_s) == 1 else ""),
             readable(row.seconds),
-            f"{row.gigabytes_per_s:.2f}",
-            reference.name,
-            readable(reference.seconds),
-            f"{row.of_reference:.2f}",
-            peer.name if peer else "",
-            readable(peer.seconds) if peer else "",
-            f"{row.of_peer:.2f}" if row.of_peer is not None else "",
+            f"{readable(min(row.samples_s))}–{readable(max(row.samples_s))}",
+            f"{row.gigabytes_per_s:.2f}" if row.size_bytes else "",
+            *_beside(row, first),
         )
+        for other in others:
+            table.add_row("", "", "", "", *_beside(row, other))
+        for note in row.notes:
+            table.add_row(f"    {note}")
     console.print(table)
+
+
+def show_figures(figures: Sequence[Figure], *, console: Console) -> None:
+    """Print the sections that have tables of their own."""
+    if figures:
+        from tools.benching.plan import show as show_plan
+
+        show_plan(figures, console=console)
+
+
+def _beside(row: Row, other: Yardstick) -> tuple[str, str, str]:
+    return (other.name, readable(other.seconds), f"{row.ratio(other):.2f}")
 
 
 def readable(seconds: float) -> str:

@@ -28,6 +28,9 @@ PEERLESS = {
     "first copy, new memory",
     "3 nodes: seal to protected",
     "rebuild of a lost block",
+    "verify --deep",
+    "4 → 2 writers",
+    "4 → 3 writers",
 }
 COMMAND = (sys.executable, "-m", "tools.cli", "bench")
 ONCE = {"first copy, new memory", "rebuild of a lost block"}
@@ -41,11 +44,15 @@ class Usage(NamedTuple):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All sections, tiny, in a process of their own."""
-    place = tmp_path_factory.mktemp("bench")
+    """All sections but the plan of large worlds, tiny, in a process of their own."""
+    place, target = tmp_path_factory.mktemp("bench"), tmp_path_factory.mktemp("out") / "f.json"
     before = left_in_memory()
+    sections = [name for name in bench.SECTIONS if name != "plan"]
     done = subprocess.run(
-        [*COMMAND, "--megabytes", "1", "--repeat", "2", "--dir", str(place), "--json"],
+        [
+            *(*COMMAND, *sections, "--megabytes", "1", "--repeat", "2"),
+            *("--dir", str(place), "--json", str(target)),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -53,10 +60,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert "same layout" in done.stdout
     assert list(place.iterdir()) == []
     assert left_in_memory() <= before
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(target.read_text())
     return result
+
+
+def timed(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [figure for figure in found["figures"] if figure["versus"]]
 
 
 def left_in_memory() -> set[str]:
@@ -64,40 +76,63 @@ def left_in_memory() -> set[str]:
 
 
 def test_every_section_is_measured(found: dict[str, Any]) -> None:
-    assert list(dict.fromkeys(row["section"] for row in found["rows"])) == list(bench.SECTIONS)
+    sections = dict.fromkeys(figure["section"] for figure in found["figures"])
+    assert {*sections, "plan"} == {*bench.SECTIONS}
     assert (found["megabytes"], found["repeat"]) == (1, 2)
     assert found["machine"]["cores"] >= 1
+    assert {"holdfast", "torch", "python"} <= found["versions"].keys()
 
 
-def test_every_row_has_its_samples_and_a_reference(found: dict[str, Any]) -> None:
-    for row in found["rows"]:
-        samples = row["samples_s"]
-        assert len(samples) == (1 if row["name"] in ONCE else 2), row
-        assert all(each > 0 for each in samples), row
-        assert min(samples) <= row["seconds"] <= max(samples), row
-        assert row["reference"]["seconds"] > 0, row
-        assert math.isclose(row["of_reference"], row["seconds"] / row["reference"]["seconds"])
-        assert math.isclose(row["gigabytes_per_s"], row["bytes"] / row["seconds"] / 1e9)
+def test_every_figure_has_its_samples_and_stands_beside_something(found: dict[str, Any]) -> None:
+    for figure in timed(found):
+        samples = figure["samples"]
+        assert len(samples) == (1 if figure["name"] in ONCE else 2), figure
+        assert all(each > 0 for each in samples), figure
+        assert min(samples) <= figure["value"] <= max(samples), figure
+        assert figure["versus_value"] > 0, figure
+        assert math.isclose(figure["ratio"], figure["value"] / figure["versus_value"])
+        assert figure["unit"] == "s"
 
 
-def test_the_rows_that_have_a_peer_are_compared_with_it(found: dict[str, Any]) -> None:
-    for row in found["rows"]:
-        assert (row["peer"] is None) == (row["name"] in PEERLESS), row
-        if row["peer"] is not None:
-            assert math.isclose(row["of_peer"], row["seconds"] / row["peer"]["seconds"])
+def test_the_things_that_others_do_too_are_compared_with_them(found: dict[str, Any]) -> None:
+    beside: dict[str, set[str]] = {}
+    for figure in timed(found):
+        beside.setdefault(figure["name"], set()).add(figure["versus"])
+    for name, others in beside.items():
+        assert (len(others) == 1) == (name in PEERLESS), (name, others)
+
+
+def test_what_a_restore_costs_besides_time_is_told(found: dict[str, Any]) -> None:
+    extra = {f["name"]: f["value"] for f in found["figures"] if f["section"] == "restore"}
+    assert extra["same layout: bytes read / bytes wanted"] == pytest.approx(1, abs=0.01)
+    assert extra["resharded 4 → 3: bytes read / bytes wanted"] >= 1
+    assert extra["resharded 4 → 3: peak extra memory"] > 0
 
 
 def test_the_state_has_about_the_size_asked_for(found: dict[str, Any]) -> None:
-    for row in found["rows"]:
-        whole = row["bytes"] * (3 if row["name"] == "rebuild of a lost block" else 1)
-        assert 0.9 < whole / (1 << 20) < 1.1, row
+    for figure in timed(found):
+        whole = figure["bytes"] * (3 if figure["name"] == "rebuild of a lost block" else 1)
+        assert 0.9 < whole / (1 << 20) < 1.1, figure
+
+
+def test_the_plan_of_small_worlds_in_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import plan
+
+    monkeypatch.setattr(plan, "QUICK_WORLDS", (64,))
+    words = ["bench", "plan", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-"]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert {figure["section"] for figure in figures} == {"plan"}
+    assert any(figure["name"] == "64 ranks, alike: one rank's plan" for figure in figures)
 
 
 def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from tools.cli import main\n"
-        "assert main(['bench', '--megabytes', '1', '--repeat', '1', '--only', 'parity']) == 0\n"
+        "assert main(['bench', 'parity', '--megabytes', '1', '--repeat', '1']) == 0\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
@@ -116,7 +151,7 @@ def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("full", "section", "told"),
-    [("disk", "save", "--dir"), ("/dev/shm", "snapshot", "shared memory")],
+    [("disk", "persist", "--dir"), ("/dev/shm", "snapshot", "shared memory")],
 )
 def test_a_place_without_room_is_refused_before_anything_is_written(
     full: str,
@@ -133,7 +168,7 @@ def test_a_place_without_room_is_refused_before_anything_is_written(
         return Usage(1, 1, 0) if is_full else real(path)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    words = ["bench", "--megabytes", "1", "--only", section, "--dir", str(tmp_path)]
+    words = ["bench", section, "--megabytes", "1", "--dir", str(tmp_path)]
     assert main(words) == EXIT_FAILED
     error = capsys.readouterr().err
     assert told in error
@@ -145,11 +180,16 @@ def test_too_little_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "_free_memory", lambda: 0)
-    assert main(["bench", "--only", "parity", "--dir", str(tmp_path)]) == EXIT_FAILED
+    assert main(["bench", "parity", "--dir", str(tmp_path)]) == EXIT_FAILED
     assert "of memory are needed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--repeat", "0"], ["--megabytes", "x"], ["--only", "nosuch"]])
+def test_a_section_that_is_not_there_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "nosuch"]) == EXIT_USAGE
+    assert "persist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--repeat", "0"], ["--megabytes", "x"]])
 def test_a_wrong_command_line_ends_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bench", *words])
@@ -166,38 +206,50 @@ def test_cases_run_in_turn_and_the_warm_up_does_not_count(tmp_path: Path) -> Non
     setup = Setup(size_bytes=1, repeat=2, directory=tmp_path, lap=lambda: order.append("|"))
     samples = in_turn([lambda: case("a"), lambda: case("b")], setup)
     assert "".join(order) == "ab|ab|ab|"
-    row = samples.row("s", "a", 1, reference="b", peer="nobody")
+    row = samples.row("s", "a", 1, "b", "nobody")
     assert row.samples_s == (4.0, 7.0)
-    assert row.peer is None
-    assert row.of_peer is None
+    assert [other.name for other in row.beside] == ["b"]
 
 
 def test_nothing_timed_is_an_error() -> None:
     with pytest.raises(KeyError):
-        Samples().row("s", "a", 1, reference="b")
+        Samples().row("s", "a", 1, "b")
     with pytest.raises(ValueError, match="never timed"):
         Row(
             section="s",
             name="a",
             size_bytes=1,
             samples_s=(),
-            reference=Yardstick(name="b", seconds=1.0),
+            beside=(Yardstick(name="b", seconds=1.0),),
         )
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_says_what_was_compared_with_what(width: int) -> None:
     row = Row(
-        section="save",
+        section="persist",
         name="ckpt.save",
         size_bytes=10**9,
         samples_s=(1.0, 2.0, 3.0),
-        reference=Yardstick(name="file write + fsync", seconds=1.0),
-        peer=Yardstick(name="DCP save", seconds=0.8),
+        beside=(
+            Yardstick(name="file write + fsync", seconds=1.0),
+            Yardstick(name="DCP save", seconds=0.8),
+        ),
+        extra=(("peak", 12.5, "MiB"),),
     )
     console = Console(file=io.StringIO(), width=width)
     bench.show([row], console=console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for told in ("save", "ckpt.save", "2.00 s", "0.50", "DCP", "1.00 s", "800.0 ms", "2.50"):
+    for told in (
+        "persist",
+        "ckpt.save",
+        "2.00 s",
+        "0.50",
+        "DCP",
+        "1.00 s",
+        "800.0 ms",
+        "2.50",
+        "12.5",
+    ):
         assert told in text

@@ -36,10 +36,10 @@ def parity(setup: Setup) -> list[Row]:
             cases.append(_peer_encode(driver, data, _pyeclib_name(k, m)))
     samples = in_turn(cases, setup)
     rows = [
-        samples.row("parity", _name(k, m), data.nbytes, reference=MEMCPY, peer=_pyeclib_name(k, m))
+        samples.row("parity", _name(k, m), data.nbytes, MEMCPY, _pyeclib_name(k, m))
         for k, m in SHAPES
     ]
-    return [*rows, samples.row("parity", CRC, data.nbytes, reference=MEMCPY, peer=PEER_CRC)]
+    return [*rows, samples.row("parity", CRC, data.nbytes, MEMCPY, PEER_CRC)]
 
 
 def _name(k: int, m: int) -> str:

@@ -1,4 +1,4 @@
-"""Sections snapshot and restore: the state of one rank in the memory of a real sidecar."""
+"""Sections snapshot and recall: the state of one rank in the memory of a real sidecar."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def snapshot(setup: Setup) -> list[Row]:
         name=FIRST,
         size_bytes=size,
         samples_s=(first_s,),
-        reference=samples.yardstick(MEMCPY),
+        beside=(samples.yardstick(MEMCPY),),
     )
     return [
-        samples.row("snapshot", CALL, size, reference=MEMCPY, peer=ASYNC_SAVE),
-        samples.row("snapshot", FENCED, size, reference=MEMCPY, peer=ASYNC_SAVE),
-        samples.row("snapshot", COPY, size, reference=MEMCPY),
+        samples.row("snapshot", CALL, size, MEMCPY, ASYNC_SAVE),
+        samples.row("snapshot", FENCED, size, MEMCPY, ASYNC_SAVE),
+        samples.row("snapshot", COPY, size, MEMCPY),
         first,
     ]
 
@@ -112,7 +112,7 @@ def _async_save(state: State, directory: Path) -> Case:
     return case
 
 
-def memory_restore(setup: Setup) -> list[Row]:
+def recall(setup: Setup) -> list[Row]:
     """Time the way back, verified, from a mapped slot into live tensors."""
     state, target = State(setup.size_bytes, seed=0), State(setup.size_bytes, seed=1)
     mirror = Mirror(state)
@@ -143,7 +143,7 @@ def memory_restore(setup: Setup) -> list[Row]:
         wanted = cast("dict[str, Any]", target.tensors)
         peer = timed(TMPFS_LOAD, lambda: dcp_load(wanted, checkpoint_id=files, no_dist=True))
         samples = in_turn([timed(MEMCPY, mirror.copy), ours, peer], setup)
-    return [samples.row("restore", RESTORE, state.size_bytes, reference=MEMCPY, peer=TMPFS_LOAD)]
+    return [samples.row("recall", RESTORE, state.size_bytes, MEMCPY, TMPFS_LOAD)]
 
 
 @contextmanager

@@ -39,13 +39,13 @@ def protect(setup: Setup) -> list[Row]:
     whole = share * len(NAMES)
     loopback = samples.yardstick(LOOPBACK)
     return [
-        samples.row("protect", PROTECT, whole, reference=LOOPBACK),
+        samples.row("protect", PROTECT, whole, LOOPBACK),
         Row(
             section="protect",
             name=REBUILD,
             size_bytes=share,
             samples_s=(rebuild_s,),
-            reference=Yardstick(name=LOOPBACK, seconds=loopback.seconds / len(NAMES)),
+            beside=(Yardstick(name=LOOPBACK, seconds=loopback.seconds / len(NAMES)),),
         ),
     ]
 

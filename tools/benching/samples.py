@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ class Setup:
     repeat: int
     directory: Path
     lap: Callable[[], None]
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +35,24 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured thing: the median of ``samples_s`` for ``size_bytes`` of state."""
+    """One measured thing: the median of ``samples_s`` for ``size_bytes`` of state.
+
+    ``beside`` are the physical reference, first, and peers. ``extra`` are other figures of it:
+    name, value, unit.
+    """
 
     section: str
     name: str
     size_bytes: int
     samples_s: tuple[float, ...]
-    reference: Yardstick
-    peer: Yardstick | None = None
+    beside: tuple[Yardstick, ...]
+    extra: tuple[tuple[str, float, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.samples_s:
             raise ValueError(f"{self.section}: {self.name} was never timed")
+        if not self.beside:
+            raise ValueError(f"{self.section}: {self.name} stands beside nothing")
 
     @property
     def seconds(self) -> float:
@@ -58,30 +65,63 @@ class Row:
         return self.size_bytes / self.seconds / 1e9
 
     @property
-    def of_reference(self) -> float:
-        """The time as a multiple of the reference's."""
-        return self.seconds / self.reference.seconds
+    def notes(self) -> tuple[str, ...]:
+        """The other figures in words."""
+        return tuple(f"{name}: {value:,.4g} {unit}".rstrip() for name, value, unit in self.extra)
 
-    @property
-    def of_peer(self) -> float | None:
-        """The time as a multiple of the peer's."""
-        return None if self.peer is None else self.seconds / self.peer.seconds
+    def ratio(self, other: Yardstick) -> float:
+        """Return the time as a multiple of the other's."""
+        return self.seconds / other.seconds
 
-    def described(self) -> dict[str, Any]:
-        """Return the row as JSON-typed values."""
-        peer = self.peer
-        return {
-            "section": self.section,
-            "name": self.name,
-            "bytes": self.size_bytes,
-            "seconds": self.seconds,
-            "samples_s": list(self.samples_s),
-            "gigabytes_per_s": self.gigabytes_per_s,
-            "reference": {"name": self.reference.name, "seconds": self.reference.seconds},
-            "of_reference": self.of_reference,
-            "peer": None if peer is None else {"name": peer.name, "seconds": peer.seconds},
-            "of_peer": self.of_peer,
-        }
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the row as JSON-typed values, one for each thing it stands beside."""
+        found: list[dict[str, Any]] = [
+            {
+                "section": self.section,
+                "name": self.name,
+                "value": self.seconds,
+                "unit": "s",
+                "versus": other.name,
+                "versus_value": other.seconds,
+                "ratio": self.ratio(other),
+                "bytes": self.size_bytes,
+                "samples": list(self.samples_s),
+            }
+            for other in self.beside
+        ]
+        for name, value, unit in self.extra:
+            found.append(
+                {
+                    "section": self.section,
+                    "name": f"{self.name}: {name}",
+                    "value": value,
+                    "unit": unit,
+                    "versus": None,
+                    "ratio": None,
+                }
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a section that has a table of its own.
+
+    A median where ``low`` and ``high`` differ; ``ratio`` is value over that of ``versus``.
+    """
+
+    section: str
+    name: str
+    value: float
+    unit: str
+    low: float
+    high: float
+    versus: str | None = None
+    ratio: float | None = None
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return it as JSON-typed values."""
+        return [asdict(self)]
 
 
 class Samples:
@@ -100,16 +140,25 @@ class Samples:
         return Yardstick(name=name, seconds=statistics.median(self._seconds[name]))
 
     def row(
-        self, section: str, name: str, size_bytes: int, *, reference: str, peer: str | None = None
+        self,
+        section: str,
+        name: str,
+        size_bytes: int,
+        *beside: str,
+        extra: Sequence[tuple[str, float, str]] = (),
     ) -> Row:
-        """Return ``name`` beside its reference and peer; a peer that was not timed is left out."""
+        """Return ``name`` beside a reference and peers; a peer that was not timed is left out."""
+        reference, *peers = beside
         return Row(
             section=section,
             name=name,
             size_bytes=size_bytes,
             samples_s=tuple(self._seconds[name]),
-            reference=self.yardstick(reference),
-            peer=self.yardstick(peer) if peer in self._seconds else None,
+            beside=tuple(
+                self.yardstick(other)
+                for other in (reference, *(peer for peer in peers if peer in self._seconds))
+            ),
+            extra=tuple(extra),
         )
 
 
