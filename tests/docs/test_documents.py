@@ -94,3 +94,10 @@ def test_every_public_name_of_a_document_exists() -> None:
     for document in DOCUMENTS:
         for module, name in re.findall(r"\b(elastic|ckpt)\.([A-Za-z]\w*)\(", document.read_text()):
             assert hasattr({"elastic": elastic, "ckpt": ckpt}[module], name), (document, name)
+
+
+def test_the_guide_to_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for source in blocks(ROOT / "docs" / "checkpoints.md", "python"):
+        exec(compile(source, "checkpoints.md", "exec"), {})
+    assert ckpt.open("runs/adapter").step == 2
