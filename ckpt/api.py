@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -63,6 +64,9 @@ def save(
     """
     world = World()
     with world.agreed():
+        step, axes = _step_number(step), _axes(mesh, world)
+        _check_state(state)
+        _check_root(root)
         store, folder = open_store(root), step_folder(step)
         options = PackOptions(compression=compression or {}, base=_base(root, base, world, step))
         flat = flatten(state)
@@ -80,9 +84,39 @@ def save(
     )
     with world.agreed():
         if world.rank == 0:
-            axes = dict(mesh or {"dp": world.size})
             commit(root, run="", step=step, generation=0, receipts=receipts, mesh=axes)
     return store.where(folder)
+
+
+def _step_number(step: object, *, name: str = "step") -> int:
+    """Return ``step`` as a plain integer; numpy's and tensors of one integer are welcome."""
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        return operator.index(step)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise StateError(f"{name} is {step!r}; give a whole number, such as 100") from error
+
+
+def _axes(mesh: Mapping[str, int] | None, world: World) -> dict[str, int]:
+    if mesh is None:
+        return {"dp": world.size}
+    if not isinstance(mesh, Mapping):
+        raise StateError(f"mesh is {mesh!r}; give axes and their sizes, such as {{'dp': 2}}")
+    return {str(axis): _step_number(size, name=f"mesh[{axis!r}]") for axis, size in mesh.items()}
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise StateError(f"the state is a {kind}; give names to what is in it: {{'model': model}}")
+
+
+def _check_root(root: str | Path) -> None:
+    """Refuse the directory of one step, which is what `save` returns, as a root of steps."""
+    _, named = locate(root)
+    if named is not None:
+        raise StateError(f"{root}: the directory of step {named}; give the root it is in")
 
 
 def _base(
@@ -92,7 +126,9 @@ def _base(
     if base is None or world.rank != 0:
         return None
     if base != "latest":
-        return base
+        if isinstance(base, str):
+            raise StateError(f"base is {base!r}; give an earlier step, or 'latest'")
+        return _step_number(base, name="base")
     with contextlib.suppress(CorruptError):  # nothing there can be trusted: save in full
         return next((each for each in verified(root) if each != step), None)
     return None
@@ -135,9 +171,10 @@ def load(
 ) -> RestoreReport:
     """Load ``step`` (None: the newest that can be trusted) from ``root`` into ``state``, in place.
 
-    The state may be laid out over other ranks than it was saved from. With torch.distributed,
-    every rank calls this; all load the same step or all raise. With ``step=None`` a damaged
-    checkpoint is passed over with a warning.
+    ``root`` may also be the directory of one step, as `save` returns it. The state may be laid
+    out over other ranks than it was saved from. With torch.distributed, every rank calls this; all
+    load the same step or all raise. With ``step=None`` a damaged checkpoint is passed over with a
+    warning.
 
     ``strict`` says which keys may differ: ``exact`` (none), ``ignore-missing`` (keys of the state
     may be missing in the checkpoint), ``ignore-extra`` (the reverse) or ``ignore`` (both), for all
@@ -149,11 +186,15 @@ def load(
     differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state
     may then be overwritten in part.
     """
-    Strictness.of(strict)
     world = World()
     candidates: Iterator[int] = iter(())
     fault: CkptError | None = None
     with world.agreed():
+        Strictness.of(strict)
+        _check_state(state)
+        place, named = locate(root)
+        if named is not None and step is None:
+            root, step = place, named
         if world.rank == 0:
             candidates = newest_first(root) if step is None else iter([choose(root, step)])
         mine = live_keys(flatten(state)) if world.size > 1 else []

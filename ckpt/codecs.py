@@ -109,6 +109,8 @@ def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
 
 def check(rules: Rules) -> None:
     """Raise ``StateError`` where a rule names no codec."""
+    if not isinstance(rules, Mapping):
+        raise StateError(f"compression is {rules!r}; give patterns, such as {{'*': 'zstd'}}")
     for spelling in rules.values():
         parse(spelling, itemsize=1)
 

@@ -89,8 +89,14 @@ def flatten(state: Mapping[str, Any]) -> FlatState:
     FSDP modules that are still gathered are resharded, as they are before an optimizer step.
     """
     walker = _Flattener()
-    walker.mapping("", state)
-    walker.add_optimizers()
+    try:
+        walker.mapping("", state)
+        walker.add_optimizers()
+    except RecursionError:
+        raise StateError(
+            f"state: one of {', '.join(map(repr, list(state)[:10]))} holds itself, or is nested "
+            "too deeply; flatten it"
+        ) from None
     return walker.flat
 
 

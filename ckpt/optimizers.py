@@ -281,6 +281,7 @@ def attach(
         for matched in shared.values():
             _Filler(parts, saved, found=found, group=group, chosen=chosen).fill(matched)
         key = f"{parts.name}.groups.{i}"
+        found.missing += _unlike(parts.optimizer, saved, origins, key=key, chosen=chosen)
         _match_group(found, saved, origins, group=group, chosen=chosen, key=key)
     found.extra += [
         state_prefix(parts.name, fqn)[:-1] for fqn in sorted(saved.group_of.keys() - found.used)
@@ -292,6 +293,20 @@ def _keys(parts: OptimizerParts) -> Iterator[str]:
     yield from parts.keys
     for members in parts.groups:
         yield from (state_prefix(parts.name, member.fqn) for member in members)
+
+
+def _unlike(
+    optimizer: Optimizer,
+    saved: SavedOptimizer,
+    origins: set[int],
+    *,
+    key: str,
+    chosen: Callable[[str], bool],
+) -> list[str]:
+    """Return the settings this kind of optimizer has and the saved one had not: another kind."""
+    settings = [f"{key}.{name}" for name in optimizer.defaults if name not in HOW_NOT_WHAT]
+    kept = {f"{key}.{name}" for origin in origins for name in saved.groups[origin]}
+    return [name for name in settings if origins and name not in kept and chosen(name)]
 
 
 def _match_group(

@@ -47,6 +47,7 @@ from ckpt.source import PackSource
 from ckpt.store.base import Store
 from ckpt.store.places import open_store
 from ckpt.types import learn
+from ckpt.wellformed import fault_of_aliases
 from ckpt.zarr_dtypes import dtype_of
 from ckpt.zarr_view import group_metadata
 
@@ -254,6 +255,12 @@ def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict
     going = noted(store, folder) or ()
     if gone := sorted({record.pack.path for record in writers} & {*going}):
         raise StoreError(f"{origin}: it was just removed, with {gone}; save again")
+    for record in writers:
+        if store.size(f"{folder}/{record.index.path}") is None:
+            raise StoreError(
+                f"{origin}: {record.index.path}, which writer {record.writer} wrote, is not seen "
+                "here; give all ranks one root that all of them see"
+            )
     packs = {record.writer: load_index(store, folder, record) for record in writers}
     for record in writers:
         for file in (record.pack, *record.bases):
@@ -346,6 +353,8 @@ def _describe(
         merged = merge(store, folder, source, tensors, like=first, stem=stem)
     values = {key: value for index in packs.values() for key, value in index.values.items()}
     aliases = {name: fqn for index in packs.values() for name, fqn in index.aliases.items()}
+    if fault := fault_of_aliases(tensors, aliases):
+        raise CorruptError(f"{store.where(folder)}: {fault}; nothing was committed: save again")
     everything = dict(packs) | ({MERGED: load_index(store, folder, merged)} if merged else {})
     group = group_metadata(run=first.run, step=first.step, values=values)
     refs = refmap.reference_map(

@@ -261,6 +261,8 @@ class _Job:
         for name, attached in self._attached.items():
             for key in attached.missing:
                 found[key] = f"{name} has no saved state for {key.removeprefix(name + '.state.')}"
+                if key.startswith(f"{name}.groups."):
+                    found[key] = f"value {key} was not saved: an optimizer of another kind was"
                 if key == name:
                     found[key] = f"{name} (no optimizer of that name was saved)"
         for key in self._flat.values:

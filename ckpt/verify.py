@@ -274,7 +274,7 @@ class Checker(ChunkReader):
         the midst of its rows, takes its own size in memory.
         """
         if not self.direct:
-            self._indirect(memoryview(bytearray(self._chunk.nbytes)))
+            self._unpacked(None)
             return
         blocks, address, found = self._blocks(), isal.address_of(room), 0
         nbytes, tail = self._chunk.nbytes, memoryview(bytearray(self.extent - self._chunk.nbytes))

@@ -27,7 +27,7 @@ from ckpt.types import Json
 from ckpt.values import decode, widened
 from ckpt.zarr_dtypes import DType
 from elastic.errors import ConfigError
-from tools.opening import add_resources, open_step
+from tools.opening import add_path, add_resources, add_step, open_step
 from tools.picture import HeatMap, histogram_svg, histogram_text
 from tools.terminal import HelpFormatter, console, positive, print_json, progress_bar, shape_text
 
@@ -64,9 +64,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("path", metavar="PATH", help="the root of checkpoints, or one step of it")
+    add_path(parser)
     parser.add_argument("name", metavar="NAME[SLICE]", help="a tensor, perhaps sliced, or a value")
-    parser.add_argument("--step", type=int, help="the step to read (default: the newest verified)")
+    add_step(parser)
     parser.add_argument("--full", action="store_true", help="print every number")
     parser.add_argument("--stats", action="store_true", help="print statistics instead")
     parser.add_argument("--histogram", action="store_true", help="print a histogram instead")

@@ -2,7 +2,7 @@
 
 A subcommand's module has ``add_parser(subparsers) -> ArgumentParser`` and ``run(args) -> int``.
 Errors a user can cause end as one paragraph on stderr, never as a traceback. Exit codes: 0 done,
-1 the work failed, 2 the command line is wrong, 130 interrupted.
+1 the work failed, 2 the command line is wrong, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import errno
 import importlib
 import os
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
 from typing import Final, Protocol, cast
 
 from ckpt.errors import CkptError
@@ -24,6 +28,7 @@ from elastic.errors import ConfigError, ElasticError
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
 
 
 class Subparsers(Protocol):
@@ -100,7 +105,7 @@ def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.
         description="Keeps PyTorch training alive: parity-guarded in-memory snapshots, universal "
         "checkpoints, in-place elasticity.",
         epilog="`holdfast COMMAND --help` explains a command. Exit codes: 0 done, 1 failed, "
-        "2 wrong command line, 130 interrupted.",
+        "2 wrong command line, 130 interrupted, 143 terminated.",
     )
     parser.add_argument("--version", action="version", version=f"holdfast {installed_version()}")
     subparsers = cast(
@@ -141,6 +146,37 @@ def report(message: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as with Ctrl-C, what is unfinished is cleaned up on the way out."""
+
+
+@contextmanager
+def terminated_in_order() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM until the end of the block, and only interrupts for interrupts.
+
+    What breaks while an interrupt passes through it (torch's zip writer does) hides it else.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except Exception as error:
+        behind = error.__context__
+        while behind is not None and not isinstance(behind, KeyboardInterrupt):
+            behind = behind.__context__
+        if behind is None:
+            raise
+        raise behind from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -148,7 +184,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         subcommand = load(chosen)
         args = build_parser(chosen, subcommand).parse_args(words)
-        return subcommand.run(args) if subcommand else EXIT_USAGE
+        with terminated_in_order():
+            return subcommand.run(args) if subcommand else EXIT_USAGE
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return EXIT_TERMINATED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -18,9 +18,18 @@ from ckpt.interchange import (
 )
 from ckpt.renaming import selected, the_module, with_prefix, without_prefix
 from ckpt.target_layout import DATA_AXIS, TargetLayout
+from elastic.errors import ConfigError
 from tools.formats import FORMATS, Reading, Writing, source_format, target_format
-from tools.opening import add_compress
-from tools.terminal import parse_bytes, positive, print_json, progress_bar, readable
+from tools.opening import add_compress, compression_of
+from tools.terminal import (
+    parse_bytes,
+    place,
+    positive,
+    print_json,
+    progress_bar,
+    readable,
+    step_number,
+)
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
@@ -38,8 +47,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "convert", help="convert between formats of checkpoints", description=_DESCRIPTION
     )
-    parser.add_argument("source", metavar="SOURCE", help="a file or a directory")
-    parser.add_argument("target", metavar="TARGET", help="what to write; must not be there yet")
+    parser.add_argument("source", type=place, metavar="SOURCE", help="a file or a directory")
+    parser.add_argument(
+        "target", type=place, metavar="TARGET", help="what to write; must not be there yet"
+    )
     parser.add_argument("--from", dest="source_format", choices=FORMATS, help="format of SOURCE")
     parser.add_argument("--to", dest="target_format", choices=FORMATS, help="format of TARGET")
     _add_names(parser)
@@ -58,12 +69,15 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
     prefix = names.add_mutually_exclusive_group()
     prefix.add_argument(
         "--prefix",
+        type=_prefix,
         metavar="TEXT",
         help="what names of a whole state have before those of its model, as in 'model.': taken "
         "off on the way to safetensors and torch (what is not under it stays behind), put on on "
         "the way from them",
     )
-    prefix.add_argument("--name", metavar="NAME", help="the module: the same as --prefix NAME.")
+    prefix.add_argument(
+        "--name", type=_module, metavar="NAME", help="the module: the same as --prefix NAME."
+    )
     names.add_argument(
         "--tie",
         action="append",
@@ -81,14 +95,14 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
     ways = parser.add_argument_group("how")
     ways.add_argument(
         "--step",
-        type=_step,
+        type=step_number,
+        metavar="STEP",
         help="of a checkpoint: the step to read (the newest verified), or to write (that of the "
         "source, else 0)",
     )
     ways.add_argument(
         "--dp",
         type=positive,
-        default=1,
         metavar="N",
         help="write a checkpoint as N ranks would (1)",
     )
@@ -116,24 +130,52 @@ def _tie(text: str) -> tuple[str, str]:
     return name, stored
 
 
-def _step(text: str) -> int:
-    if not text.isdecimal() or len(text) > 12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a step number")
-    return int(text)
+def _prefix(text: str) -> str:
+    if text and not text.endswith("."):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} ends within a name; write --prefix {text}. or --name {text}"
+        )
+    return text
+
+
+def _module(text: str) -> str:
+    if not text or text.endswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a module's name, as in 'model'")
+    return text
+
+
+def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
+    """Raise ``ConfigError`` for an option that means nothing between these two formats."""
+    of_target = {
+        "--dp": (args.dp, "holdfast"),
+        "--compress": (args.compress, "holdfast"),
+        "--file-size": (args.file_size, "safetensors"),
+        "--duplicate-tied": (args.duplicate_tied, "safetensors"),
+    }
+    for option, (given, served) in of_target.items():
+        if given and wanted != served:
+            raise ConfigError(f"{option} is for {served} targets, and this one is {wanted}")
+    if args.tie and kind != "safetensors":
+        raise ConfigError(f"--tie is for safetensors sources, and this one is {kind}")
+    if args.step is not None and "holdfast" not in (kind, wanted):
+        raise ConfigError(f"--step: neither {kind} nor {wanted} has steps; leave it out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what was done."""
     kind = args.source_format or source_format(args.source)
     wanted = args.target_format or target_format(args.target, kind)
+    _check_options(args, kind=kind, wanted=wanted)
     reading = Reading(step=args.step, ties=dict(args.tie))
     with ExitStack() as stack:
         source = FORMATS[kind].source(args.source, reading)
         stack.enter_context(closing(source))
         named = _named(source, args, kind=kind, wanted=wanted)
+        compression_of(args.compress, named.specs, origin=args.source)
         writing = Writing(
-            layout=TargetLayout(mesh={DATA_AXIS: args.dp}),
+            layout=TargetLayout(mesh={DATA_AXIS: args.dp or 1}),
             file_bytes=args.file_size,
+            memory_bytes=args.memory,
             duplicate_tied=args.duplicate_tied,
             identity=_identity(source, args),
         )

@@ -26,7 +26,14 @@ from ckpt.source import StoreSource
 from ckpt.types import Json
 from tools.difference import Difference, SideInfo, show
 from tools.opening import add_resources, add_select, chosen, open_step, require
-from tools.terminal import HelpFormatter, console, print_json, progress_bar
+from tools.terminal import (
+    HelpFormatter,
+    console,
+    place,
+    print_json,
+    progress_bar,
+    step_number,
+)
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
@@ -56,10 +63,16 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("a", metavar="A", help="a root of checkpoints, or one step of it")
-    parser.add_argument("b", metavar="B", help="another one")
-    parser.add_argument("--step-a", type=int, metavar="N", help="A's step (newest verified)")
-    parser.add_argument("--step-b", type=int, metavar="N", help="B's step (newest verified)")
+    parser.add_argument(
+        "a", type=place, metavar="A", help="a root of checkpoints, or one step of it"
+    )
+    parser.add_argument("b", type=place, metavar="B", help="another one")
+    parser.add_argument(
+        "--step-a", type=step_number, metavar="STEP", help="A's step (newest verified)"
+    )
+    parser.add_argument(
+        "--step-b", type=step_number, metavar="STEP", help="B's step (newest verified)"
+    )
     parser.add_argument("--rtol", type=_distance, help="relative tolerance (none)")
     parser.add_argument("--atol", type=_distance, help="absolute tolerance (none)")
     add_select(parser)

@@ -13,12 +13,13 @@ from typing import Final
 
 from ckpt.bridges.checkpoint import Identity
 from ckpt.bridges.places import split_place
-from ckpt.catalog import choose, steps
+from ckpt.catalog import steps
 from ckpt.errors import MismatchError, StoreError
-from ckpt.interchange import TensorSink, TensorSource
+from ckpt.interchange import MEMORY_BYTES, TensorSink, TensorSource
 from ckpt.manifest import MANIFEST
-from ckpt.store.places import locate, open_store, scheme_of
+from ckpt.store.places import open_store, scheme_of
 from ckpt.target_layout import TargetLayout
+from tools.opening import open_step
 
 _TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
 
@@ -31,12 +32,17 @@ class Reading:
     ties: Mapping[str, str] = field(default_factory=dict)
 
 
+_DCP_FILE_BYTES: Final = 256 << 20
+"""A file of a DCP directory, which is gathered in memory, where the budget is no smaller."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
     """What a user may say of a target, and what the source says of itself."""
 
     layout: TargetLayout = field(default_factory=TargetLayout)
     file_bytes: int | None = None
+    memory_bytes: int = MEMORY_BYTES
     duplicate_tied: bool = False
     identity: Identity = field(default_factory=Identity)
 
@@ -88,11 +94,8 @@ def _holdfast_found(path: str) -> bool:
 
 def _holdfast_source(path: str, reading: Reading) -> TensorSource:
     from ckpt.bridges.checkpoint import CheckpointSource
-    from ckpt.source import StoreSource
 
-    root, named = locate(path)
-    step = choose(root, named if reading.step is None else reading.step)
-    return CheckpointSource(StoreSource(root, step))
+    return CheckpointSource(open_step(path, reading.step))
 
 
 def _holdfast_sink(path: str, writing: Writing) -> TensorSink:
@@ -143,10 +146,10 @@ def _dcp_source(path: str, _: Reading) -> TensorSource:
     return DcpSource(path)
 
 
-def _dcp_sink(path: str, _: Writing) -> TensorSink:
+def _dcp_sink(path: str, writing: Writing) -> TensorSink:
     from adapters.dcp import DcpSink
 
-    return DcpSink(_new(path))
+    return DcpSink(_new(path), file_bytes=min(writing.memory_bytes, _DCP_FILE_BYTES))
 
 
 def _zarr_source(path: str, _: Reading) -> TensorSource:

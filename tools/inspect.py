@@ -14,16 +14,17 @@ from rich.text import Text
 from ckpt.catalog import StepInfo, choose, quick_verify, steps
 from ckpt.manifest import Manifest
 from ckpt.source import StoreSource
-from ckpt.store.places import locate, open_store
+from ckpt.store.places import open_store
 from ckpt.types import Json
 from tools import layout_map, names_tree
-from tools.opening import add_select, chosen, require, tensor_bytes
+from tools.opening import add_path, add_select, add_step, chosen, pointed_at, require, tensor_bytes
 from tools.terminal import HelpFormatter, console, print_json, readable, shape_text
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
 
 _SHOWN_VALUES: Final = 40
+_VALUE_WIDTH: Final = 24
 
 _EPILOG: Final = """\
 examples:
@@ -44,8 +45,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("path", metavar="PATH", help="the root of checkpoints, or one step of it")
-    parser.add_argument("--step", type=int, help="the step to show (default: the newest verified)")
+    add_path(parser)
+    add_step(parser)
     parser.add_argument("--tree", action="store_true", help="show the names as a tree, with sizes")
     parser.add_argument("--layout", action="store_true", help="show which writer holds which part")
     add_select(parser)
@@ -55,8 +56,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description."""
-    root, named = locate(args.path)
-    step = choose(root, named if args.step is None else args.step)
+    root, named = pointed_at(args.path, args.step)
+    step = choose(root, named)
     manifest = _selected(quick_verify(open_store(root), step), args.select, origin=str(args.path))
     if args.json:
         print_json(_described(manifest, root, args))
@@ -176,13 +177,14 @@ def show_tensors(manifest: Manifest, *, console: Console) -> None:
     if not manifest.values:
         return
     values = Table(box=None, header_style="bold", pad_edge=False)
-    values.add_column("value", no_wrap=True)
-    values.add_column("", overflow="ellipsis", no_wrap=True)
     shown = list(manifest.values.items())[:_SHOWN_VALUES]
+    left = console.width - max(len(name) for name, _ in shown) - 2  # names are shown whole
+    values.add_column("value", overflow="fold", no_wrap=left >= _VALUE_WIDTH)
+    values.add_column("", overflow="ellipsis", no_wrap=True, max_width=max(left, _VALUE_WIDTH))
     for name, value in shown:
         values.add_row(name, msgspec.json.encode(value).decode())
-    if left := len(manifest.values) - len(shown):
-        values.add_row(f"… and {left} more (--json shows all)", "")
+    if more := len(manifest.values) - len(shown):
+        values.add_row(f"… and {more} more (--json shows all)", "")
     console.print()
     console.print(values, markup=False)
 

@@ -16,16 +16,45 @@ from ckpt.manifest import Manifest
 from ckpt.source import StoreSource
 from ckpt.store.places import locate
 from ckpt.zarr_dtypes import dtype_of
-from tools.terminal import parse_bytes, positive
+from elastic.errors import ConfigError
+from tools.terminal import parse_bytes, place, positive, step_number
 
 DEFAULT_MEMORY: Final = 512 << 20
 MOST_THREADS: Final = 8
 
 
+def pointed_at(path: str, step: int | None) -> tuple[str, int | None]:
+    """Return the root, and the step that ``path`` or ``step`` names, if any.
+
+    Raises ``ConfigError`` where they name two.
+    """
+    root, named = locate(path)
+    if named is not None and step not in (None, named):
+        raise ConfigError(
+            f"{path} is step {named}, and step {step} is asked for; give the root {root}, or no "
+            "other step"
+        )
+    return root, named if step is None else step
+
+
 def open_step(path: str, step: int | None) -> StoreSource:
     """Open the step that ``path`` or ``step`` names, else the newest verified one of the root."""
-    root, named = locate(path)
-    return StoreSource(root, choose(root, named if step is None else step))
+    root, named = pointed_at(path, step)
+    return StoreSource(root, choose(root, named))
+
+
+def add_path(parser: argparse.ArgumentParser, name: str = "path", metavar: str = "PATH") -> None:
+    """Declare the checkpoint that is read."""
+    parser.add_argument(
+        name, type=place, metavar=metavar, help="the root of checkpoints, or one step of it"
+    )
+
+
+def add_step(parser: argparse.ArgumentParser, *, default: str = "the newest verified") -> None:
+    """Declare ``--step``."""
+    parser.add_argument(
+        "--step", type=step_number, metavar="STEP", help=f"the step to read (default: {default})"
+    )
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +90,21 @@ def add_compress(parser: argparse._ActionsContainer) -> None:
         help="compress tensors whose names match, as in '*=zstd:3' or '*.exp_avg=blosc-lz4'; the "
         "first match counts; '*=none' compresses nothing (default: as the source is)",
     )
+
+
+def compression_of(
+    given: Sequence[tuple[str, str]] | None, names: Iterable[str], *, origin: str
+) -> dict[str, str] | None:
+    """Return the rules of ``--compress``, None where there are none.
+
+    Raises ``NotFoundError`` where a rule names no tensor.
+    """
+    if given is None:
+        return None
+    known = list(names)
+    for glob, _ in given:
+        require(chosen(known, [glob]), [glob], origin=origin)
+    return dict(given)
 
 
 def _codec(text: str) -> tuple[str, str]:

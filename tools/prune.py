@@ -16,10 +16,19 @@ from ckpt.catalog import choose, committed, load_manifest, step_folder
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.manifest import Manifest
 from ckpt.retention import remove_steps
-from ckpt.retention_rules import Best, Candidate, Rules, Verdict, judge, parse_limit
+from ckpt.retention_rules import Best, Candidate, Rules, Verdict, judge, parse_limit, ranked
 from ckpt.store.base import Store
-from ckpt.store.places import open_store
-from tools.terminal import HelpFormatter, console, positive, print_json, readable
+from ckpt.store.places import locate, open_store
+from elastic.errors import ConfigError
+from tools.terminal import (
+    HelpFormatter,
+    console,
+    place,
+    positive,
+    print_json,
+    readable,
+    step_number,
+)
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
@@ -48,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("root", metavar="ROOT", help="directory that holds step-… directories")
+    parser.add_argument("root", type=place, metavar="ROOT", help="the root of checkpoints")
     parser.add_argument(
         "--keep-last", type=positive, default=3, metavar="N", help="keep the newest N (3)"
     )
@@ -64,8 +73,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="keep the N (1) best by a plain value; may be given several times",
     )
     parser.add_argument("--ttl", type=_limit, metavar="AGE", help="as in 7d, 12h or 5000steps")
-    parser.add_argument("--pin", type=int, nargs="+", default=[], metavar="STEP", help="never go")
-    parser.add_argument("--unpin", type=int, nargs="+", default=[], metavar="STEP", help="may go")
+    parser.add_argument(
+        "--pin", type=step_number, nargs="+", default=[], metavar="STEP", help="never go"
+    )
+    parser.add_argument(
+        "--unpin", type=step_number, nargs="+", default=[], metavar="STEP", help="may go"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -95,20 +108,44 @@ def run(args: argparse.Namespace) -> int:
         most_age_s=most_age_s,
         most_steps_old=most_steps_old,
     )
+    root, named = locate(args.root)
+    if named is not None:
+        raise ConfigError(f"{args.root} is one step; give the root {root}")
     newest_verified = choose(args.root, None)
     store = open_store(args.root)
     there = committed(store)
     manifests = {step: _manifest(store, step) for step in there}
+    _check_named(args, manifests)
     verdicts = judge(_candidates(store, manifests, args), rules, newest_verified=newest_verified)
     going = [verdict.step for verdict in verdicts if not verdict.keep]
-    freed = sum(_bytes(manifests[step]) for step in going)
+    freed = _freed(manifests, going)
     if not args.dry_run:
         remove_steps(store, going)
     if args.json:
         print_json({"dry_run": args.dry_run, "removed": going, "bytes": freed, "steps": verdicts})
     else:
-        _show(verdicts, manifests, dry_run=args.dry_run)
+        _show(verdicts, manifests, freed=freed, dry_run=args.dry_run)
     return 0
+
+
+def _check_named(args: argparse.Namespace, manifests: dict[int, Manifest | None]) -> None:
+    """Refuse pins and metrics that are not there: mistyped, they would let go what was meant."""
+    if gone := [step for step in args.pin if step not in manifests]:
+        raise NotFoundError(
+            f"{args.root}: no checkpoint of step {gone[0]} to pin; steps there: "
+            f"{', '.join(map(str, manifests))}. Nothing was removed"
+        )
+    candidates = [
+        Candidate(step=step, values=manifest.values)
+        for step, manifest in manifests.items()
+        if manifest
+    ]
+    for best in args.keep_best:
+        if not ranked(candidates, best):
+            raise NotFoundError(
+                f"{args.root}: --keep-best {best.metric}: no step has a number of that name; "
+                f"`holdfast cat {args.root} NAME` shows values. Nothing was removed"
+            )
 
 
 def _manifest(store: Store, step: int) -> Manifest | None:
@@ -146,8 +183,27 @@ def _bytes(manifest: Manifest | None) -> int:
     return sum(record.nbytes for record in manifest.files()) if manifest else 0
 
 
+def _freed(manifests: dict[int, Manifest | None], going: list[int]) -> int:
+    """Return the size of what goes, without packs that a step which stays refers to."""
+    kept: set[str] = set()
+    for step, manifest in manifests.items():
+        if manifest and step not in going:
+            kept.update(path.removeprefix("../") for path in manifest.bases())
+    return sum(
+        record.nbytes
+        for step in going
+        if (manifest := manifests[step])
+        for record in manifest.files()
+        if f"{step_folder(step)}/{record.path}" not in kept
+    )
+
+
 def _show(
-    verdicts: tuple[Verdict, ...], manifests: dict[int, Manifest | None], *, dry_run: bool
+    verdicts: tuple[Verdict, ...],
+    manifests: dict[int, Manifest | None],
+    *,
+    freed: int,
+    dry_run: bool,
 ) -> None:
     table = Table.grid(padding=(0, 2))
     table.columns[:] = []
@@ -163,7 +219,6 @@ def _show(
         table.add_row(f"step {verdict.step}", fate, size, "; ".join(verdict.reasons))
     console().print(table, markup=False)
     going = [verdict.step for verdict in verdicts if not verdict.keep]
-    freed = readable(sum(_bytes(manifests[step]) for step in going))
-    listed = f": {', '.join(map(str, going))} ({freed})" if going else ""
+    listed = f": {', '.join(map(str, going))} ({readable(freed)})" if going else ""
     did = "would remove" if dry_run else "removed"
     print(f"{did} {len(going)} checkpoints{listed}; {len(verdicts) - len(going)} stay")

@@ -12,11 +12,10 @@ from ckpt.layout import TensorSpec
 from ckpt.manifest import Manifest
 from ckpt.rewrite import reshard
 from ckpt.source import StoreSource
-from ckpt.store.places import locate
 from ckpt.target_layout import DATA_AXIS, Rule, TargetLayout
 from elastic.errors import ConfigError
-from tools.opening import add_compress
-from tools.terminal import parse_bytes, print_json, progress_bar, readable
+from tools.opening import add_compress, add_path, add_step, compression_of, pointed_at
+from tools.terminal import parse_bytes, place, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
     from tools.cli import Subparsers
@@ -37,8 +36,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "the way, and the source is not changed. Killed, the same command goes on behind the last "
         "writer that was complete.",
     )
-    parser.add_argument("source", metavar="SRC", help="the root of checkpoints, or one step of it")
-    parser.add_argument("target", metavar="DST", help="the root to write to")
+    add_path(parser, "source", "SRC")
+    parser.add_argument("target", type=place, metavar="DST", help="the root to write to")
     parser.add_argument(
         "--mesh",
         type=mesh,
@@ -56,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="split dim DIM of the tensors that match, as in '*.wq.weight=0'; AXIS where the mesh "
         "has several besides dp. The last one that fits counts",
     )
-    parser.add_argument("--step", type=int, help="the step to read (default: the newest verified)")
+    add_step(parser)
     parser.add_argument(
         "--memory",
         type=parse_bytes,
@@ -119,25 +118,26 @@ def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) ->
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint again and say where."""
     layout = layout_of(args.mesh, args.shard)
-    root, named = locate(args.source)
-    step = choose(root, named if args.step is None else args.step)
+    root, named = pointed_at(args.source, args.step)
+    step = choose(root, named)
     with StoreSource(root, step) as source, progress_bar() as bar:
+        compression = compression_of(args.compress, source.manifest.tensors, origin=source.origin)
         total = _total(source.manifest)
         task = bar.add_task("writing", total=total)
         done = reshard(
             source,
             args.target,
             layout=layout,
-            compression=None if args.compress is None else dict(args.compress),
+            compression=compression,
             memory_bytes=args.memory,
             progress=lambda n: bar.advance(task, n),
         )
-        place = f"{str(args.target).rstrip('/')}/{source.folder}"
+        written = f"{str(args.target).rstrip('/')}/{source.folder}"
     if args.json:
         print_json(
             {
                 "step": step,
-                "path": place,
+                "path": written,
                 "mesh": args.mesh,
                 "ranks": layout.ranks,
                 "bytes": done.bytes,
@@ -147,7 +147,9 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     resumed = f", {readable(total - done.bytes)} were there already" if total > done.bytes else ""
-    print(f"step {step} written: {place} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})")
+    print(
+        f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})"
+    )
     return 0
 
 

@@ -57,6 +57,23 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def step_number(text: str) -> int:
+    """Parse the number of a step; an argparse type."""
+    if not text.isdecimal() or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step number, as in 200")
+    return int(text)
+
+
+def place(text: str) -> str:
+    """Accept a path or an address; an argparse type.
+
+    Raises ``ArgumentTypeError`` for the empty one, which would mean the working directory.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; is a variable of the shell not set?")
+    return text
+
+
 def shape_text(shape: tuple[int, ...]) -> str:
     """Return a shape for people."""
     return " x ".join(map(str, shape)) or "scalar"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from ckpt.catalog import choose, committed_steps
 from ckpt.errors import NotFoundError
 from ckpt.store.base import Store
-from ckpt.store.places import locate, open_store
+from ckpt.store.places import open_store
 from ckpt.verify import Examination, Fault, deep_faults, examine
-from tools.opening import add_threads
+from elastic.errors import ConfigError
+from tools.opening import add_path, add_step, add_threads, pointed_at
 from tools.terminal import HelpFormatter, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("path", metavar="PATH", help="the root of checkpoints, or one step of it")
-    parser.add_argument("--step", type=int, help="the step to check (default: the newest)")
-    parser.add_argument("--all", action="store_true", help="check every step")
+    add_path(parser)
+    add_step(parser, default="the newest")
+    parser.add_argument("--all", action="store_true", help="check every step of the root")
     parser.add_argument("--deep", action="store_true", help="read and check every byte")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_threads(parser)
@@ -52,8 +53,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print what is damaged, and return 1 if anything is."""
-    root, named = locate(args.path)
-    step = named if args.step is None else args.step
+    root, step = pointed_at(args.path, args.step)
+    if args.all and step is not None:
+        raise ConfigError(f"--all with step {step} alone; give the root {root} without a step")
     there = committed_steps(root)
     if step is not None or not there:
         there = [choose(root, step)]

@@ -68,7 +68,7 @@ class Store(Protocol):
         """Remove files; those that are not there are passed over."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it."""
+        """Remove a folder in which no file is left; one that holds a file stays as it is."""
 
     def sweep(self, folder: str) -> None:
         """Remove what killed writers left directly below a folder."""

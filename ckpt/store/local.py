@@ -12,7 +12,7 @@ import errno
 import fcntl
 import itertools
 import os
-import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +27,7 @@ _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_PARTS: Final = 512
 _IOV_MAX: Final = 1024
+_ATTEMPTS: Final = 100
 
 _serial = itertools.count()
 
@@ -90,8 +91,12 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self._path, self._fd = path, -1
         with _refusals(path, "open it for reading"):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.nbytes = os.fstat(self._fd).st_size
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise CorruptError(f"{path}: is not a plain file; put there what was written")
+        self.nbytes = found.st_size
 
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
         """Fill ``buffers`` from offset ``at``; return the bytes read."""
@@ -157,8 +162,9 @@ class LocalStore:
 
     def read(self, name: str) -> bytes:
         """Return a file's bytes."""
-        with _reading(self._path(name)):
-            return self._path(name).read_bytes()
+        with contextlib.closing(LocalFile(self._path(name))) as file:
+            data = bytearray(file.nbytes)
+            return bytes(memoryview(data)[: file.read_into([data], 0)])
 
     def open(self, name: str) -> LocalFile:
         """Open a file for ranged reads."""
@@ -206,10 +212,16 @@ class LocalStore:
                 self._path(name).unlink(missing_ok=True)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it; one that is not there is passed over."""
+        """Remove a folder, and those in it, while there is no file in them."""
         path = self._path(folder)
-        with _refusals(path, "remove it"), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+        with _refusals(path, "remove it"):
+            for place, _, _ in os.walk(path, topdown=False):
+                try:
+                    _sweep(Path(place))
+                    Path(place).rmdir()
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                        raise
 
     def sweep(self, folder: str) -> None:
         """Remove the temporary files of writers that are gone."""
@@ -232,23 +244,36 @@ class LocalStore:
     def _temporary(self, path: Path) -> Iterator[tuple[Path, int]]:
         """Yield a locked new file beside ``path``; afterwards it is gone (or renamed)."""
         with _refusals(path.parent, "write in it"):
-            _make_directories(path.parent)
-            _sweep(path.parent)
-            temporary, fd = _locked_file(path)
+            fresh, temporary, fd = _new_file(path)
         try:
+            with _refusals(path.parent, "write in it"):
+                for folder in fresh:
+                    _fsync_directory(folder.parent)
+                _sweep(path.parent)
             yield temporary, fd
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what cannot be removed now is swept later
                 temporary.unlink()
             os.close(fd)
 
 
-def _make_directories(path: Path) -> None:
-    """Create ``path`` and what is missing above it, durably."""
+def _make_directories(path: Path) -> list[Path]:
+    """Create ``path`` and what is missing above it; return what was created, to be made durable."""
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
-        _fsync_directory(folder.parent)
+    return missing[::-1]
+
+
+def _new_file(path: Path) -> tuple[list[Path], Path, int]:
+    """Return new folders, not durable yet, and a locked temporary file for ``path`` in them.
+
+    The file keeps its folder from being removed, as empty folders may be at any moment.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            return _make_directories(path.parent), *_locked_file(path)
+    return _make_directories(path.parent), *_locked_file(path)
 
 
 def _locked_file(path: Path) -> tuple[Path, int]:

@@ -25,6 +25,8 @@ def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
     ``s3`` says how an S3 server is reached; without it the AWS variables of the environment do.
     Raises ``StoreError`` for a kind this version does not know.
     """
+    if not str(root):
+        raise StoreError("an empty path; give a directory or s3://bucket/prefix")
     match scheme_of(root):
         case "":
             return LocalStore(root)

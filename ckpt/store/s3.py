@@ -22,7 +22,7 @@ from ckpt.store.s3_conditions import PROBE, replace
 from ckpt.store.s3_config import S3Config
 from ckpt.store.s3_errors import is_missing
 from ckpt.store.s3_read import S3File, fetch
-from ckpt.store.s3_unfinished import Target, abort, sweep, unfinished
+from ckpt.store.s3_unfinished import Target, sweep
 from ckpt.store.s3_upload import write
 
 _URL: Final = re.compile(r"s3://([^/?#]+)(?:/(.*))?")
@@ -119,13 +119,8 @@ class S3Store:
             self._delete([self._file(name).key for name in batch], self.where(batch[0]))
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it, unfinished uploads too."""
-        target = self._folder(folder)
-        for page in self._pages(target):
-            if keys := [item["Key"] for item in page.get("Contents", ())]:
-                self._delete(keys, target.where)
-        for upload in list(unfinished(self._connection, target)):
-            abort(self._connection, upload.target, upload.upload_id)
+        """Sweep it: a folder is there as long as an object is in it."""
+        self.sweep(folder)
 
     def sweep(self, folder: str) -> None:
         """Remove the unfinished uploads directly below a folder that nobody is writing any more.

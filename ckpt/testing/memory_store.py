@@ -100,11 +100,7 @@ class MemoryStore:
                 self._files.pop(name, None)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it."""
-        below = f"{folder}/" if folder else ""
-        with self._lock:
-            for name in [name for name in self._files if name.startswith(below)]:
-                del self._files[name]
+        """Do nothing: a folder is there as long as a file is in it."""
 
     def sweep(self, folder: str) -> None:
         """Do nothing: writers in memory leave nothing behind."""

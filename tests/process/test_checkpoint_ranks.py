@@ -76,6 +76,8 @@ def together(rank: int, root: str) -> None:
         ckpt.save(home, bad, step=2)
     with pytest.raises(ckpt.StateError, match=r"different steps \[2, 3, 4\]"):
         ckpt.save(home, saved, step=2 + rank)
+    with pytest.raises(ValueError if rank == 1 else ckpt.PeerError, match="strict is 'exactly'"):
+        ckpt.load(home, other, strict="exactly" if rank == 1 else "exact")  # type: ignore[arg-type]
     if rank == 1:
         broken = home.parent / "file"
         broken.write_text("a file")

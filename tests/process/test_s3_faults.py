@@ -121,7 +121,7 @@ def test_every_operation_survives_what_passes(
         assert proxy.hits or bodiless, name
         if name == "write large":
             assert direct.read("new") == LARGE
-    assert direct.names("") == ["d"]
+    assert direct.names("") == ["d", "e"]
 
 
 def test_a_server_that_stalls_once_is_asked_again(s3_place: S3Place, proxy: FaultProxy) -> None:

@@ -67,5 +67,5 @@ def test_more_files_than_one_reply_lists(s3_place: S3Place) -> None:
     assert store.names("d") == names[:1]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: store.write(f"d/{name}", [b"x"]), names))
-    store.remove("d")
+    store.delete(f"d/{name}" for name in names)
     assert store.names("") == []

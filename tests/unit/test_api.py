@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,3 +232,41 @@ def test_what_sidecars_import_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules and 'zarr' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"step": True}, "step is True; give a whole number"),
+        ({"step": 1.5}, "step is 1.5; give a whole number"),
+        ({"step": "1"}, "step is '1'; give a whole number"),
+        ({"base": "last"}, "base is 'last'; give an earlier step, or 'latest'"),
+        ({"mesh": "dp=3"}, "mesh is 'dp=3'; give axes and their sizes"),
+        ({"compression": "zstd"}, "compression is 'zstd'; give patterns"),
+        ({"state": nn.Linear(1, 1)}, "the state is a Linear; give names to what is in it"),
+    ],
+)
+def test_wrong_arguments_of_save_are_told_and_write_nothing(
+    tmp_path: Path, wrong: dict[str, Any], told: str
+) -> None:
+    given: dict[str, Any] = {"state": {"x": torch.ones(2)}, "step": 1, **wrong}
+    with pytest.raises(ckpt.StateError, match=re.escape(told)):
+        ckpt.save(tmp_path / "root", **given)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_step_may_be_any_integer(tmp_path: Path) -> None:
+    ckpt.save(tmp_path, {"x": torch.ones(2)}, step=cast("int", torch.tensor(3)))
+    with ckpt.open(tmp_path) as opened:
+        assert opened.step == 3
+
+
+def test_what_save_returned_loads_and_is_no_root(tmp_path: Path) -> None:
+    first, _ = (
+        ckpt.save(tmp_path, {"x": torch.full((2,), float(step))}, step=step) for step in (1, 2)
+    )
+    x = torch.zeros(2)
+    assert ckpt.load(first, {"x": x}).step == 1
+    assert x.tolist() == [1, 1]
+    with pytest.raises(ckpt.StateError, match="the directory of step 1; give the root it is in"):
+        ckpt.save(first, {"x": x}, step=3)

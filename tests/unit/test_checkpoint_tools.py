@@ -149,3 +149,64 @@ def test_the_tools_do_not_import_torch(root: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_names_of_values_are_shown_whole_beside_a_long_value(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"optimizer.groups.0.decoupled_weight_decay": True, "notes": "x" * 500}
+    write_checkpoint(root, sample_arrays(), step=8, values=values)
+    assert main(["inspect", str(root)]) == 0
+    assert "optimizer.groups.0.decoupled_weight_decay  true" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "cat", "diff", "reshard", "convert"])
+def test_a_step_that_path_and_option_tell_differently_is_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    write_checkpoint(root, sample_arrays(), step=8)
+    words = {
+        "inspect": ["--step", "8"],
+        "verify": ["--step", "8"],
+        "cat": ["model.weight", "--step", "8"],
+        "diff": [str(root), "--step-a", "8"],
+        "reshard": [str(tmp_path / "out"), "--mesh", "dp=2", "--step", "8"],
+        "convert": [str(tmp_path / "out.pt"), "--step", "8"],
+    }
+    assert main([command, str(root / "step-000000000007"), *words[command]]) == 2
+    assert "is step 7, and step 8 is asked for" in capsys.readouterr().err
+
+
+def test_verifying_all_of_one_step_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([str(root / "step-000000000007")], [str(root), "--step", "7"]):
+        assert main(["verify", *words, "--all"]) == 2
+        assert "--all with step 7 alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "prune"])
+def test_an_empty_path_is_not_the_working_directory(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    monkeypatch.chdir(root)
+    with pytest.raises(SystemExit, match="2"):
+        main([command, ""])
+    assert "the path is empty" in capsys.readouterr().err
+
+
+def test_a_pattern_of_compression_that_names_nothing_is_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = ["--compress", "modle.*=zstd"]
+    for words in (
+        ["reshard", str(root), "--mesh", "dp=2"],
+        ["convert", str(root), "--to", "holdfast"],
+    ):
+        words.insert(2, str(tmp_path / "out"))
+        assert main([*words, *rule]) == 1
+        assert "no name matches 'modle.*'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

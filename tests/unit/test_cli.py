@@ -2,8 +2,11 @@
 
 import argparse
 import errno
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -32,6 +35,13 @@ class FakeCommand:
 
 def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
     monkeypatch.setattr(cli, "load", lambda command: FakeCommand(error) if command else None)
+    return cli.main(["inspect", "some/path"])
+
+
+def run_as(monkeypatch: pytest.MonkeyPatch, body: Callable[[object], int]) -> int:
+    command = FakeCommand()
+    monkeypatch.setattr(command, "run", body)
+    monkeypatch.setattr(cli, "load", lambda name: command if name else None)
     return cli.main(["inspect", "some/path"])
 
 
@@ -132,3 +142,33 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         run_with(monkeypatch, ZeroDivisionError())
     with pytest.raises(ModuleNotFoundError):
         run_with(monkeypatch, ModuleNotFoundError("no", name="ckpt.nosuch"))
+
+
+def test_termination_is_143_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = []
+
+    def run(_: object) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+            return 0
+        finally:
+            cleaned.append(True)
+
+    assert run_as(monkeypatch, run) == cli.EXIT_TERMINATED == 143
+    assert cleaned
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_breaks_under_an_interrupt_is_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos")
+
+    assert run_as(monkeypatch, run) == cli.EXIT_INTERRUPTED

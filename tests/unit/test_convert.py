@@ -220,3 +220,31 @@ def test_safetensors_both_ways_need_neither_torch_nor_the_library(
         "assert not {'torch', 'safetensors'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["m.pt", "--dp", "4"], "--dp is for holdfast targets, and this one is torch"),
+        (["m.pt", "--compress", "*=zstd"], "--compress is for holdfast targets"),
+        (["m.pt", "--file-size", "1MiB"], "--file-size is for safetensors targets"),
+        (["m.pt", "--duplicate-tied"], "--duplicate-tied is for safetensors targets"),
+        (["m.pt", "--tie", "a=b"], "--tie is for safetensors sources, and this one is holdfast"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert main(["convert", str(root), str(tmp_path / words[0]), *words[1:]]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / words[0]).exists()
+
+
+@pytest.mark.parametrize("option", [["--prefix", "model"], ["--name", ""], ["--name", "model."]])
+def test_a_prefix_ends_where_a_name_does(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["convert", str(root), str(tmp_path / "m.safetensors"), *option])
+    assert "name" in capsys.readouterr().err
+    assert not (tmp_path / "m.safetensors").exists()

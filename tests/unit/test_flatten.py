@@ -150,3 +150,10 @@ def test_a_mapping_with_live_objects_is_a_name_space_and_a_plain_one_a_value() -
 def test_what_cannot_be_captured_is_refused_with_its_path(state: Any, message: str) -> None:
     with pytest.raises(StateError, match=message):
         flatten(state)
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    ring: list[object] = []
+    ring.append(ring)
+    with pytest.raises(StateError, match="'ring' holds itself"):
+        flatten({"ring": ring})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fake_ranks import rank_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import ckpt
 from ckpt.capture import flatten
 from ckpt.errors import MismatchError, StateError
 from ckpt.hashing import state_hash
@@ -283,3 +285,17 @@ def test_pipeline_stages_load_into_one_and_into_others() -> None:
         for name, parameter in part["model"].named_parameters():
             assert torch.equal(parameter, one["model"].get_parameter(name))
         assert [g["lr"] for g in part["optimizer"].param_groups] == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_another_kind_of_optimizer_is_refused(tmp_path: Path, turned: bool) -> None:
+    model = torch.nn.Linear(3, 2)
+    adamw = torch.optim.AdamW(model.parameters())
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    saved, live = (sgd, adamw) if turned else (adamw, sgd)
+    ckpt.save(tmp_path, {"model": model, "optimizer": saved}, step=1)
+    setting = "betas" if turned else "momentum"
+    told = f"missing: value optimizer.groups.0.{setting}.*another kind"
+    with pytest.raises(MismatchError, match=told):
+        ckpt.load(tmp_path, {"model": model, "optimizer": live})
+    assert setting in live.param_groups[0]

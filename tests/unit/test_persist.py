@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from ckpt.layout import Box
 from ckpt.source import StoreSource
 from ckpt.store.places import open_store
 from ckpt.testing.checkpoints import (
+    About,
     Array,
     sample_arrays,
     shard,
@@ -212,3 +214,62 @@ def test_a_renamed_step_is_noticed(tmp_path: Path) -> None:
 def test_other_kinds_of_store_are_refused() -> None:
     with pytest.raises(StoreError, match="gs://"):
         open_store("gs://bucket/run")
+
+
+def written_only(root: Path, seed: int, **about: Unpack[About]) -> list[persist.WriterReceipt]:
+    """Write the pack of a step, and do not commit it."""
+    arrays = sample_arrays(seed)
+    boxes = {fqn: split_dim(a.shape, parts=1) for fqn, (a, _) in arrays.items()}
+    index, payload = shard(arrays, boxes, writer=0, world_size=1, **about)
+    return [persist.write_pack(root, step=1, index=index, payload=memoryview(payload))]
+
+
+def test_what_a_run_removes_is_never_another_runs(tmp_path: Path) -> None:
+    receipts = written_only(tmp_path, 1, run="one", generation=1)
+    write_checkpoint(tmp_path, sample_arrays(2), run="other", generation=7)
+    check(tmp_path, sample_arrays(2))
+    persist.commit(tmp_path, run="one", step=1, generation=1, receipts=receipts, mesh={})
+    check(tmp_path, sample_arrays(1))
+
+
+def test_a_fenced_saver_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The newer generation was quicker, and did not see all that the older one had written."""
+    write_checkpoint(tmp_path, sample_arrays(2), generation=7)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    receipts = written_only(tmp_path, 1, generation=3)
+    with pytest.raises(FencedError, match="generation 7"):
+        persist.commit(tmp_path, run="test", step=1, generation=3, receipts=receipts, mesh={})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_reference_map_that_was_written_over_is_healed(tmp_path: Path) -> None:
+    receipts = write_checkpoint(tmp_path, sample_arrays(1))
+    refs = tmp_path / "step-000000000001/refs.json"
+    good = refs.read_bytes()
+    for bad in (b"{}", b""):
+        refs.write_bytes(bad)
+        persist.commit(tmp_path, run="test", step=1, generation=1, receipts=receipts, mesh={})
+        assert refs.read_bytes() == good
+
+
+def test_what_could_not_be_read_again_is_not_committed(tmp_path: Path) -> None:
+    """What the format refuses to read, it refuses to write."""
+    with pytest.raises(CorruptError, match=r"leads to 'nothing'"):
+        write_checkpoint(tmp_path, sample_arrays(1), aliases={"tied": "nothing"})
+    with pytest.raises(CorruptError, match="unknown tag"):
+        write_checkpoint(tmp_path, sample_arrays(1), values={"x": {"$exec": 1}})
+    assert committed_steps(tmp_path) == []
+
+
+def test_writers_that_do_not_share_a_root_are_told_so(tmp_path: Path) -> None:
+    arrays = sample_arrays()
+    boxes = {fqn: split_dim(a.shape, parts=2) for fqn, (a, _) in arrays.items()}
+    receipts = []
+    for writer, place in enumerate(("here", "there")):
+        index, payload = shard(arrays, boxes, writer=writer, world_size=2)
+        view = memoryview(payload)
+        receipts.append(persist.write_pack(tmp_path / place, step=1, index=index, payload=view))
+    about = {"run": index.run, "step": 1, "generation": index.generation}
+    with pytest.raises(StoreError, match=r"writer 1 wrote.*one root that all of them see"):
+        persist.commit(tmp_path / "here", receipts=receipts, mesh={"dp": 2}, **about)
+    assert committed_steps(tmp_path / "here") == []

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import ckpt
 from ckpt import pins
 from ckpt.catalog import committed_steps
 from ckpt.errors import CorruptError, NotFoundError, StoreError
@@ -158,3 +160,31 @@ def test_a_damaged_record_is_named_and_nothing_goes(
 def test_an_absent_step_cannot_be_pinned(root: Path) -> None:
     with pytest.raises(NotFoundError, match="step 7"):
         pins.update(LocalStore(root), there=[1], pin=[7], host="h", now_s=1.0)
+
+
+def test_a_metric_that_no_step_has_removes_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(root, "--keep-last", "1", "--keep-best", "los:min") == 1
+    assert "--keep-best los: no step has a number of that name" in capsys.readouterr().err
+    assert committed_steps(root) == [1, 2, 3, 4]
+
+
+def test_a_dry_run_refuses_a_pin_of_no_step(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(root, "--pin", "9", "--dry-run") == 1
+    assert "no checkpoint of step 9 to pin" in capsys.readouterr().err
+
+
+def test_one_step_is_not_a_root(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune(root / "step-000000000002") == 2
+    assert f"is one step; give the root {root}" in capsys.readouterr().err
+
+
+def test_a_pack_that_is_still_referred_to_is_not_counted_as_freed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"frozen": torch.ones(50_000), "adapter": torch.zeros(3)}
+    ckpt.save(tmp_path, state, step=1)
+    ckpt.save(tmp_path, state | {"adapter": torch.ones(3)}, step=2, base=1)
+    assert prune(tmp_path, "--keep-last", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] < 50_000
