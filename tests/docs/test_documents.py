@@ -13,6 +13,7 @@ import torch
 
 import ckpt
 import elastic
+from ckpt.crc import BLOCK_BYTES
 from tools import cli
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +102,7 @@ def test_the_guide_to_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.Monke
     for source in blocks(ROOT / "docs" / "checkpoints.md", "python"):
         exec(compile(source, "checkpoints.md", "exec"), {})
     assert ckpt.open("runs/adapter").step == 2
+
+
+def test_the_format_names_the_block_that_is_used() -> None:
+    assert f"{BLOCK_BYTES:,} bytes" in (ROOT / "docs" / "format.md").read_text()

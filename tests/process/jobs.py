@@ -72,7 +72,9 @@ class Job:
     def finish(self) -> Outcome:
         """Wait for the end."""
         outcome = self.launcher.wait(DEADLINE_S)
-        assert outcome is not None, self.events("detected")
+        self.history += self._reader.new()
+        last = "\n".join(map(str, self.history[-60:]))
+        assert outcome is not None, f"the job is not over; the last events:\n{last}"
         return outcome
 
 

@@ -99,8 +99,7 @@ def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_out
         rank_0 = job.events("proposed")[-1]["ranks"][0]
         hurt(job.worker(rank_0), signal.SIGKILL)
         job.generation(2)
-        outcome = job.launcher.wait(DEADLINE_S)
-        assert outcome is not None
+        outcome = job.finish()
         assert outcome.ok, outcome.message
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["final_hash"] == undisturbed["final_hash"]
@@ -124,8 +123,7 @@ def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
             hurt(pid)
         lost = job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
         assert lost["samples"] > 0
-        outcome = job.launcher.wait(DEADLINE_S)
-        assert outcome is not None
+        outcome = job.finish()
         assert outcome.ok, outcome.message
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["final_hash"] == undisturbed["final_hash"]
@@ -136,8 +134,7 @@ def test_a_bad_configuration_ends_the_job_at_once_with_one_clear_sentence(
     tmp_path: Path, config: RLConfig
 ) -> None:
     with rl_job(tmp_path, msgspec.structs.replace(config, task="chess")) as job:
-        outcome = job.launcher.wait(DEADLINE_S)
-        assert outcome is not None
+        outcome = job.finish()
         assert not outcome.ok
         assert "task 'chess' is not known" in outcome.message
         assert max(event["attempt"] for event in job.events("worker_started")) == 1
