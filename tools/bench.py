@@ -59,7 +59,7 @@ SECTIONS: Final = {
 }
 
 _SLACK_BYTES: Final = 64 << 20
-_PLAIN_WIDTH: Final = 120
+_PLAIN_WIDTH: Final = 136
 _MEGABYTES: Final = 512
 _QUICK_MEGABYTES: Final = 32
 _PACKAGES: Final = ("holdfast", "torch", "numpy", "zarr", "numcodecs", "pyeclib", "safetensors")
