@@ -101,7 +101,7 @@ class Assembler:
             )
         self._source.scatter(
             [
-                (ref, [(_within(common, ref.chunk.box), out[_slices(_within(common, wanted))])])
+                (ref, [(common.within(ref.chunk.box), out[common.within(wanted).slices])])
                 for ref in parts.chunks
                 if (common := shared.get((ref.writer, ref.chunk.at)))
             ]
@@ -111,12 +111,3 @@ class Assembler:
     def bytes(self, fqn: str, box: Box | None = None) -> memoryview:
         """Return a box's elements as bytes."""
         return self.box(fqn, box).reshape(-1).view(np.uint8).data
-
-
-def _within(part: Box, frame: Box) -> Box:
-    offset = tuple(o - f for o, f in zip(part.offset, frame.offset, strict=True))
-    return Box(offset=offset, shape=part.shape)
-
-
-def _slices(region: Box) -> tuple[Any, ...]:
-    return (..., *(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True)))

@@ -72,8 +72,8 @@ class BoxReader:
         batch: list[tuple[ChunkRef, list[tuple[Box, Array]]]] = []
         filled = nbytes = 0
         for ref, common in self._overlaps(parts, box) if box.size else ():
-            target = out[_slices(_within(common, box))]
-            batch.append((ref, [(_within(common, ref.chunk.box), target)]))
+            target = out[common.within(box).slices]
+            batch.append((ref, [(common.within(ref.chunk.box), target)]))
             filled, nbytes = filled + common.size, nbytes + ref.chunk.nbytes
             if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
                 self._source.scatter(batch)
@@ -106,15 +106,6 @@ class BoxReader:
             size = np.array([box.shape for box in boxes], dtype=np.int64).reshape(shape)
             known = self._extents[parts.fqn] = (low, low + size)
         return known
-
-
-def _within(part: Box, frame: Box) -> Box:
-    offset = tuple(o - f for o, f in zip(part.offset, frame.offset, strict=True))
-    return Box(offset=offset, shape=part.shape)
-
-
-def _slices(region: Box) -> tuple[Any, ...]:
-    return (..., *(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True)))
 
 
 def parallel(

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from types import EllipsisType
-from typing import Any
 
-import numpy as np
 import torch
 
 from ckpt import dtypes, isal
-from ckpt.layout import Box
 
 BLOCK_BYTES = 1 << 20
 """Bytes copied before they are checksummed: they are still in the cache then."""
@@ -44,36 +40,3 @@ def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
         ctypes.memmove(target + at, source + at, size)
         crc = isal.crc32c(into[at : at + size], crc)
     return crc
-
-
-def copy_in(
-    tensor: torch.Tensor, data: memoryview, *, chunk_shape: tuple[int, ...], src: Box, dst: Box
-) -> None:
-    """Copy region ``src`` of a chunk's bytes to region ``dst`` of a local tensor."""
-    local = tensor
-    whole = src.shape == chunk_shape and dst.shape == tuple(local.shape)
-    if whole and local.device.type == "cpu" and local.is_contiguous():
-        if data.nbytes:
-            ctypes.memmove(local.data_ptr(), isal.address_of(data), data.nbytes)
-        return
-    carrier = dtypes.carrier(local.dtype)
-    chunk = np.frombuffer(data, dtype=_NUMPY[carrier]).reshape(chunk_shape)[region(src)]
-    room = dtypes.as_carrier(local)
-    if local.device.type == "cpu":
-        np.copyto(room.numpy()[region(dst)], chunk)
-    else:
-        room[region(dst)] = torch.from_numpy(chunk.copy()).to(local.device)
-
-
-def region(box: Box) -> tuple[EllipsisType | slice, ...]:
-    """Return what selects ``box``, as a view even in 0-D, from an array it is relative to."""
-    return (..., *(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True)))
-
-
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
-    torch.uint8: np.dtype("<u1"),
-    torch.int16: np.dtype("<i2"),
-    torch.int32: np.dtype("<i4"),
-    torch.int64: np.dtype("<i8"),
-    torch.complex128: np.dtype("<c16"),
-}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 from math import prod
+from types import EllipsisType
 from typing import TypeAlias
 
 import msgspec
@@ -35,6 +36,16 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[EllipsisType | slice, ...]:
+        """What selects the box from an array it is relative to, as a view even in 0-D."""
+        return (..., *(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)))
+
+    def within(self, frame: Box) -> Box:
+        """Return the same region relative to ``frame``, which holds it."""
+        offset = tuple(o - f for o, f in zip(self.offset, frame.offset, strict=True))
+        return Box(offset=offset, shape=self.shape)
 
     def intersect(self, other: Box) -> Box | None:
         """Return the common region, or None where there is none."""

@@ -273,9 +273,9 @@ class _Table:
             yield Copy(
                 fqn=fqn,
                 ref=ref,
-                src=_within(common, ref.chunk.box),
+                src=common.within(ref.chunk.box),
                 box=number,
-                dst=_within(common, box),
+                dst=common.within(box),
             )
         if filled != box.size:
             raise CorruptError(f"{fqn}: the saved chunks do not cover {box}")
@@ -291,13 +291,6 @@ class _Table:
                 return [(i, box)]
         common = ((i, chunk.box.intersect(box)) for i, chunk in enumerate(self._chunks))
         return [(i, part) for i, part in common if part is not None]
-
-
-def _within(part: Box, frame: Box) -> Box:
-    return Box(
-        offset=tuple(o - f for o, f in zip(part.offset, frame.offset, strict=True)),
-        shape=part.shape,
-    )
 
 
 class _Sweep:

@@ -26,14 +26,10 @@ def grouped(plan: ReshardPlan, targets: Targets) -> ByChunk:
     return [
         (
             group[0].ref,
-            [(copy.src, targets[copy.fqn][copy.box][_slices(copy.dst)]) for copy in group],
+            [(copy.src, targets[copy.fqn][copy.box][copy.dst.slices]) for copy in group],
         )
         for group in plan.by_chunk()
     ]
-
-
-def _slices(region: Box) -> tuple[Any, ...]:
-    return (..., *(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True)))
 
 
 Read: TypeAlias = Callable[[Sequence[ChunkRef]], Iterator[tuple[ChunkRef, memoryview]]]
@@ -51,5 +47,5 @@ def scatter_whole(read: Read, deliveries: ByChunk) -> int:
                 continue
             kind = np.dtype((np.void, target.itemsize))
             chunk = np.frombuffer(data, kind).reshape(ref.chunk.box.shape)
-            np.copyto(target.view(kind), chunk[_slices(region)])
+            np.copyto(target.view(kind), chunk[region.slices])
     return total

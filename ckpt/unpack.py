@@ -82,7 +82,7 @@ class ChunkReader:
             return self.read(_bytes_of(deliveries[0][1]))
         box, read = self._apart()
         for region, target in deliveries:
-            np.copyto(target.view(self._kind), box[_slices(region)])
+            np.copyto(target.view(self._kind), box[region.slices])
         return read
 
     def _apart(self) -> tuple[Array, int]:
@@ -323,10 +323,6 @@ class ChunkReader:
 
 def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
-
-
-def _slices(region: Box) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True))
 
 
 def _narrow(region: Box, dim: int, at: int, extent: int) -> Box:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ckpt import plain
 from ckpt.assemble import Assembler, Parts
 from ckpt.closing import Closing
 from ckpt.errors import NotFoundError
-from ckpt.layout import Box
+from ckpt.slicing import Key, select
 from ckpt.source import StoreSource
 from ckpt.types import Json
 
 if TYPE_CHECKING:
     import torch
     import zarr
-
-Key: TypeAlias = int | slice | EllipsisType
 
 
 class TensorView:
@@ -63,40 +60,12 @@ class TensorView:
     def __getitem__(self, key: Key | tuple[Key, ...]) -> torch.Tensor:
         import torch
 
-        box, rest = _bounding(key if isinstance(key, tuple) else (key,), self.shape)
-        data = self._assembler.bytes(self.fqn, box)
+        chosen = select(key if isinstance(key, tuple) else (key,), self.shape)
+        data = self._assembler.bytes(self.fqn, chosen.box)
         if not data.nbytes:
-            return torch.empty(box.shape, dtype=self.dtype)[rest]
-        return torch.frombuffer(data, dtype=self.dtype).view(box.shape)[rest]
-
-
-def _bounding(keys: tuple[Key, ...], shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:
-    """Return the smallest box that holds what ``keys`` select, and the keys within it."""
-    if keys.count(...) > 1 or len(keys) - keys.count(...) > len(shape):
-        raise IndexError(f"{len(keys)} indices for a tensor of shape {list(shape)}")
-    at = keys.index(...) if ... in keys else len(keys)
-    missing = len(shape) - (len(keys) - keys.count(...))
-    full = (*keys[:at], *[slice(None)] * missing, *keys[at + 1 :])
-    offset: list[int] = []
-    extent: list[int] = []
-    rest: list[int | slice] = []
-    for dim, (key, size) in enumerate(zip(full, shape, strict=True)):
-        if isinstance(key, slice):
-            chosen = range(size)[key]
-            if chosen.step < 1:
-                raise IndexError(f"dim {dim}: step {chosen.step}; only positive steps are read")
-            offset.append(chosen.start if chosen else 0)
-            extent.append(chosen[-1] + 1 - chosen.start if chosen else 0)
-            rest.append(slice(None, None, chosen.step))
-        elif isinstance(key, int):
-            if not -size <= key < size:
-                raise IndexError(f"dim {dim}: index {key} is out of range for size {size}")
-            offset.append(key % size)
-            extent.append(1)
-            rest.append(0)
-        else:
-            raise IndexError(f"dim {dim}: cannot index with {key!r}; use integers and slices")
-    return Box(offset=tuple(offset), shape=tuple(extent)), tuple(rest)
+            return torch.empty(chosen.shape, dtype=self.dtype)
+        whole = torch.frombuffer(data, dtype=self.dtype).view(chosen.box.shape)
+        return whole[chosen.within_box].reshape(chosen.shape)
 
 
 class Checkpoint(Closing):

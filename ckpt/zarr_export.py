@@ -233,7 +233,7 @@ class _Array:
         if box.size:
             elements = np.frombuffer(data, self._element).reshape(box.shape)
             for part in cells(box, self.record.cell):
-                self._put(part, elements[_within(part, box)])
+                self._put(part, elements[part.within(box).slices])
 
     def _put(self, part: Box, elements: Array) -> None:
         """Write what one chunk has of a box."""
@@ -253,7 +253,7 @@ class _Array:
         else:
             path = self._folder.room(key, prod(cell) * self.itemsize)
             room = np.memmap(path, self._element, "r+", shape=cell)
-            room[_within(part, chunk)] = elements
+            room[part.within(chunk).slices] = elements
             if sum(each.size for each in known) < inside.size:
                 return
             self._folder.append(key, _checksum(room.reshape(-1).view(np.uint8).data))
@@ -280,10 +280,3 @@ def _padded(elements: Array, cell: tuple[int, ...]) -> memoryview:
 
 def _checksum(body: memoryview) -> bytes:
     return crc32c(body).to_bytes(CRC_BYTES, "little")
-
-
-def _within(part: Box, frame: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(o - f, o - f + n)
-        for o, n, f in zip(part.offset, part.shape, frame.offset, strict=True)
-    )

@@ -141,9 +141,8 @@ class ZarrDirectorySource(Closing):
         array = self._arrays[fqn]
         if not box.size:
             return memoryview(b"")
-        key = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
         try:
-            found = np.asarray(array[key])
+            found = np.asarray(array[box.slices])
         except (ValueError, TypeError, RuntimeError, OSError) as error:
             raise CorruptError(
                 f"{self._path / array.path}: a chunk of {box} cannot be read: {error}; restore "

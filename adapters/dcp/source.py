@@ -27,7 +27,6 @@ from adapters.dcp import names
 from adapters.dcp.metadata import read_metadata
 from ckpt import dtypes, plain
 from ckpt.closing import Closing
-from ckpt.copying import region
 from ckpt.errors import CorruptError, NotFoundError, StateError
 from ckpt.grid import fault_of_cover
 from ckpt.layout import Box, TensorSpec
@@ -162,9 +161,8 @@ class DcpSource(Closing):
         for item in self._items[fqn]:
             common = box.intersect(item.box) if box.size and item.box.size else None
             if common is not None:
-                out[region(_within(common, box))] = self._array(fqn, item)[
-                    region(_within(common, item.box))
-                ]
+                found = self._array(fqn, item)[common.within(item.box).slices]
+                out[common.within(box).slices] = found
         return memoryview(out.reshape(-1).view(np.uint8).data)
 
     def _array(self, fqn: str, item: _Stored) -> Array:
@@ -228,9 +226,3 @@ class DcpSource(Closing):
 
 def _slice(file: IO[bytes], info: _StorageInfo) -> IO[bytes]:
     return cast(IO[bytes], _create_file_view(cast(io.IOBase, file), info.offset, info.length))
-
-
-def _within(part: Box, whole: Box) -> Box:
-    """Return ``part`` relative to the corner of ``whole``."""
-    offset = tuple(a - b for a, b in zip(part.offset, whole.offset, strict=True))
-    return Box(offset=offset, shape=part.shape)

@@ -89,8 +89,7 @@ class TorchSaveSource(Closing):
 
     def read(self, fqn: str, box: Box) -> memoryview:
         """Return the box's elements."""
-        index = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
-        part = self._tensors[fqn][index].resolve_conj().resolve_neg().contiguous()
+        part = self._tensors[fqn][box.slices].resolve_conj().resolve_neg().contiguous()
         data: memoryview = dtypes.as_carrier(part).reshape(-1).view(torch.uint8).numpy().data
         return data
 
@@ -177,8 +176,7 @@ class TorchSaveSink(Closing):
         spec, room = self._specs[fqn], self._opened()
         kind = np.dtype((np.void, itemsize_of(spec)))
         tensor = np.ndarray(spec.shape, kind, buffer=room, offset=self._starts[fqn])
-        index = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
-        tensor[index] = np.frombuffer(data, kind).reshape(box.shape)
+        tensor[box.slices] = np.frombuffer(data, kind).reshape(box.shape)
         room.madvise(mmap.MADV_DONTNEED)  # the bytes stay in the file, but not in our memory
 
     def finish(self) -> None:

@@ -34,7 +34,7 @@ def split_dim(shape: tuple[int, ...], *, parts: int, dim: int = 0) -> list[Box]:
 
 def part_of(array: Array, box: Box) -> Array:
     """Return a box of an array."""
-    return array[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
+    return array[box.slices]
 
 
 class About(TypedDict, total=False):

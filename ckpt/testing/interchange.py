@@ -17,10 +17,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 def part(array: Array, box: Box) -> Array:
     """Return a box of an array."""
-    index: tuple[Any, ...] = tuple(
-        slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True)
-    )
-    return array[(*index, ...)]
+    return array[box.slices]
 
 
 class ArraySource:

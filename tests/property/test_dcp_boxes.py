@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 import ckpt
 from adapters.dcp import DcpSink, DcpSource, HoldfastReader, HoldfastWriter
-from ckpt.copying import region
 from ckpt.layout import Box, TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -66,7 +65,7 @@ class Cutting(DefaultSavePlanner):
         assert write_item.tensor_data is not None
         chunk = write_item.tensor_data.chunk
         box = Box(offset=tuple(chunk.offsets), shape=tuple(chunk.sizes))
-        return self.state_dict[write_item.index.fqn][region(box)]
+        return self.state_dict[write_item.index.fqn][box.slices]
 
 
 @st.composite
@@ -106,7 +105,7 @@ def through_directory(path: Path, tensor: torch.Tensor, boxes: list[Box]) -> Non
     with DcpSink(path, file_bytes=200) as sink:
         sink.begin({"w": spec}, aliases={}, values={}, step=None)
         for box in boxes:
-            sink.write("w", box, memoryview(tensor[region(box)].numpy().tobytes()))
+            sink.write("w", box, memoryview(tensor[box.slices].numpy().tobytes()))
         sink.finish()
     found = {"w": torch.zeros_like(tensor)}
     dcp.load(found, checkpoint_id=path)
@@ -115,7 +114,7 @@ def through_directory(path: Path, tensor: torch.Tensor, boxes: list[Box]) -> Non
         for box in boxes:
             bigger = grown(box)
             data = bytes(source.read("w", bigger))
-            assert data == tensor[region(bigger)].numpy().tobytes(), bigger
+            assert data == tensor[bigger.slices].numpy().tobytes(), bigger
 
 
 def grown(box: Box) -> Box:
