@@ -1,7 +1,7 @@
 """A real S3 server for tests: Ceph's RADOS Gateway with one monitor and one OSD, on loopback.
 
 By hand: ``python tests/services/ceph.py DIR`` installs what is missing, starts it, prints the
-environment for S3 clients and runs until Ctrl-C.
+environment for S3 clients and runs until Ctrl-C; ``--install`` only installs.
 """
 
 from __future__ import annotations
@@ -266,6 +266,9 @@ def main() -> None:
     """Keep the service for the tests, or run it by hand."""
     if sys.argv[1:2] == ["--keep"]:
         keep(Path(sys.argv[2]), cluster)
+        return
+    if sys.argv[1:2] == ["--install"]:
+        install()
         return
     folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="holdfast-s3-"))
     folder.mkdir(parents=True, exist_ok=True)
