@@ -12,15 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from service_fixtures import S3Place
+from typing_extensions import Buffer
 
 from ckpt.errors import NotFoundError, StoreError
 from ckpt.store.s3 import S3Store
 from ckpt.store.s3_calls import Connection
+from ckpt.store.s3_unfinished import Target, parts_of, unfinished
 from ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
 
 MIB = 1 << 20
@@ -277,25 +279,20 @@ def test_a_killed_writer_is_taken_up_where_it_was(
 
 
 @pytest.mark.parametrize("theirs", [LARGE, LARGE[::-1]], ids=["the same", "other"])
-def test_two_writers_of_one_name_never_mix(direct: S3Store, theirs: bytes) -> None:
-    begun, done, failed = threading.Event(), threading.Event(), list[StoreError]()
+def test_an_upload_taken_from_a_living_writer_never_mixes(
+    s3_place: S3Place, direct: S3Store, theirs: bytes
+) -> None:
+    done, failed = threading.Event(), list[StoreError]()
 
     def slowly() -> Iterator[memoryview]:
         yield memoryview(LARGE)[: 6 * MIB]
-        begun.set()
         done.wait(60)
         yield memoryview(LARGE)[6 * MIB :]
 
-    def write() -> None:
-        try:
-            direct.write("f", slowly())
-        except StoreError as error:
-            failed.append(error)
-
-    slow = threading.Thread(target=write)
+    slow = threading.Thread(target=_write, args=(direct, slowly(), failed))
     slow.start()
-    assert begun.wait(60)
     try:
+        _await_a_part(s3_place)
         direct.write("f", [theirs])
     finally:
         done.set()
@@ -304,6 +301,39 @@ def test_two_writers_of_one_name_never_mix(direct: S3Store, theirs: bytes) -> No
         assert failed == []
     assert direct.read("f") == theirs
     assert all("somebody else" in str(error) for error in failed)
+
+
+def test_writers_of_one_name_at_once_get_their_own_bytes_or_an_error(direct: S3Store) -> None:
+    # Their parts replace each other's in every order: both may fail, and try again.
+    files = {LARGE, LARGE[::-1]}
+    failed: list[StoreError] = []
+    writers = [threading.Thread(target=_write, args=(direct, [file], failed)) for file in files]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert all("somebody else" in str(error) for error in failed)
+    if len(failed) < len(writers):
+        assert direct.read("f") in files
+    direct.write("f", [LARGE])
+    assert direct.read("f") == LARGE
+
+
+def _write(store: S3Store, parts: Iterable[Buffer], failed: list[StoreError]) -> None:
+    try:
+        store.write("f", parts)
+    except StoreError as error:
+        failed.append(error)
+
+
+def _await_a_part(place: S3Place) -> None:
+    """Return once an upload of the place's file ``f`` has a part on the server."""
+    bucket, _, prefix = place.url.removeprefix("s3://").partition("/")
+    target = Target(bucket=bucket, key=f"{prefix}/f", where=f"{place.url}/f")
+    connection, deadline = Connection(place.config()), time.monotonic() + 60
+    while not any(parts_of(connection, upload) for upload in unfinished(connection, target)):
+        assert time.monotonic() < deadline, "no part arrived"
+        time.sleep(0.01)
 
 
 def test_a_server_without_conditions_is_refused(
