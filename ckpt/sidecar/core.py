@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from ckpt.arena import Arena
 from ckpt.block import SlotState
 from ckpt.errors import CkptError
+from ckpt.meters import Meters
 from ckpt.sidecar.messages import Message
 from ckpt.sidecar.slots import Slot, Slots
 from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, Snapshot, SnapshotKey
@@ -72,6 +73,7 @@ class Core:
         self.slots = Slots(arena)
         self.on = Listeners()
         self.counters: Counter[str] = Counter()
+        self.meters = Meters()
         self.spoiled: set[BlockEntry] = set()
         self._waiters: list[Waiter] = []
         self._pools = {

@@ -162,6 +162,7 @@ class Sidecar:
                 "parity": self.parities.nbytes(),
                 "logs": self.logs.nbytes(),
             },
+            "meters": core.meters.status(),
             "counters": dict(core.counters) | {"unauthenticated": self.server.refused},
             **self.exchange.status(),
             **self.persistence.status(),
