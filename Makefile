@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := rl,s3,dev
 
-.PHONY: help demo test check format install clean
+.PHONY: help demo test soak check format install clean
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
 	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
+	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5')"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove the virtual environment and the caches"
@@ -23,6 +24,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python tests/soak/soak.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+
+import numpy as np
 
 from ckpt.errors import CorruptError
 from ckpt.index import ShardIndex, decode_index
 from ckpt.isal import crc32c
+from ckpt.sums import Sums, checksums
 from ckpt.world import BlockEntry
 
 
@@ -34,8 +38,21 @@ def block_bytes(entry: BlockEntry) -> int:
     return index_offset(entry.payload_bytes) + entry.index_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A block every byte of which is what was captured: its index, and its sums for later."""
+
+    index: ShardIndex
+    sums: Sums
+
+
 def verify_block(block: memoryview, entry: BlockEntry, *, origin: str) -> ShardIndex:
-    """Check every byte of a block and return its index.
+    """Check every byte of a block and return its index; as `check_block`."""
+    return check_block(block, entry, origin=origin).index
+
+
+def check_block(block: memoryview, entry: BlockEntry, *, origin: str) -> Verified:
+    """Check every byte of a block, in one pass, and return its index and sums.
 
     ``block`` is payload, padding and index. Raises ``CorruptError`` naming the index or the
     tensor at fault.
@@ -50,10 +67,15 @@ def verify_block(block: memoryview, entry: BlockEntry, *, origin: str) -> ShardI
             f"{origin}: the index is of (generation, step, rank, bytes) {said}, the entry is "
             f"{entry}; use another copy"
         )
-    for ref in index.chunks():
-        chunk = ref.chunk
-        if chunk.at < 0 or chunk.at + chunk.nbytes > entry.payload_bytes:
+    refs = list(index.chunks())
+    for ref in refs:
+        at, nbytes = ref.chunk.at, ref.chunk.nbytes
+        if at < 0 or nbytes < 0 or at + nbytes > entry.payload_bytes:
             raise CorruptError(f"{origin}: {ref.fqn} lies outside the payload; use another copy")
-        if crc32c(block[chunk.at : chunk.at + chunk.nbytes]) != chunk.crc32c:
+    starts = np.array([ref.chunk.at for ref in refs], dtype=np.int64)
+    lengths = np.array([ref.chunk.nbytes for ref in refs], dtype=np.int64)
+    sums, found = checksums(block[: block_bytes(entry)], at=starts, nbytes=lengths)
+    for ref, checksum in zip(refs, found.tolist(), strict=True):
+        if checksum != ref.chunk.crc32c:
             raise CorruptError(f"{origin}: {ref.fqn} fails its checksum; use another copy")
-    return index
+    return Verified(index=index, sums=sums)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
+import msgspec
 import torch
 
 from ckpt import dtypes
@@ -15,7 +18,7 @@ from ckpt.errors import StateError
 from ckpt.flatten import FlatState, PerRank, Stateful, flatten
 from ckpt.grid import common_grid, fault_of_cover
 from ckpt.held import Leaf, local_of, regions, spec_of, view_of
-from ckpt.index import Chunk, ShardIndex, TensorEntry
+from ckpt.index import Chunk, ShardIndex, TensorEntry, encode_index
 from ckpt.layout import Box, Holding, Region, TensorSpec, choose_writers
 from ckpt.optimizers import merge_groups
 from ckpt.types import Json
@@ -33,6 +36,10 @@ __all__ = [
 ]
 
 ALIGN_BYTES = 64
+
+# Inside a JSON string every quote has a backslash before it, so these are never part of a name.
+_CRC = re.compile(rb'(?<="crc32c":)(\d+)')
+_NO_TENSORS, _TENSORS = b'"tensors":{}', b'"tensors":%b'
 
 Gather = Callable[[Any], list[Any]]
 
@@ -105,6 +112,7 @@ class CapturePlan:
         end = pieces[-1].at + pieces[-1].nbytes if pieces else 0
         self.payload_bytes = _align(end)
         self._seen = dict(seen)
+        self._text: tuple[list[bytes], list[int]] | None = None
 
     @classmethod
     def build(cls, flat: FlatState, *, rank: int, world_size: int, gather: Gather) -> CapturePlan:
@@ -136,16 +144,30 @@ class CapturePlan:
 
         All ranks must come to the same answer: their states change shape together.
         """
+        return not self.change(flat)
+
+    def change(self, flat: FlatState) -> str:
+        """Return in words what of ``flat`` this plan was not made for, nothing where it was."""
         mine = self._agreed.mine
-        return (
-            flat.tensors.keys() == self._seen.keys()
-            and sorted(flat.values) == mine["values"]
-            and flat.aliases == mine["aliases"]
-            and all(
-                flat.values[f"{key}.params"] == g["params"] for key, g in mine["groups"].items()
-            )
-            and all(self._seen[fqn].still(fqn, leaf) for fqn, leaf in flat.tensors.items())
-        )
+        for what, now, before in (
+            ("tensor", flat.tensors.keys(), self._seen.keys()),
+            ("value", flat.values.keys(), set(mine["values"])),
+            ("tied name", flat.aliases.keys(), mine["aliases"].keys()),
+        ):
+            if new := now - before:
+                return f"{what} {min(new)} is new ({len(new)} in all)"
+            if gone := before - now:
+                return f"{what} {min(gone)} is gone ({len(gone)} in all)"
+        for name, stored in flat.aliases.items():
+            if mine["aliases"][name] != stored:
+                return f"{name} is tied to {stored}, no longer to {mine['aliases'][name]}"
+        for key, group in mine["groups"].items():
+            if flat.values[f"{key}.params"] != group["params"]:
+                return f"the parameters of {key} are others"
+        for fqn, leaf in flat.tensors.items():
+            if not self._seen[fqn].still(fqn, leaf):
+                return f"{fqn} has another shape, dtype or placement"
+        return ""
 
     def sources(self, flat: FlatState) -> list[torch.Tensor]:
         """Return the live memory of each piece, in order, as a view with the shape of its box."""
@@ -168,6 +190,18 @@ class CapturePlan:
         for piece, crc in zip(self.pieces, crcs, strict=True):
             chunk = Chunk(box=piece.region.box, at=piece.at, nbytes=piece.nbytes, crc32c=crc)
             chunks.setdefault(piece.fqn, []).append(chunk)
+        tensors = {fqn: self._entry(fqn, tuple(found)) for fqn, found in chunks.items()}
+        return self._described(flat, tensors, run=run, step=step, generation=generation)
+
+    def _described(
+        self,
+        flat: FlatState,
+        tensors: dict[str, TensorEntry],
+        *,
+        run: str,
+        step: int,
+        generation: int,
+    ) -> ShardIndex:
         agreed = self._agreed
         values = {key: flat.values[key] for key in agreed.values if key in flat.values}
         return ShardIndex(
@@ -177,11 +211,25 @@ class CapturePlan:
             writer=self.rank,
             world_size=self.world_size,
             payload_bytes=self.payload_bytes,
-            tensors={fqn: self._entry(fqn, tuple(found)) for fqn, found in chunks.items()},
+            tensors=tensors,
             values=values | {k: v for k, v in agreed.members.items() if k in values},
             rank_values=flat.rank_values,
             aliases=agreed.aliases,
         )
+
+    def index_text(
+        self, flat: FlatState, crcs: Sequence[int], *, run: str, step: int, generation: int
+    ) -> bytes:
+        """Return the JSON of `index`. Only what differs from step to step is put together anew."""
+        if self._text is None:
+            numbered = self.index(flat, range(len(self.pieces)), step=step)
+            found = _CRC.split(msgspec.json.encode(numbered.tensors))
+            self._text = found[0::2], [int(number) for number in found[1::2]]
+        between, order = self._text
+        sums = [str(crcs[i]).encode() for i in order]
+        rest = self._described(flat, {}, run=run, step=step, generation=generation)
+        tensors = b"".join(chain.from_iterable(zip(between, [*sums, b""], strict=True)))
+        return encode_index(rest).replace(_NO_TENSORS, _TENSORS % tensors, 1)
 
     def _entry(self, fqn: str, chunks: tuple[Chunk, ...]) -> TensorEntry:
         spec, grid = self.specs[fqn], self._agreed.grids[fqn]

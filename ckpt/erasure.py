@@ -1,11 +1,15 @@
 """The erasure code of one stripe: k data columns, m parity rows, any k fragments suffice. Pure.
 
-Reed-Solomon over GF(256) with a Cauchy matrix (m = 1: plain XOR), computed by ISA-L.
+Reed-Solomon over GF(256) with a Cauchy matrix (m = 1: plain XOR; k = 1: plain copies), computed by
+ISA-L: the code of Blömer et al., "An XOR-Based Erasure-Resilient Coding Scheme", ICSI TR-95-048,
+1995. Other codecs are selected by name; a parity row records the name of the one that computed it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from typing_extensions import Buffer
@@ -18,43 +22,105 @@ CODEC = "isal-cauchy-1"
 MAX_FRAGMENTS = 255
 
 
-class Codec:
-    """Encodes and decodes stripes of one shape. Fragments are numbered data first, then parity."""
+class ErasureCodec(Protocol):
+    """A code of one shape. Fragments are numbered data first, then parity."""
 
-    def __init__(self, k: int, m: int) -> None:
-        if k < 1 or m < 0 or k + m > MAX_FRAGMENTS:
-            raise ValueError(f"no code for {k} data and {m} parity fragments (at most 255 in all)")
-        self.k, self.m = k, m
-        if m <= 1:
-            ones = np.ones((m, k), dtype=np.uint8)
-            self._matrix = np.concatenate([np.eye(k, dtype=np.uint8), ones])
-        else:
-            self._matrix = isal.cauchy_matrix(k + m, k)
-        self._tables = [isal.encode_tables(self._matrix[k + row].tolist()) for row in range(m)]
+    k: int
+    m: int
+
+    def encode(self, columns: Sequence[Buffer], rows: Mapping[int, Buffer]) -> None:
+        """Overwrite parity ``rows`` (number → buffer) with what all ``k`` columns make of them.
+
+        The rows are of one length; a shorter column stands for one with zeros behind it. Raises
+        ``ValueError`` for a wrong number of columns, or one that is longer than the rows.
+        """
 
     def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
         """Add data ``column`` to parity ``row``, which began as zeros; lengths are equal.
 
         Adding the same column twice takes it out again.
         """
+
+    def decode(self, lost: int, fragments: Mapping[int, Buffer], into: Buffer) -> None:
+        """Compute data column ``lost`` from ``k`` fragments.
+
+        A fragment that is shorter than ``into`` stands for one with zeros behind it.
+        """
+
+
+def check_shape(k: int, m: int) -> None:
+    """Raise ``ValueError`` for a shape that no code over GF(256) has."""
+    if k < 1 or m < 0 or k + m > MAX_FRAGMENTS:
+        raise ValueError(f"no code for {k} data and {m} parity fragments (at most 255 in all)")
+
+
+def check_columns(k: int, columns: Sequence[Buffer]) -> None:
+    """Raise ``ValueError`` when there are not ``k`` columns."""
+    if len(columns) != k:
+        raise ValueError(f"encoding needs all {k} columns, got {len(columns)}")
+
+
+def check_fragments(k: int, have: Sequence[int]) -> None:
+    """Raise ``ValueError`` when there are not ``k`` different fragments."""
+    if len(have) != k or len(set(have)) != k:
+        raise ValueError(f"decoding needs {k} different fragments, got {list(have)}")
+
+
+class Codec:
+    """The code by ISA-L: one pass over the data in one call, without the GIL and without copies."""
+
+    def __init__(self, k: int, m: int) -> None:
+        check_shape(k, m)
+        self.k, self.m = k, m
+        if m <= 1 or k == 1:
+            ones = np.ones((m, k), dtype=np.uint8)
+            self._matrix = np.concatenate([np.eye(k, dtype=np.uint8), ones])
+        else:
+            self._matrix = isal.cauchy_matrix(k + m, k)
+        self._tables = [isal.encode_tables(self._matrix[k + row]) for row in range(m)]
+
+    def encode(self, columns: Sequence[Buffer], rows: Mapping[int, Buffer]) -> None:
+        """See `ErasureCodec.encode`."""
+        check_columns(self.k, columns)
+        if rows:
+            wanted = self._matrix[[self.k + row for row in rows]]
+            isal.combine(wanted, columns, list(rows.values()))
+
+    def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
+        """See `ErasureCodec.encode_update`."""
         if memoryview(fragment).nbytes != memoryview(into).nbytes:
             raise ValueError("fragment and parity differ in length")
         isal.encode_update(column, fragment, self._tables[row], into)
 
     def coefficients(self, lost: int, have: Sequence[int]) -> list[int]:
         """Return how to combine the fragments ``have`` (k of them) into data column ``lost``."""
-        if len(have) != self.k or len(set(have)) != self.k:
-            raise ValueError(f"decoding needs {self.k} different fragments, got {list(have)}")
+        check_fragments(self.k, have)
         inverse = isal.invert(np.ascontiguousarray(self._matrix[list(have)]))
         if inverse is None:
             raise ValueError(f"fragments {list(have)} do not determine the data")
         return [int(value) for value in inverse[lost]]
 
     def decode(self, lost: int, fragments: Mapping[int, Buffer], into: Buffer) -> None:
-        """Compute data column ``lost`` from ``k`` fragments of the length of ``into``.
-
-        Absent data columns of zeros may stand as buffers of zeros.
-        """
+        """See `ErasureCodec.decode`."""
         have = sorted(fragments)
-        tables = isal.encode_tables(self.coefficients(lost, have))
-        isal.encode_row([fragments[number] for number in have], tables, into)
+        how = np.array([self.coefficients(lost, have)], dtype=np.uint8)
+        isal.combine(how, [fragments[number] for number in have], [into])
+
+
+_isal_codec = functools.cache(Codec)
+
+
+@functools.cache
+def codec_named(name: str = CODEC) -> Callable[[int, int], ErasureCodec]:
+    """Return what makes the codec of a shape ``(k, m)``, kept per shape.
+
+    Raises ``ValueError`` for a name that is not known, ``ImportError`` with the remedy where the
+    package of an optional codec is missing.
+    """
+    if name == CODEC:
+        return _isal_codec
+    from ckpt import pyerasure_codec
+
+    if name == pyerasure_codec.CODEC:
+        return functools.cache(pyerasure_codec.PyerasureCodec)
+    raise ValueError(f"no erasure codec {name!r}: give {CODEC!r} or {pyerasure_codec.CODEC!r}")

@@ -30,7 +30,11 @@ class StoreError(CkptError):
 
 
 class CapacityError(CkptError):
-    """Declared host memory does not hold the snapshot: raise the budget or keep fewer."""
+    """There is no room for this snapshot now: it is left out, training goes on."""
+
+
+class BudgetError(CapacityError):
+    """Declared host memory can never hold the state: raise the budget or keep fewer snapshots."""
 
 
 class FencedError(CkptError):

@@ -24,6 +24,7 @@ from ckpt.fsdp1 import FLAT_PARAMETER, flat_module, reshard
 from ckpt.held import LEAVES, FlatPart, Leaf, Part, local_of
 from ckpt.names import WRAPPER_ATTRIBUTES, join
 from ckpt.optimizers import Member, OptimizerParts, Setter, flatten_optimizer
+from ckpt.trace import Trace, TracedTree
 from ckpt.types import Json
 
 
@@ -83,12 +84,13 @@ class FlatState:
     optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
 
 
-def flatten(state: Mapping[str, Any]) -> FlatState:
+def flatten(state: Mapping[str, Any], *, trace: Trace | None = None) -> FlatState:
     """Take ``state`` apart. Raises ``StateError`` naming the path of what cannot be captured.
 
     FSDP modules that are still gathered are resharded, as they are before an optimizer step.
+    ``trace`` notes where everything was found.
     """
-    walker = _Flattener()
+    walker = _Flattener(Trace() if trace is None else trace)
     try:
         walker.mapping("", state)
         walker.add_optimizers()
@@ -98,16 +100,6 @@ def flatten(state: Mapping[str, Any]) -> FlatState:
             "too deeply; flatten it"
         ) from None
     return walker.flat
-
-
-def _is_plain(value: object) -> bool:
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return True
-    if isinstance(value, Mapping):
-        return all(_is_plain(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return False
 
 
 def check_tensor(fqn: str, leaf: Leaf) -> None:
@@ -129,14 +121,15 @@ def check_tensor(fqn: str, leaf: Leaf) -> None:
 
 
 class _Flattener:
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.flat = FlatState()
-        self._first: dict[int, str] = {}
+        self._trace = trace
+        self._first = trace.first
         self._windows: dict[int, list[Member]] = {}
         self._flattened = set[str]()
         self._pending: list[tuple[str, Optimizer]] = []
 
-    def visit(self, name: str, value: Any, setter: Setter) -> None:
+    def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:
         if isinstance(value, nn.Module):
             self._module(name, value)
         elif isinstance(value, Optimizer):
@@ -145,26 +138,28 @@ class _Flattener:
             self.tensor(name, value, volatile=True)
         elif isinstance(value, PerRank):
             self._per_rank(name, value)
+            self._trace.per_rank.append((name, value))
         elif isinstance(value, Stateful):
-            self._tree(name, value.state_dict(), value.load_state_dict)
-        elif isinstance(value, Mapping) and not _is_plain(value):
+            self._tree(name, value.state_dict, value.load_state_dict)
+        elif isinstance(value, Mapping) and not plain.is_plain(value):
             self.mapping(name, value)
-        elif isinstance(value, list | tuple) and not _is_plain(value):
+        elif isinstance(value, list | tuple) and not plain.is_plain(value):
             self._sequence(name, value)
         else:
-            self.value(name, plain.encode(value, name), setter)
+            self.value(name, plain.encode(value, name), _item_setter(name, holder, key, value))
+            self._trace.values.append((name, holder, key))
 
     def mapping(self, name: str, value: Mapping[Any, Any]) -> None:
+        self._trace.holders.append(value)
         for key, item in value.items():
             if not isinstance(key, str) or not key:
                 raise StateError(f"{name or 'state'}: key {key!r} is not a name; use string keys")
-            path = join(name, key)
-            self.visit(path, item, _item_setter(path, value, key, item))
+            self.visit(join(name, key), item, holder=value, key=key)
 
     def _sequence(self, name: str, value: list[Any] | tuple[Any, ...]) -> None:
+        self._trace.holders.append(value)
         for i, item in enumerate(value):
-            path = join(name, str(i))
-            self.visit(path, item, _item_setter(path, value, i, item))
+            self.visit(join(name, str(i)), item, holder=value, key=i)
 
     def value(self, name: str, value: Json, setter: Setter) -> None:
         self._claim(name)
@@ -210,11 +205,13 @@ class _Flattener:
         for child in module.modules():
             if isinstance(child, FSDPModule):
                 child.reshard()
+                self._trace.sharded.append(child)
         reshard(module)
         self._walk(name, module)
 
     def _flat_module(self, name: str, module: FullyShardedDataParallel) -> None:
         """Add the parameters that an FSDP1 module flattened, before its children are walked."""
+        self._trace.is_repeatable = False  # its views are made anew by every pass
         flat = flat_module(name, module)
         for member in flat.members:
             if member.window is None:
@@ -229,6 +226,7 @@ class _Flattener:
         self._flattened |= {member.fqn for member in flat.members} | flat.aliases.keys()
 
     def _walk(self, name: str, module: nn.Module) -> None:
+        self._trace.modules.append(module)
         if isinstance(module, FullyShardedDataParallel):
             self._flat_module(name, module)
         for key, parameter in module._parameters.items():
@@ -240,17 +238,19 @@ class _Flattener:
                 self.tensor(join(name, key), buffer, volatile=True)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             path = join(name, "_extra_state")
-            self._tree(path, module.get_extra_state(), module.set_extra_state)
+            self._tree(path, module.get_extra_state, module.set_extra_state)
         parallel = isinstance(module, DistributedDataParallel | DataParallel)
         for key, child in module._modules.items():
             hidden = key in WRAPPER_ATTRIBUTES or (parallel and key == "module")
             if child is not None:
                 self._walk(name if hidden else join(name, key), child)
 
-    def _tree(self, name: str, state: Any, load: Callable[[Any], Any]) -> None:
-        tree = Tree(load=load)
+    def _tree(self, name: str, take: Callable[[], Any], load: Callable[[Any], Any]) -> None:
+        tree, traced = Tree(load=load), TracedTree(name=name, take=take)
+        self._trace.trees.append(traced)
 
         def leaf(path: str, value: Any) -> Json:
+            traced.paths.append(path)
             if isinstance(value, LEAVES):
                 stored = self.tensor(path, value, volatile=True)
                 tree.tensors[stored] = value
@@ -261,7 +261,7 @@ class _Flattener:
             return plain.refuse(path, value)
 
         self._claim(name)
-        self.flat.values[name] = plain.encode(state, name, leaf=leaf)
+        self.flat.values[name] = plain.encode(take(), name, leaf=leaf)
         self.flat.trees[name] = tree
 
     def _members(self, parameter: torch.Tensor) -> list[Member]:

@@ -10,6 +10,7 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.util
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,6 +73,7 @@ def address_of(buffer: Buffer) -> int:
 
 
 _MAX_CRC_BYTES = 1 << 30
+_MAX_ENCODE_BYTES = 1 << 30
 
 
 def crc32c(buffer: Buffer, value: int = 0) -> int:
@@ -96,24 +98,67 @@ def crc64_at(address: int, nbytes: int) -> int:
     return int(library().crc64_rocksoft_refl(0, address, nbytes))
 
 
-def encode_tables(coefficients: Sequence[int]) -> Bytes:
-    """Return ISA-L's expanded tables for one output row over ``len(coefficients)`` inputs."""
-    row = np.array(coefficients, dtype=np.uint8)
-    tables = np.zeros(32 * len(row), dtype=np.uint8)
-    library().ec_init_tables(len(row), 1, address_of(row.data), address_of(tables.data))
+def encode_tables(coefficients: Bytes) -> Bytes:
+    """Return ISA-L's expanded tables of ``coefficients``: shape (inputs) or (outputs, inputs).
+
+    Their layout depends on the processor: tables can be neither joined nor cut.
+    """
+    rows = np.ascontiguousarray(np.atleast_2d(coefficients))
+    outputs, inputs = rows.shape
+    tables = np.zeros(32 * rows.size, dtype=np.uint8)
+    library().ec_init_tables(
+        inputs, outputs, address_of(rows.reshape(-1).data), address_of(tables.data)
+    )
     return tables
 
 
-def encode_row(
-    sources: Sequence[Buffer],
-    tables: Bytes,
-    into: Buffer,
+def combine(coefficients: Bytes, sources: Sequence[Buffer], into: Sequence[Buffer]) -> None:
+    """Overwrite every buffer of ``into`` with its combination of ``sources``, in one pass.
+
+    ``coefficients`` has the shape (outputs, inputs). The outputs are of one length; a shorter
+    source stands for one with zeros behind it. Raises ``ValueError`` for a longer one, and for
+    outputs of different lengths.
+    """
+    lengths = [memoryview(each).nbytes for each in sources]
+    nbytes = memoryview(into[0]).nbytes
+    if any(memoryview(each).nbytes != nbytes for each in into) or max(lengths, default=0) > nbytes:
+        sizes = [memoryview(each).nbytes for each in into]
+        raise ValueError(f"sources of {lengths} bytes do not fit into {sizes}")
+    inputs = [
+        address_of(each) if length else 0 for each, length in zip(sources, lengths, strict=True)
+    ]
+    outputs = [address_of(each) for each in into] if nbytes else []
+    cuts = sorted({*lengths, *range(0, nbytes, _MAX_ENCODE_BYTES), 0, nbytes})
+    for lo, hi in itertools.pairwise(cuts):
+        reach = [number for number, length in enumerate(lengths) if length >= hi]
+        _combine_part(
+            coefficients[:, reach],
+            [inputs[number] + lo for number in reach],
+            [at + lo for at in outputs],
+            nbytes=hi - lo,
+        )
+
+
+def _combine_part(
+    coefficients: Bytes, inputs: Sequence[int], outputs: Sequence[int], *, nbytes: int
 ) -> None:
-    """Overwrite ``into`` with the combination of ``sources``; all have the length of ``into``."""
-    inputs = (ctypes.c_void_p * len(sources))(*[address_of(each) for each in sources])
-    output = (ctypes.c_void_p * 1)(address_of(into))
-    nbytes = memoryview(into).nbytes
-    library().ec_encode_data(nbytes, len(sources), 1, address_of(tables.data), inputs, output)
+    if not inputs:
+        for at in outputs:
+            ctypes.memset(at, 0, nbytes)
+        return
+    if len(inputs) == 1 and (coefficients == 1).all():
+        for at in outputs:  # a plain copy is faster than the general case
+            ctypes.memmove(at, inputs[0], nbytes)
+        return
+    tables = encode_tables(coefficients)
+    library().ec_encode_data(
+        nbytes,
+        len(inputs),
+        len(outputs),
+        address_of(tables.data),
+        (ctypes.c_void_p * len(inputs))(*inputs),
+        (ctypes.c_void_p * len(outputs))(*outputs),
+    )
 
 
 def encode_update(
@@ -123,11 +168,16 @@ def encode_update(
     into: Buffer,
 ) -> None:
     """Add to ``into`` what input ``column`` contributes; ``source`` has the length of ``into``."""
-    output = (ctypes.c_void_p * 1)(address_of(into))
     nbytes, k = memoryview(into).nbytes, len(tables) // 32
-    library().ec_encode_data_update(
-        nbytes, k, 1, column, address_of(tables.data), address_of(source), output
-    )
+    if nbytes == 0:
+        return
+    start, target = address_of(source), address_of(into)
+    for at in range(0, nbytes, _MAX_ENCODE_BYTES):
+        output = (ctypes.c_void_p * 1)(target + at)
+        size = min(_MAX_ENCODE_BYTES, nbytes - at)
+        library().ec_encode_data_update(
+            size, k, 1, column, address_of(tables.data), start + at, output
+        )
 
 
 def cauchy_matrix(n: int, k: int) -> Bytes:

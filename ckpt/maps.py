@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ckpt.arena import SlotFile
-from ckpt.errors import PeerError
+from ckpt.errors import CkptError, PeerError
 
 
 class SlotMaps:
@@ -19,6 +22,8 @@ class SlotMaps:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots: dict[str, tuple[tuple[int, int, int], SlotFile]] = {}
+        self._ahead: ThreadPoolExecutor | None = None
+        self._closed = False
 
     def open(self, path: str) -> SlotFile:
         """Return the mapped slot at ``path``. Raises ``PeerError`` where it is gone."""
@@ -34,14 +39,34 @@ class SlotMaps:
             identity = _identity(path)
             if identity is not None:
                 self._slots[path] = (identity, slot)
-            return slot
+        slot.warm()
+        return slot
+
+    def map_ahead(self, paths: Sequence[str]) -> None:
+        """Map slots on a thread of its own: they will be granted to this process before long."""
+        with self._lock:
+            fresh = [path for path in paths if path not in self._slots]
+            if not fresh or self._closed:
+                return
+            if self._ahead is None:
+                self._ahead = ThreadPoolExecutor(1, thread_name_prefix="ckpt-maps")
+            for path in fresh:
+                self._ahead.submit(self._map_one, path)
+
+    def _map_one(self, path: str) -> None:
+        if not self._closed:
+            with contextlib.suppress(CkptError):  # removed meanwhile: whoever wants it will say so
+                self.open(path)
 
     def _prune(self) -> None:
         for path in [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]:
             self._slots.pop(path)[1].close()
 
     def close(self) -> None:
-        """Drop all mappings."""
+        """Drop all mappings; one being made ahead is waited for."""
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.shutdown(cancel_futures=True)
         with self._lock:
             for _, slot in self._slots.values():
                 slot.close()

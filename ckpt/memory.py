@@ -1,29 +1,53 @@
-"""Read a snapshot out of the sidecars' memory: mapped where it lies here, else over the wire."""
+"""Read a snapshot out of the sidecars' memory: mapped where it lies here, else over the wire.
+
+Bytes go straight from where they lie to where they belong, checked as they are copied: by a few
+threads at once, and what comes over the wire while more of it is on its way. What was found at
+fault is kept (`MemorySource.faults`), so that another restore point can be chosen.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from ckpt.arena import SlotFile, SlotHeader, run_digest
 from ckpt.block import SlotState
+from ckpt.checked import copy_chunk
 from ckpt.closing import Closing
-from ckpt.errors import CorruptError, NotFoundError, PeerError
+from ckpt.errors import CapacityError, CkptError, CorruptError, NotFoundError, PeerError
+from ckpt.fallback import WHOLE_POINT, Fault, FaultKind
 from ckpt.index import ChunkRef, ShardIndex, decode_index
 from ckpt.isal import crc32c
+from ckpt.layout import Box
 from ckpt.maps import SlotMaps
-from ckpt.scatter import ByChunk, scatter_whole
+from ckpt.meters import Meters
+from ckpt.scatter import Array, ByChunk
 from ckpt.sidecar.client import BlockHandle, SidecarClient
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
 
 BATCH_BYTES: Final = 16 << 20
-_AHEAD: Final = 3
+TIERS: Final = ("arena", "peer", "parity", "disk")
+"""Where a block can come from: this node's memory, another's, k fragments, a disk."""
+
+_RUN_BYTES: Final = 8 << 20
+_INLINE_BYTES: Final = 1 << 20
+_AHEAD: Final = 4
+_LANDING_AHEAD: Final = 32
 _THREADS: Final = 4
+_LAND_THREADS: Final = 3
+_POLL_S: Final = 0.005
+_OTHERS_S: Final = 1.0
+"""How long the other blocks may still be opened when one is known to be at fault."""
+
+Delivery: TypeAlias = tuple[ChunkRef, list[tuple[Box, Array]]]
 
 
 class BlockClient(Protocol):
@@ -35,6 +59,8 @@ class BlockClient(Protocol):
         self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[tuple[int, int]]
     ) -> list[memoryview]: ...
 
+    def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
@@ -43,9 +69,13 @@ class _Block:
     source: BlockSource
     index: ShardIndex
     client: BlockClient
+    tier: str
     slot: SlotFile | None
     header: SlotHeader | None
     payload: memoryview | None
+
+
+_Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
 
 
 class MemorySource(Closing):
@@ -53,7 +83,11 @@ class MemorySource(Closing):
 
     ``local`` is the client of ``local_node``'s sidecar; ``addresses`` tells where the others
     are. Blocks whose slot file is on this host are mapped (through ``maps``, which may be shared
-    to stay warm), unless ``mapped`` is False. Safe for one reader at a time.
+    to stay warm), unless ``mapped`` is False. ``poll`` is called every few milliseconds while
+    anything is waited for, and may raise to stop. Safe for one reader at a time.
+
+    ``faults`` lists the blocks found damaged, missing or out of reach, ``touched`` says whether
+    anything may have been written to where it belongs.
     """
 
     def __init__(
@@ -66,14 +100,21 @@ class MemorySource(Closing):
         key: RunKey,
         maps: SlotMaps | None = None,
         mapped: bool = True,
+        poll: Callable[[], None] | None = None,
     ) -> None:
         self.point = point
+        self._local_node = local_node
         self._clients: dict[str, BlockClient] = {local_node: local}
         self._own_clients: list[SidecarClient] = []
         self._addresses, self._key = dict(addresses), key
         self._maps, self._owns_maps, self._mapped = maps or SlotMaps(), maps is None, mapped
+        self._poll = poll or (lambda: None)
         self._run = run_digest(point.world.run)
         self._blocks: dict[int, _Block] | None = None
+        self._lock = threading.Lock()
+        self._meters = Meters()
+        self.faults: list[Fault] = []
+        self.touched = False
         nodes = sorted({source.node for source in point.sources})
         self.origin = (
             f"step {point.step} (generation {point.world.generation}) in the memory of "
@@ -90,6 +131,17 @@ class MemorySource(Closing):
             parts.append(f"rank {block.source.rank} {way} {block.source.node}")
         return "; ".join(parts)
 
+    def tiers(self) -> dict[str, dict[str, float]]:
+        """Return the bytes that came from each of `TIERS`, and the seconds that threads took."""
+        status = self._meters.status()
+        return {
+            tier: {"bytes": status[tier]["bytes"], "seconds": status[tier]["seconds"]}
+            for tier in TIERS
+            if tier in status
+        }
+
+    # -- opening ---------------------------------------------------------------------------------
+
     def indexes(self) -> Sequence[ShardIndex]:
         """Return every rank's index; lost blocks are rebuilt from parity first.
 
@@ -100,11 +152,30 @@ class MemorySource(Closing):
     def _opened(self) -> dict[int, _Block]:
         if self._blocks is None:
             for source in self.point.sources:
-                self._client(source.node)
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open") as pool:
-                blocks = list(pool.map(self._open, self.point.sources))
+                with self._blaming(source):
+                    self._client(source.node)
+            pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open")
+            try:
+                futures = [pool.submit(self._open, source) for source in self.point.sources]
+                blocks = self._await_all(futures)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
             self._blocks = {block.source.rank: block for block in blocks}
         return self._blocks
+
+    def _await_all(self, futures: Sequence[Future[_Block]]) -> list[_Block]:
+        """Return every result; after a failure the others have a moment to fail as well."""
+        pending, failed_s = set(futures), None
+        while pending:
+            done, pending = wait(pending, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            self._poll()
+            now_s = time.monotonic()
+            if failed_s is None and any(future.exception() for future in done):
+                failed_s = now_s
+            if failed_s is not None and now_s > failed_s + _OTHERS_S:
+                break
+        finished = [future for future in futures if future.done()]
+        return [future.result() for future in sorted(finished, key=lambda f: not f.exception())]
 
     def _client(self, node: str) -> BlockClient:
         if node not in self._clients:
@@ -119,19 +190,27 @@ class MemorySource(Closing):
         return self._clients[node]
 
     def _open(self, source: BlockSource) -> _Block:
-        client = self._clients[source.node]
-        handle = client.open_block(self.point.world, self.point.step, source)
-        origin = f"{self.origin}: block of rank {source.rank}"
-        index = decode_index(handle.index, origin=origin)
-        said = (index.generation, index.step, index.writer)
-        wanted = (self.point.world.generation, self.point.step, source.rank)
-        if said != wanted:
-            raise CorruptError(f"{origin}: it is (generation, step, rank) {said}, not {wanted}")
-        slot, header = self._map(handle.path, wanted) if self._mapped else (None, None)
+        client, began_s = self._clients[source.node], time.perf_counter()
+        with self._blaming(source):
+            handle = client.open_block(self.point.world, self.point.step, source)
+            origin = f"{self.origin}: block of rank {source.rank}"
+            index = decode_index(handle.index, origin=origin)
+            said = (index.generation, index.step, index.writer)
+            wanted = (self.point.world.generation, self.point.step, source.rank)
+            if said != wanted:
+                raise CorruptError(
+                    f"{origin}: it is (generation, step, rank) {said}, not {wanted}; use another "
+                    "restore point"
+                )
+            slot, header = self._map(handle.path, wanted) if self._mapped else (None, None)
+        tier = "disk" if handle.on_disk else "parity" if source.rebuilt else ""
+        tier = tier or ("arena" if source.node == self._local_node else "peer")
+        self._meters.add(tier, time.perf_counter() - began_s)
         return _Block(
             source=source,
             index=index,
             client=client,
+            tier=tier,
             slot=slot,
             header=header,
             payload=slot.block(index.payload_bytes) if slot is not None else None,
@@ -154,6 +233,41 @@ class MemorySource(Closing):
             return None, None
         return slot, header
 
+    # -- what is at fault ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _blaming(self, source: BlockSource) -> Iterator[None]:
+        """Note an error of the body as a fault of this block."""
+        try:
+            yield
+        except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
+            fault = Fault(
+                rank=source.rank, node=source.node, kind=_kind_of(error), reason=str(error)
+            )
+            with self._lock:
+                self.faults.append(fault)
+            raise
+
+    def faults_of(self, error: CkptError) -> list[Fault]:
+        """Return what ended a restore from this source: blocks at fault, or the whole point."""
+        with self._lock:
+            if self.faults:
+                return list(self.faults)
+        whole = FaultKind.DAMAGED
+        return [Fault(rank=WHOLE_POINT, node="", kind=whole, reason=f"{error}")]
+
+    def distrust(self) -> None:
+        """Tell the holders of the blocks found damaged, so that these are rebuilt when asked for.
+
+        A holder that cannot be told is left as it is.
+        """
+        for fault in self.faults_of(CkptError()):
+            if fault.kind is FaultKind.DAMAGED and fault.rank != WHOLE_POINT:
+                with contextlib.suppress(CkptError):
+                    self._client(fault.node).distrust(self.point.world, self.point.step, fault.rank)
+
+    # -- reading ---------------------------------------------------------------------------------
+
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
         """Yield the verified bytes of each chunk, in the order asked.
 
@@ -161,58 +275,112 @@ class MemorySource(Closing):
         end, when a mapped slot was put to another use meanwhile: what was read before is void.
         """
         blocks = self._opened()
-        waiting = deque(_batches(refs))
-        ahead: deque[tuple[list[ChunkRef], Future[list[memoryview]] | None]] = deque()
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-read") as pool:
-            try:
-                while waiting or ahead:
-                    while waiting and len(ahead) < _AHEAD:
-                        batch = waiting.popleft()
-                        block = blocks[batch[0].writer]
-                        remote = block.payload is None
-                        ahead.append(
-                            (batch, pool.submit(self._fetch, block, batch) if remote else None)
-                        )
-                    batch, future = ahead.popleft()
-                    block = blocks[batch[0].writer]
-                    parts = future.result() if future else _views(block, batch)
-                    for ref, part in zip(batch, parts, strict=True):
-                        yield ref, self._verified(ref, part)
-            finally:
-                for _, future in ahead:
-                    if future is not None:
-                        future.cancel()
+        for batch in _cut([(ref, []) for ref in refs], BATCH_BYTES):
+            block = blocks[batch[0][0].writer]
+            with self._blaming(block.source):
+                for (ref, _), part in zip(batch, self._fetch(block, batch), strict=True):
+                    self._require(ref, crc32c(part))
+                    yield ref, part
         self._check_undisturbed({ref.writer for ref in refs})
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Bring verified regions to where they belong; return the bytes read. Raises as `read`."""
-        return scatter_whole(self.read, deliveries)
+        """Bring verified regions to where they belong; return the bytes read.
 
-    def _fetch(self, block: _Block, batch: Sequence[ChunkRef]) -> list[memoryview]:
-        ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref in batch]
-        point = self.point
-        return block.client.read(point.world, point.step, block.source.rank, ranges)
+        Raises as `read`; what the targets hold then is not to be used.
+        """
+        blocks = self._opened()
+        tasks = [(blocks[run[0][0].writer], run) for run in _cut(deliveries, _RUN_BYTES)]
+        self.touched = True
+        total = sum(ref.chunk.nbytes for ref, _ in deliveries)
+        if total <= _INLINE_BYTES and all(block.payload is not None for block, _ in tasks):
+            for block, run in tasks:
+                self._land(block, run, self._fetch(block, run))
+        else:
+            self._land_all(tasks)
+        self._check_undisturbed({ref.writer for ref, _ in deliveries})
+        return total
 
-    def _verified(self, ref: ChunkRef, part: memoryview) -> memoryview:
-        if part.nbytes != ref.chunk.nbytes or crc32c(part) != ref.chunk.crc32c:
-            raise CorruptError(
-                f"{self.origin}: {ref.fqn} of rank {ref.writer} fails its checksum; "
-                "use another restore point"
-            )
-        return part
+    def _land_all(self, tasks: Sequence[_Task]) -> None:
+        """Fetch and land on threads; on return or raise no thread writes to any target."""
+        fetch = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-read")
+        land = ThreadPoolExecutor(_LAND_THREADS, thread_name_prefix="ckpt-land")
+        here = deque(task for task in tasks if task[0].payload is not None)
+        there = deque(task for task in tasks if task[0].payload is None)
+        landing: set[Future[Any]] = set()
+        fetching: dict[Future[Any], _Task] = {}
+        failed: BaseException | None = None
+        try:
+            while landing or here or ((fetching or there) and failed is None):
+                while there and len(fetching) < _AHEAD and failed is None:
+                    task = there.popleft()
+                    fetching[fetch.submit(self._fetch, *task)] = task
+                while here and len(landing) < _LANDING_AHEAD:
+                    block, run = here.popleft()
+                    landing.add(land.submit(self._land, block, run, self._fetch(block, run)))
+                wait([*landing, *fetching], _POLL_S, return_when=FIRST_COMPLETED)
+                self._poll()
+                for landed in [future for future in landing if future.done()]:
+                    landing.discard(landed)
+                    failed = failed or landed.exception()
+                for fetched in [future for future in fetching if future.done()]:
+                    task, failed = fetching.pop(fetched), failed or fetched.exception()
+                    if failed is None:
+                        landing.add(land.submit(self._land, *task, fetched.result()))
+        finally:
+            fetch.shutdown(wait=False, cancel_futures=True)
+            land.shutdown(wait=True, cancel_futures=True)
+        if failed is not None:
+            raise failed
+
+    def _fetch(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return the bytes of chunks: views of the mapped slot, or what its sidecar sends."""
+        if block.payload is not None:
+            return [block.payload[r.chunk.at : r.chunk.at + r.chunk.nbytes] for r, _ in run]
+        began_s, point = time.perf_counter(), self.point
+        ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
+        with self._blaming(block.source):
+            parts = block.client.read(point.world, point.step, block.source.rank, ranges)
+        self._meters.add(block.tier, time.perf_counter() - began_s)
+        return parts
+
+    def _land(self, block: _Block, run: Sequence[Delivery], parts: Sequence[memoryview]) -> None:
+        began_s, nbytes = time.perf_counter(), 0
+        with self._blaming(block.source):
+            for (ref, regions), part in zip(run, parts, strict=True):
+                whole = ref.chunk.box.size * regions[0][1].itemsize
+                if part.nbytes != ref.chunk.nbytes or part.nbytes != whole:
+                    raise self._damaged(ref)
+                self._require(ref, copy_chunk(ref.chunk, part, regions))
+                nbytes += part.nbytes
+        self._meters.add(block.tier, time.perf_counter() - began_s, nbytes)
+
+    def _require(self, ref: ChunkRef, crc: int) -> None:
+        if crc != ref.chunk.crc32c:
+            raise self._damaged(ref)
+
+    def _damaged(self, ref: ChunkRef) -> CorruptError:
+        return CorruptError(
+            f"{self.origin}: {ref.fqn} of rank {ref.writer} fails its checksum; "
+            "use another restore point"
+        )
 
     def _check_undisturbed(self, writers: set[int]) -> None:
         """Make sure that no mapped slot was given to a newer snapshot while it was read."""
-        for writer in writers:
+        for writer in sorted(writers):
             block = self._opened()[writer]
             if block.slot is None or block.header is None:
                 continue
             now = block.slot.read_header(run=self._run)
-            if now is None or now.entry() != block.header.entry() or now.state < SlotState.SEALED:
-                raise NotFoundError(
-                    f"{self.origin}: rank {writer}'s slot was used again while it was read; "
-                    "locate a newer step and read that"
-                )
+            with self._blaming(block.source):
+                if (
+                    now is None
+                    or now.entry() != block.header.entry()
+                    or now.state < SlotState.SEALED
+                ):
+                    raise NotFoundError(
+                        f"{self.origin}: rank {writer}'s slot was used again while it was read; "
+                        "locate a newer step and read that"
+                    )
 
     def close(self) -> None:
         """Close the clients and mappings that are this source's own."""
@@ -223,21 +391,26 @@ class MemorySource(Closing):
             self._maps.close()
 
 
-def _views(block: _Block, batch: Sequence[ChunkRef]) -> list[memoryview]:
-    assert block.payload is not None
-    return [block.payload[r.chunk.at : r.chunk.at + r.chunk.nbytes] for r in batch]
+def _kind_of(error: CkptError) -> FaultKind:
+    """Say what an error makes of a block: a peer that answers, with whatever, can be reached."""
+    if isinstance(error, CorruptError):
+        return FaultKind.DAMAGED
+    if isinstance(error, PeerError) and not error.kind:
+        return FaultKind.UNREACHABLE
+    return FaultKind.MISSING
 
 
-def _batches(refs: Sequence[ChunkRef]) -> Iterator[list[ChunkRef]]:
-    """Cut ``refs`` into runs of one writer of at most `BATCH_BYTES` (or a single chunk)."""
-    batch: list[ChunkRef] = []
+def _cut(deliveries: Sequence[Delivery], limit_bytes: int) -> Iterator[list[Delivery]]:
+    """Cut ``deliveries`` into runs of one writer of at most ``limit_bytes`` (or one chunk)."""
+    run: list[Delivery] = []
     size = 0
-    for ref in refs:
-        full = size + ref.chunk.nbytes > BATCH_BYTES
-        if batch and (full or batch[0].writer != ref.writer):
-            yield batch
-            batch, size = [], 0
-        batch.append(ref)
+    for delivery in deliveries:
+        ref = delivery[0]
+        full = size + ref.chunk.nbytes > limit_bytes
+        if run and (full or run[0][0].writer != ref.writer):
+            yield run
+            run, size = [], 0
+        run.append(delivery)
         size += ref.chunk.nbytes
-    if batch:
-        yield batch
+    if run:
+        yield run

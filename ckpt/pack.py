@@ -48,10 +48,13 @@ Payload: TypeAlias = Callable[[ChunkRef], Buffer]
 Asked for in the order of the index, by one thread; what it returned must not change any more.
 """
 
+Watch: TypeAlias = Callable[[int], None]
+"""Told how many more bytes were given to the store; may wait, and may raise to end the writing."""
+
 Bases: TypeAlias = Mapping[tuple[str, Box], tuple[FileRecord, PackedTensor, PackedChunk]]
 """What lies in packs of other steps already, by name and box. See `ckpt.bases`."""
 
-_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
+THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 AHEAD_BYTES: Final = 64 << 20
 """What is checksummed and compressed before it can be written: memory that a pack takes."""
 
@@ -160,9 +163,10 @@ class PackWriter:
         codecs: Mapping[str, Codec | None] | None = None,
         bases: Bases | None = None,
         ahead_bytes: int = AHEAD_BYTES,
+        threads: int = THREADS,
     ) -> None:
         self._index, self._payload, self._verify = index, payload, verify
-        self._ahead_bytes = ahead_bytes
+        self._ahead_bytes, self._threads = ahead_bytes, threads
         self._codecs, self._known = codecs or {}, bases or {}
         self._stored: dict[str, list[PackedChunk]] = {fqn: [] for fqn in index.tensors}
         self._cells: dict[str, tuple[int, ...] | None] = {}
@@ -191,7 +195,7 @@ class PackWriter:
 
     def parts(self) -> Iterator[Buffer]:
         """Yield the pack's bytes. Raises ``CorruptError`` where memory is not what was captured."""
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-pack") as pool:
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-pack") as pool:
             waiting: deque[_Started] = deque()
             flying = 0
             try:
@@ -312,6 +316,12 @@ def pad(
     return full.reshape(-1).view(np.uint8).data
 
 
+def _watched(parts: Iterator[Buffer], watch: Watch) -> Iterator[Buffer]:
+    for part in parts:
+        yield part
+        watch(memoryview(part).nbytes)
+
+
 def content_tag(index: ShardIndex) -> str:
     """Return a name for what ``index`` describes, from its checksums: same bytes, same name."""
     return sha256(encode_index(index)).hexdigest()[:12]
@@ -324,13 +334,15 @@ def write(
     *,
     folder: str,
     stem: str,
+    watch: Watch | None = None,
 ) -> WriterRecord:
     """Write a pack and its index into a step's ``folder``; both are durable on return.
 
     The files are called ``stem``; no two contents may share one.
     """
     path = f"data/{stem}.pack"
-    nbytes = store.write(f"{folder}/{path}", writer.parts())
+    parts = writer.parts() if watch is None else _watched(writer.parts(), watch)
+    nbytes = store.write(f"{folder}/{path}", parts)
     packed = PackIndex(
         format=FORMAT,
         run=index.run,

@@ -61,12 +61,15 @@ _FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack
 class PackOptions:
     """How packs are written: compressed by ``compression``, against the earlier step ``base``.
 
-    At most ``ahead_bytes`` are held in memory before they are written.
+    At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
+    checksums and compress. ``watch`` is told of every piece, and sets the pace.
     """
 
     compression: codecs.Rules = field(default_factory=dict)
     base: int | None = None
     ahead_bytes: int = pack.AHEAD_BYTES
+    threads: int = pack.THREADS
+    watch: pack.Watch | None = None
 
     def __post_init__(self) -> None:
         codecs.check(self.compression)
@@ -133,9 +136,10 @@ def write_parts(
         codecs=_codecs(index, options.compression),
         bases=known,
         ahead_bytes=options.ahead_bytes,
+        threads=options.threads,
     )
     stem = _fresh_stem(store, folder, index, tag=tag)
-    files = pack.write(store, writer, index, folder=folder, stem=stem)
+    files = pack.write(store, writer, index, folder=folder, stem=stem, watch=options.watch)
     if files.bases:
         files = msgspec.structs.replace(files, base=base)
     return WriterReceipt(

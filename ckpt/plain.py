@@ -45,6 +45,17 @@ def refuse(path: str, value: object) -> Json:
     )
 
 
+def is_plain(value: object) -> bool:
+    """Say whether ``value`` is all plain: nothing in it needs a ``leaf``."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return True
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return False
+
+
 def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 0) -> Json:
     """Return ``value`` as fresh JSON; ``leaf(path, value)`` encodes what is not plain."""
     if depth > MAX_DEPTH:

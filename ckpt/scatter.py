@@ -1,11 +1,10 @@
-"""Bring saved regions to where they belong, from sources that yield whole chunks."""
+"""Which regions of which chunks go where: a plan's copies with the arrays that they fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from ckpt.index import ChunkRef
@@ -30,22 +29,3 @@ def grouped(plan: ReshardPlan, targets: Targets) -> ByChunk:
         )
         for group in plan.by_chunk()
     ]
-
-
-Read: TypeAlias = Callable[[Sequence[ChunkRef]], Iterator[tuple[ChunkRef, memoryview]]]
-
-
-def scatter_whole(read: Read, deliveries: ByChunk) -> int:
-    """Fill the targets from a source that yields whole, verified chunks; return the bytes read."""
-    total = 0
-    chunks = read([ref for ref, _ in deliveries])
-    for (ref, data), (_, regions) in zip(chunks, deliveries, strict=True):
-        total += ref.chunk.nbytes
-        for region, target in regions:
-            if target.size == ref.chunk.box.size and target.flags.c_contiguous:
-                np.copyto(target.reshape(-1).view(np.uint8), np.frombuffer(data, np.uint8))
-                continue
-            kind = np.dtype((np.void, target.itemsize))
-            chunk = np.frombuffer(data, kind).reshape(ref.chunk.box.shape)
-            np.copyto(target.view(kind), chunk[region.slices])
-    return total

@@ -3,113 +3,74 @@
 Parameters and optimizer state do not change between two optimizer steps, so they are copied in
 the background during the next forward and backward; what may change there (buffers, loose
 tensors, plain values) is copied before `Snapshotter.snapshot` returns. A pre-hook of every
-optimizer waits for the copy. A tensor written to in spite of that is noticed by its version
-counter, and the snapshot is given up, never torn. (Writes that bypass the counter, through
-``.data`` or a fused optimizer that was captured without its hook, cannot be noticed.)
+optimizer waits for the copy, and helps with it. A tensor written to in spite of that is noticed by
+its version counter, or by looking again at a sample (`ckpt.tearing`), and the snapshot is given
+up, never torn.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ckpt.arena import SlotFile
 from ckpt.block import index_offset
-from ckpt.capture import CapturePlan, FlatState, Gather, flatten
-from ckpt.copying import copy_out, version_of
-from ckpt.errors import CkptError, GivenUpError, StoreError
-from ckpt.index import ShardIndex, encode_index
+from ckpt.capture import CapturePlan, FlatState, Gather
+from ckpt.copyjob import CLOSED, CopyJob
+from ckpt.errors import (
+    BudgetError,
+    CapacityError,
+    CkptError,
+    CorruptError,
+    GivenUpError,
+    StoreError,
+)
+from ckpt.isal import crc32c
+from ckpt.lanes import CudaLanes, Lanes
 from ckpt.maps import SlotMaps
+from ckpt.meters import Meters
+from ckpt.pacing import Pacer
+from ckpt.program import Program, Room
+from ckpt.replan import gather_within
+from ckpt.snapshot_parts import CopySettings, Grant, Hooks, SlotOwner, SnapshotStats
 from ckpt.target import CheckpointTarget
+from ckpt.tearing import Sample
+from ckpt.watch import Watch
 from ckpt.world import BlockEntry
+
+__all__ = ["ACQUIRE_TIMEOUT_S", "CopySettings", "SnapshotStats", "Snapshotter"]
 
 _log = logging.getLogger(__name__)
 
 ACQUIRE_TIMEOUT_S = 30.0
+STARVED_TIMEOUT_S = 1.0
+"""How long to wait for a slot after a snapshot was left out for lack of one."""
+
+REPLAN_TIMEOUT_S = 120.0
 _POLL_S = 0.005
 _ANY_CRC = 0xFFFFFFFF
 
 
-class Grant(Protocol):
-    """A slot to write: what ``SidecarClient.acquire`` returns."""
-
-    @property
-    def slot_id(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def capacity(self) -> int: ...
-
-
-class SlotOwner(Protocol):
-    """What a Snapshotter needs of a ``SidecarClient``."""
-
-    def acquire(
-        self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
-    ) -> Grant: ...
-
-    def seal(
-        self, *, slot_id: int, entry: BlockEntry, persist: CheckpointTarget | None = None
-    ) -> None: ...
-
-    def abandon(self, slot_id: int) -> None: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class SnapshotStats:
-    """Running totals. ``stall_s`` is what the training thread waited, ``copy_s`` the thread's work.
-
-    ``torn`` names the tensor that was written to under the copy of the last discarded snapshot.
-    """
-
-    taken: int = 0
-    discarded: int = 0
-    torn: str | None = None
-    stall_s: float = 0.0
-    copy_s: float = 0.0
-    wait_s: float = 0.0
-    bytes: int = 0
-    last_step: int = -1
-    last_copy_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Task:
+    """One snapshot: what the thread is given."""
+
     step: int
     persist: CheckpointTarget | None
     flat: FlatState
-    plan: CapturePlan
-    sources: Sequence[torch.Tensor]
-    versions: Sequence[int | None]
-    ready: torch.cuda.Event | None = None
-
-
-class _Torn(Exception):
-    """A tensor changed while it was copied."""
-
-
-@dataclass(slots=True)
-class _Hooks:
-    handles: dict[int, RemovableHandle] = field(default_factory=dict)
-
-    def watch(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
-        if id(optimizer) not in self.handles:
-            self.handles[id(optimizer)] = optimizer.register_step_pre_hook(lambda *_: before_step())
-
-    def remove(self) -> None:
-        for handle in self.handles.values():
-            handle.remove()
-        self.handles.clear()
+    program: Program
+    job: CopyJob
+    began_s: float
 
 
 class Snapshotter:
@@ -117,7 +78,8 @@ class Snapshotter:
 
     ``gather`` is collective over the ranks (it is called when the state's shape is new).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
-    ``checkpoint`` is where snapshots with ``persist`` are written to.
+    ``checkpoint`` is where snapshots with ``persist`` are written to. ``stats`` and ``meters``
+    (``stall``, ``copy``, ``wait``) say what it cost.
     """
 
     def __init__(  # noqa: PLR0913 - where a rank stands takes four
@@ -132,176 +94,292 @@ class Snapshotter:
         checkpoint: CheckpointTarget | None = None,
         maps: SlotMaps | None = None,
         poll: Callable[[], None] | None = None,
+        copying: CopySettings | None = None,
+        lanes: Lanes | None = None,
+        replan_timeout_s: float = REPLAN_TIMEOUT_S,
     ) -> None:
         self._client, self._gather, self._checkpoint, self._poll = client, gather, checkpoint, poll
         self._run, self._generation = run, generation
         self._rank, self._world_size = rank, world_size
         self._maps = SlotMaps() if maps is None else maps
         self._owns_maps = maps is None
+        self._settings = CopySettings() if copying is None else copying
+        self._replan_timeout_s = replan_timeout_s
+        self._lanes = lanes
+        self._watch = Watch()
         self._plan: CapturePlan | None = None
+        self._program: Program | None = None
+        self._task: _Task | None = None
         self._pending: Future[None] | None = None
         self._closing = threading.Event()
-        self._hooks = _Hooks()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckpt-snapshot")
-        self._stream: torch.cuda.Stream | None = None
+        self._hooks = Hooks()
+        self._pacer = Pacer(enabled=self._settings.paced)
+        self._turn = 0
+        self._starved = False
+        self._pool = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="ckpt-snapshot",
+            initializer=_lower_priority,
+            initargs=(self._settings.niceness,),
+        )
         self.stats = SnapshotStats()
+        self.meters = Meters()
 
     def snapshot(self, state: Mapping[str, Any], step: int, *, persist: bool = False) -> None:
         """Start the snapshot of ``step``; returns as soon as nothing the caller may do harms it.
 
-        Waits first for the copy under way, and raises what it raised. With ``persist`` the
-        sidecar also writes it to the checkpoint root once it is protected.
+        Waits first for the one under way, and raises what it raised. With ``persist`` the sidecar
+        also writes it to the checkpoint root once it is protected. Raises ``StateError`` where
+        the state cannot be captured, or has changed shape at this rank alone.
         """
         if persist and self._checkpoint is None:
             raise StoreError(f"step {step} is to be persisted, but no checkpoint root was given")
         self.fence()
-        started = time.perf_counter()
-        flat = flatten(state)
-        for parts in flat.optimizers.values():
-            self._hooks.watch(parts.optimizer, self.fence)
-        if self._plan is None or not self._plan.still_valid(flat):
-            self._plan = CapturePlan.build(
-                flat, rank=self._rank, world_size=self._world_size, gather=self._gather
+        began_s = time.perf_counter()
+        try:
+            flat, program = self._programmed(state)
+            program.stage(flat)
+            ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
+            self._task = _Task(
+                step=step,
+                persist=self._checkpoint if persist else None,
+                flat=flat,
+                program=program,
+                job=CopyJob(program, ready=ready),
+                began_s=time.perf_counter(),
             )
-        job = self._prepare(flat, step=step, persist=self._checkpoint if persist else None)
-        self._pending = self._pool.submit(self._copy, job)
-        self.stats.stall_s += time.perf_counter() - started
+            self._pending = self._pool.submit(self._take_or_leave, self._task)
+        finally:
+            self._stalled(time.perf_counter() - began_s)
+
+    def _programmed(self, state: Mapping[str, Any]) -> tuple[FlatState, Program]:
+        flat, same = self._watch.flatten(state)
+        if same and self._program is not None:
+            return flat, self._program
+        self._program = None
+        for parts in flat.optimizers.values():
+            self._hooks.watch(parts.optimizer, self.copied)
+        change = "nothing was planned yet" if self._plan is None else self._plan.change(flat)
+        if change:
+            self._plan = self._agree(flat, change)
+        assert self._plan is not None
+        if self._lanes is None and torch.cuda.is_available():
+            self._lanes = CudaLanes()
+        self._program = Program(self._plan, flat, lanes=self._lanes)
+        return flat, self._program
+
+    def _agree(self, flat: FlatState, change: str) -> CapturePlan:
+        """Plan together with all ranks; a first plan is awaited as long as a first step takes."""
+        gather = self._gather
+        if self._plan is not None:
+            self.stats.replans += 1
+            _log.info("the state is planned anew: %s", change)
+            if self._world_size > 1:
+                gather = gather_within(
+                    gather, timeout_s=self._replan_timeout_s, poll=self._poll, change=change
+                )
+        return CapturePlan.build(flat, rank=self._rank, world_size=self._world_size, gather=gather)
+
+    def copied(self) -> None:
+        """Wait until the copy under way is made, and help with it: then tensors may change.
+
+        Raises what ended it, if it was ended (``FencedError``, ``PeerError``). A snapshot that
+        was discarded raises nothing: see ``stats``.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            began_s = time.perf_counter()
+            try:
+                task.job.help(self._poll)
+            except BaseException:
+                self._task = task  # broken off: the tensors may still not change
+                raise
+            finally:
+                waited_s = time.perf_counter() - began_s
+                self._stalled(waited_s)
+            self._pacer = self._pacer.after(
+                window_s=max(began_s - task.began_s, 0.0), waited_s=waited_s
+            )
+        if self._pending is not None and self._pending.done():
+            self.fence()
 
     def fence(self) -> None:
-        """Wait until no copy is under way; raise what it raised (``FencedError``, ``PeerError``).
+        """Wait until no snapshot is under way; raise what it raised (``FencedError``, …).
 
-        A snapshot that was discarded because the state changed raises nothing: see ``stats``.
+        Its slot is sealed then, or it was discarded, which raises nothing: see ``stats``.
         """
+        if self._task is not None:
+            self.copied()
         pending = self._pending
         if pending is None:
             return
-        started = time.perf_counter()
+        began_s = time.perf_counter()
         try:
             while not pending.done():
                 wait([pending], timeout=_POLL_S if self._poll else None)
                 if self._poll:
                     self._poll()
         finally:
-            self.stats.stall_s += time.perf_counter() - started
+            self._stalled(time.perf_counter() - began_s)
         self._pending = None
         pending.result()
+
+    def _stalled(self, seconds: float) -> None:
+        self.stats.stall_s += seconds
+        self.meters.add("stall", seconds)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Give up the copy under way and let go of the state; raises nothing."""
         self._closing.set()
         self._hooks.remove()
+        if self._task is not None:
+            self._task.job.end(torn=CLOSED)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._pending is not None and not wait([self._pending], timeout=timeout_s).done:
             _log.warning("the snapshot thread is still busy after %g s", timeout_s)
-        elif self._owns_maps:
-            self._maps.close()
-        self._pending = self._plan = None
+        else:
+            if self._lanes is not None:
+                self._lanes.close()
+            if self._owns_maps:
+                self._maps.close()
+        self._pending = self._plan = self._program = self._task = None
+        self._watch = Watch()
 
-    def _prepare(self, flat: FlatState, *, step: int, persist: CheckpointTarget | None) -> _Job:
-        assert self._plan is not None
-        sources: list[torch.Tensor] = []
-        versions: list[int | None] = []
-        on_cuda = False
-        for piece, source in zip(self._plan.pieces, self._plan.sources(flat), strict=True):
-            on_cuda |= source.is_cuda
-            loose = piece.fqn in flat.volatile
-            sources.append(source.detach().clone() if loose else source)
-            versions.append(None if loose else version_of(source))
-        ready = None
-        if on_cuda:
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
-        return _Job(
-            step=step,
-            persist=persist,
-            flat=flat,
-            plan=self._plan,
-            sources=sources,
-            versions=versions,
-            ready=ready,
-        )
-
-    def _copy(self, job: _Job) -> None:
-        """Run on the thread: take the snapshot, unless another rank gave its step up."""
+    def _take_or_leave(self, task: _Task) -> None:
+        """Run on the thread: take the snapshot, or leave it out where that harms nobody."""
         try:
-            self._take(job)
+            self._take(task)
+        except BudgetError as error:
+            task.job.end(error=error)
+            raise
+        except CapacityError as error:
+            self.stats.left_out += 1
+            self._starved = True
+            self._discard(task, f"there was no room for it: {error}")
         except GivenUpError as error:
-            self.stats.discarded += 1
             self.stats.torn = "the state of another rank"
-            _log.warning("snapshot of step %d discarded: %s", job.step, error)
-
-    def _take(self, job: _Job) -> None:
-        """Acquire a slot, copy, checksum, seal."""
-        started = time.perf_counter()
-        grant = self._client.acquire(
-            generation=self._generation,
-            step=job.step,
-            rank=self._rank,
-            size_bytes=self._block_bytes(job),
-            timeout_s=ACQUIRE_TIMEOUT_S,
-        )
-        acquired = time.perf_counter()
-        self.stats.wait_s += acquired - started
-        try:
-            with self._after(job.ready):
-                entry = self._fill(job, self._maps.open(grant.path))
+            self._discard(task, str(error))
         except BaseException as error:
-            with contextlib.suppress(CkptError):
-                self._client.abandon(grant.slot_id)
-            if not isinstance(error, _Torn):
-                raise
-            self._discard(job, str(error))
+            task.job.end(error=error)
+            raise
+
+    def _take(self, task: _Task) -> None:
+        """Acquire a slot, copy, checksum, seal."""
+        job = task.job
+        job.sample = Sample(task.program, turn=self._turn, share=self._settings.recheck)
+        self._turn += 1
+        grant = self._acquire(task)
+        began_s = time.perf_counter()
+        try:
+            entry = self._fill(task, self._maps.open(grant.path))
+        except BaseException:
+            self._abandon(grant)
+            raise
+        if entry is None:
+            self._abandon(grant)
+            self._discard_torn(task, job.torn)
             return
-        self._client.seal(slot_id=grant.slot_id, entry=entry, persist=job.persist)
+        copy_s = time.perf_counter() - began_s
+        try:
+            self._client.seal(slot_id=grant.slot_id, entry=entry, persist=task.persist)
+        except CorruptError as error:
+            self._discard_torn(task, str(error))
+            return
+        self._taken(task, entry, copy_s)
+
+    def _acquire(self, task: _Task) -> Grant:
+        began_s = time.perf_counter()
+        timeout_s = STARVED_TIMEOUT_S if self._starved else ACQUIRE_TIMEOUT_S
+        try:
+            grant = self._client.acquire(
+                generation=self._generation,
+                step=task.step,
+                rank=self._rank,
+                size_bytes=self._block_bytes(task),
+                timeout_s=timeout_s,
+            )
+            self._starved = False
+            self._maps.map_ahead(grant.ahead)
+            return grant
+        finally:
+            wait_s = time.perf_counter() - began_s
+            self.stats.wait_s += wait_s
+            self.meters.add("wait", wait_s)
+
+    def _fill(self, task: _Task, slot: SlotFile) -> BlockEntry | None:
+        """Copy into ``slot``; return what to seal, or None where the state changed underneath."""
+        program, job = task.program, task.job
+        for lane in {unit.lane for unit in program.carried}:
+            lane.pin(slot)
+        job.open(Room.of(slot.block(program.plan.payload_bytes)))
+        self.stats.pace = self._pacer.speed(program.nbytes)
+        crcs = job.run(speed=self.stats.pace)
+        return None if job.torn else self._describe(task, slot, crcs)
+
+    def _describe(self, task: _Task, slot: SlotFile, crcs: Sequence[int]) -> BlockEntry:
+        """Write the index behind the payload; return what to seal."""
+        payload_bytes, text = task.program.plan.payload_bytes, self._text(task, crcs)
+        at = index_offset(payload_bytes)
+        block = slot.block(at + len(text))
+        block[payload_bytes:at] = bytes(at - payload_bytes)
+        block[at:] = text
+        return BlockEntry(
+            generation=self._generation,
+            step=task.step,
+            rank=self._rank,
+            payload_bytes=payload_bytes,
+            index_bytes=len(text),
+            index_crc32c=crc32c(text),
+        )
+
+    def _text(self, task: _Task, crcs: Sequence[int]) -> bytes:
+        return task.program.plan.index_text(
+            task.flat, crcs, run=self._run, step=task.step, generation=self._generation
+        )
+
+    def _block_bytes(self, task: _Task) -> int:
+        """Return an upper bound of the block, before the checksums are known."""
+        plan = task.program.plan
+        widest = self._text(task, [_ANY_CRC] * len(plan.pieces))
+        return index_offset(plan.payload_bytes) + len(widest)
+
+    def _taken(self, task: _Task, entry: BlockEntry, copy_s: float) -> None:
         self.stats.taken += 1
         self.stats.bytes += entry.payload_bytes
-        self.stats.last_step = job.step
-        self.stats.last_copy_s = time.perf_counter() - acquired
-        self.stats.copy_s += self.stats.last_copy_s
+        self.stats.last_step = task.step
+        self.stats.last_copy_s = copy_s
+        self.stats.copy_s += copy_s
+        self.meters.add("copy", copy_s, entry.payload_bytes)
 
-    def _discard(self, job: _Job, fqn: str) -> None:
+    def _abandon(self, grant: Grant) -> None:
+        with contextlib.suppress(CkptError):
+            self._client.abandon(grant.slot_id)
+
+    def _discard_torn(self, task: _Task, fqn: str) -> None:
+        self.stats.torn = fqn
+        self._discard(
+            task,
+            f"{fqn} was written to while it was copied; change the state only through the tracked "
+            "optimizers, or call fence() before",
+        )
+
+    def _discard(self, task: _Task, reason: str) -> None:
+        """Count and, at first and then ever more rarely, tell that there is no such snapshot."""
+        task.job.end(torn=self.stats.torn or reason)
         if self._closing.is_set():
             return
         self.stats.discarded += 1
-        self.stats.torn = fqn
-        _log.warning(
-            "snapshot of step %d discarded: %s was written to while it was copied; change the "
-            "state only through the tracked optimizers, or call fence() before",
-            job.step,
-            fqn,
-        )
+        self.stats.reason = reason
+        if self.stats.discarded.bit_count() == 1:
+            _log.warning(
+                "snapshot of step %d discarded (%d so far): %s",
+                task.step,
+                self.stats.discarded,
+                reason,
+            )
 
-    def _fill(self, job: _Job, slot: SlotFile) -> BlockEntry:
-        payload = slot.block(job.plan.payload_bytes)
-        crcs: list[int] = []
-        work = zip(job.plan.pieces, job.sources, job.versions, strict=True)
-        for piece, source, before in work:
-            if self._closing.is_set():
-                raise _Torn("(closed)")
-            crcs.append(copy_out(source, payload[piece.at : piece.at + piece.nbytes]))
-            if before is not None and version_of(source) != before:
-                raise _Torn(piece.fqn)
-        return slot.finish(self._index(job, crcs))
 
-    def _index(self, job: _Job, crcs: Sequence[int]) -> ShardIndex:
-        return job.plan.index(
-            job.flat, crcs, run=self._run, step=job.step, generation=self._generation
-        )
-
-    def _block_bytes(self, job: _Job) -> int:
-        """Return an upper bound of the block, before the checksums are known."""
-        widest = [_ANY_CRC] * len(job.plan.pieces)
-        index = encode_index(self._index(job, widest))
-        return index_offset(job.plan.payload_bytes) + len(index)
-
-    @contextlib.contextmanager
-    def _after(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """Copy from the device on a stream of our own, once the tensors are complete."""
-        if ready is None:
-            yield
-            return
-        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
+def _lower_priority(niceness: int) -> None:
+    """Let the calling thread run behind the training's; Linux gives every thread its own."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,11 +1,14 @@
 """Where parity lies, what it protects, and what can be restored from what is left. Pure.
 
-The ``n`` nodes of a group guard each other with ``m`` parity rows per stripe, ``k = n - m``. The
-*node block* of a node is its ranks' blocks in rank order, each padded to 64 bytes; it is cut into
-``k`` *pieces* of equal length. Stripe ``s`` keeps its parity rows on nodes ``s … s+m-1`` and takes
-one piece from each of the other ``k`` nodes (all modulo ``n``), so every node has exactly one
-fragment in each of the ``n`` stripes, and losing any ``m`` nodes loses ``m`` fragments of each.
-Bytes behind the end of a node block are zeros and never sent.
+The nodes of a parity group guard each other with ``m`` parity rows per stripe over ``k`` data
+columns, ``k + m`` at most the size of the group. The *node block* of a node is its ranks' blocks
+in rank order, each with room rounded up to 4 KiB, so that offsets stay where they are while the
+length of an index wobbles; it is cut into ``k`` *pieces* of equal length. In a group of ``n`` the
+stripe ``s`` keeps its parity rows on nodes ``s … s+m-1`` and takes one piece from each of the next
+``k`` nodes (all modulo ``n``), so every node has at most one fragment of each of the ``n`` stripes,
+and losing any ``m`` nodes loses at most ``m`` fragments of each. ``k = n - m`` costs the least
+memory; with ``k = 1`` every row is a copy of a node block. Stripes and nodes are numbered through
+all groups, one group after the other. Bytes behind the end of a node block are zeros, never sent.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from ckpt.world import (
 )
 
 ALIGN_BYTES = 64
+ROOM_BYTES = 4096
+"""The room of a rank's block inside its node block is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,67 +52,119 @@ class Duty:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ring:
+    """One group: nodes ``start … start+size-1``, ``k`` columns, pieces of one length."""
+
+    start: int
+    size: int
+    k: int
+    piece_bytes: int
+
+    def at(self, number: int) -> int:
+        """Return the node or stripe ``number`` steps behind the group's first one."""
+        return self.start + number % self.size
+
+
 class Geometry:
-    """The stripes of one snapshot, from who is in the group and how long every block is."""
+    """The stripes of one snapshot, from who is in which group and how long every block is.
+
+    ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number
+    of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes.
+    """
 
     def __init__(self, world: SnapshotWorld, entries: Mapping[int, BlockEntry]) -> None:
         if set(entries) != set(range(len(world.rank_nodes))):
             raise ValueError(f"entries of ranks {sorted(entries)}, world has {world.rank_nodes}")
-        self.nodes = tuple(peer.node for peer in world.peers)
+        groups = world.parity_groups()
+        self.nodes = tuple(name for group in groups for name in group)
         self.n, self.m = len(self.nodes), world.parity
-        self.k = self.n - self.m
+        self.rows = self.n * self.m
+        self._numbers = {name: number for number, name in enumerate(self.nodes)}
         self._places: list[list[tuple[int, int, int]]] = [[] for _ in self.nodes]
         totals = [0] * self.n
         for rank, name in enumerate(world.rank_nodes):
-            node, length = self.nodes.index(name), block_bytes(entries[rank])
+            node, length = self._numbers[name], block_bytes(entries[rank])
             self._places[node].append((rank, totals[node], length))
-            totals[node] += align(length, ALIGN_BYTES)
+            totals[node] += align(length, ROOM_BYTES)
         self.node_bytes = tuple(totals)
-        self.piece_bytes = align(-(-max(totals, default=0) // self.k), ALIGN_BYTES)
+        self._homes = tuple(self._numbers[name] for name in world.rank_nodes)
+        self._rings: list[_Ring] = []
+        for group in groups:
+            self._add_ring(len(group), world.columns or len(group) - self.m)
+
+    def _add_ring(self, size: int, k: int) -> None:
+        start = len(self._rings)
+        longest = max(self.node_bytes[start : start + size], default=0)
+        piece_bytes = align(-(-longest // k), ALIGN_BYTES) if k else 0
+        ring = _Ring(start=start, size=size, k=k, piece_bytes=piece_bytes)
+        self._rings += [ring] * size
+
+    def columns(self, stripe: int) -> int:
+        """Return the number ``k`` of data columns of ``stripe``."""
+        return self._rings[stripe].k
+
+    def piece_bytes(self, stripe: int) -> int:
+        """Return the length of a piece in the group of ``stripe``."""
+        return self._rings[stripe].piece_bytes
+
+    def group_of(self, stripe: int) -> tuple[str, ...]:
+        """Return the nodes of the group of ``stripe`` (or of the node with that number)."""
+        ring = self._rings[stripe]
+        return self.nodes[ring.start : ring.start + ring.size]
 
     def node_of(self, stripe: int, number: int) -> int:
         """Return the node of fragment ``number``: data columns first, then parity rows."""
-        if number < self.k:
-            return (stripe + self.m + number) % self.n
-        return (stripe + number - self.k) % self.n
+        ring = self._rings[stripe]
+        step = self.m + number if number < ring.k else number - ring.k
+        return ring.at(stripe - ring.start + step)
 
-    def piece_of(self, column: int) -> int:
-        """Return which piece of its node block a column is; the same in every stripe."""
-        return self.k - 1 - column
+    def piece_of(self, stripe: int, column: int) -> int:
+        """Return which piece of its node block a column of ``stripe`` is."""
+        return self._rings[stripe].k - 1 - column
 
     def filled_bytes(self, stripe: int, column: int) -> int:
         """Return how many bytes of a data column are not the zeros behind its node block."""
-        start = self.piece_of(column) * self.piece_bytes
+        piece_bytes = self.piece_bytes(stripe)
+        start = self.piece_of(stripe, column) * piece_bytes
         left = self.node_bytes[self.node_of(stripe, column)] - start
-        return min(max(left, 0), self.piece_bytes)
+        return min(max(left, 0), piece_bytes)
 
     def row_bytes(self, stripe: int) -> int:
         """Return the length of the parity rows of ``stripe``: all behind it would be zeros."""
-        return max(self.filled_bytes(stripe, column) for column in range(self.k))
+        columns = range(self.columns(stripe))
+        return max((self.filled_bytes(stripe, column) for column in columns), default=0)
 
     def rows_of(self, node: str) -> tuple[tuple[int, int], ...]:
         """Return the (stripe, row) pairs ``node`` holds."""
-        number = self.nodes.index(node)
-        return tuple(((number - row) % self.n, row) for row in range(self.m))
+        number = self._numbers[node]
+        ring = self._rings[number]
+        return tuple((ring.at(number - ring.start - row), row) for row in range(self.m))
 
     def duties_of(self, node: str) -> tuple[Duty, ...]:
         """Return every piece ``node`` has to send, in an order that spreads the receivers."""
-        number = self.nodes.index(node)
+        number = self._numbers[node]
+        ring = self._rings[number]
         duties = []
-        for step in range(1, self.k + 1):
-            stripe = (number + step) % self.n
-            column = (number - stripe - self.m) % self.n
+        for piece in range(ring.k):
+            stripe, column = self._fragment(number, piece)
             nbytes = self.filled_bytes(stripe, column)
             for row in range(self.m if nbytes else 0):
-                holder = self.nodes[self.node_of(stripe, self.k + row)]
+                holder = self.nodes[self.node_of(stripe, ring.k + row)]
                 duties.append(
                     Duty(stripe=stripe, column=column, row=row, holder=holder, nbytes=nbytes)
                 )
         return tuple(duties)
 
+    def _fragment(self, node: int, piece: int) -> tuple[int, int]:
+        """Return the (stripe, column) that a piece of a node block is."""
+        ring = self._rings[node]
+        column = ring.k - 1 - piece
+        return ring.at(node - ring.start - self.m - column), column
+
     def spans(self, stripe: int, column: int, lo: int, hi: int) -> tuple[Span, ...]:
         """Return what fills bytes ``lo … hi`` of a data column; the gaps are zeros."""
-        start = self.piece_of(column) * self.piece_bytes
+        start = self.piece_of(stripe, column) * self.piece_bytes(stripe)
         first, last = start + lo, start + hi
         spans = []
         for rank, at, length in self._places[self.node_of(stripe, column)]:
@@ -121,15 +178,15 @@ class Geometry:
 
         Bytes ``lo … hi`` of that column are bytes ``at …`` of the block.
         """
-        for node, places in enumerate(self._places):
-            for owner, start, length in places:
-                if owner != rank or not length:
-                    continue
-                end = start + length
-                for piece in range(start // self.piece_bytes, -(-end // self.piece_bytes)):
-                    base = piece * self.piece_bytes
-                    lo, hi = max(start - base, 0), min(end - base, self.piece_bytes)
-                    yield (node + 1 + piece) % self.n, self.k - 1 - piece, lo, hi, base + lo - start
+        node = self._homes[rank]
+        size = self._rings[node].piece_bytes
+        start, length = next((at, nbytes) for r, at, nbytes in self._places[node] if r == rank)
+        end = start + length
+        for piece in range(start // size, -(-end // size)) if length else ():
+            base = piece * size
+            lo, hi = max(start - base, 0), min(end - base, size)
+            stripe, column = self._fragment(node, piece)
+            yield stripe, column, lo, hi, base + lo - start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,21 +233,22 @@ def plan_recovery(
     plan = []
     for stripe, column, lo, hi, at in geometry.pieces_of_block(rank):
         columns = []
-        for other in range(geometry.k):
+        k = geometry.columns(stripe)
+        for other in range(k):
             spans = geometry.spans(stripe, other, lo, hi)
             if other != column and all(span.rank in holders for span in spans):
                 placed = tuple((span, holders[span.rank]) for span in spans)
                 columns.append(ColumnRead(column=other, spans=placed))
         columns.sort(key=lambda read: len(read.spans))  # zeros cost nothing
-        needed = geometry.k - len(columns)
+        needed = k - len(columns)
         kept = [
             RowRead(row=row, node=rows[stripe, row])
             for row in range(geometry.m)
             if (stripe, row) in rows
         ]
         if len(kept) < needed:
-            have = len(columns) + len(kept)
-            return None, f"stripe {stripe} has {have} of the {geometry.k} fragments it needs"
+            known = {read.column for read in columns} | {k + row.row for row in kept}
+            return None, _too_few(geometry, stripe, known)
         plan.append(
             Recovery(
                 stripe=stripe,
@@ -203,6 +261,16 @@ def plan_recovery(
             )
         )
     return tuple(plan), "every stripe has enough fragments"
+
+
+def _too_few(geometry: Geometry, stripe: int, known: set[int]) -> str:
+    k = geometry.columns(stripe)
+    lost = [number for number in range(k + geometry.m) if number not in known]
+    nodes = ", ".join(sorted({geometry.nodes[geometry.node_of(stripe, each)] for each in lost}))
+    return (
+        f"stripe {stripe} has {len(known)} of the {k} fragments it needs: those of nodes {nodes} "
+        "are missing"
+    )
 
 
 class _Remains:

@@ -8,18 +8,25 @@ from ckpt.types import learn
 
 
 class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at."""
+    """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at.
+
+    ``domain`` labels what it fails together with (a rack, a power feed); empty: only with itself.
+    """
 
     node: str
     address: str
+    domain: str = ""
 
 
 class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
-    """The group that guards the snapshots of one generation.
+    """The nodes that guard the snapshots of one generation.
 
-    ``peers`` are all nodes of the parity group, in the order that places stripes, including
-    nodes that hold no rank; ``rank_nodes[r]`` is the node of rank ``r``; any ``parity`` of the
-    nodes may vanish; the ``keep`` newest protected steps stay in memory.
+    ``peers`` are all nodes, including those that hold no rank; ``rank_nodes[r]`` is the node of
+    rank ``r``; the ``keep`` newest protected steps stay in memory. ``groups`` partitions the node
+    names into parity groups, in the order that places stripes (empty: one group of all peers);
+    any ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
+    stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes``
+    is the host memory a node may spend on all of it, 0 for no declared budget.
     """
 
     run: str
@@ -28,6 +35,9 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     rank_nodes: tuple[str, ...]
     parity: int
     keep: int
+    groups: tuple[tuple[str, ...], ...] = ()
+    columns: int = 0
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         names = [peer.node for peer in self.peers]
@@ -39,6 +49,26 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"parity {self.parity} needs more than {len(names)} nodes")
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}, at least one snapshot must stay")
+        if self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
+        self._check_groups(names)
+
+    def _check_groups(self, names: list[str]) -> None:
+        grouped = [name for group in self.groups for name in group]
+        if self.groups and sorted(grouped) != sorted(names):
+            raise ValueError(f"groups {self.groups} do not hold each of the nodes {names} once")
+        least = min((len(group) for group in self.parity_groups()), default=0)
+        if names and least <= self.parity:
+            raise ValueError(f"a group of {least} nodes cannot have parity {self.parity}")
+        if not 0 <= self.columns <= max(least - self.parity, 0):
+            raise ValueError(
+                f"{self.columns} data columns and parity {self.parity} need groups of "
+                f"{self.columns + self.parity} nodes, the smallest has {least}"
+            )
+
+    def parity_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Return the groups: those stated, else one of all nodes in the order of ``peers``."""
+        return self.groups or (tuple(peer.node for peer in self.peers),)
 
 
 class BlockEntry(msgspec.Struct, frozen=True, kw_only=True):

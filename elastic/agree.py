@@ -169,7 +169,7 @@ def decide(
 def faults(view: View) -> list[str]:
     """Return why the newest generation cannot go on, as clauses; nothing while it can.
 
-    It cannot when a node of its group is gone or lost its memory, when a member's worker is
+    It cannot when a node of its group is gone or was started again, when a member's worker is
     dead or has left it, and when some node has fenced it.
     """
     if view.generation is None:

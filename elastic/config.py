@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpt import codecs
+from ckpt import codecs, pace, sizes
 from ckpt.errors import StateError
-from ckpt.target import CheckpointTarget
+from ckpt.groups import GROUP_SIZE
+from ckpt.target import CheckpointTarget, DiskTarget
 from elastic.errors import ConfigError
 from elastic.records import JobSpec
+
+MAX_STOP_GRACE_S = 4.0
+"""An agent kills a sidecar that takes longer to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +61,22 @@ class Settings:
     mesh: Mesh = Mesh()
     batch: Batch = Batch(microbatches=1)
     snapshot_every: int = 1
-    parity: int = 1
+    parity: int | Literal["replicate"] = 1
+    parity_group: int = GROUP_SIZE
     keep: int = 2
+    memory: str | int | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 100
     checkpoint_compression: Mapping[str, str] = field(default_factory=dict)
     checkpoint_incremental: bool = False
+    checkpoint_bandwidth: str | int | None = None
+    on_checkpoint_error: Literal["retry", "skip", "stop"] = "retry"
+    checkpoint_retries: int = 3
+    checkpoint_failures_allowed: int = 2
+    checkpoint_wait_s: float = 600.0
+    disk: str | None = None
+    disk_every: int = 10
+    stop_grace_s: float = 0.0
     exact: bool = False
     seed: int = 0
     collective_timeout_s: float = 1800.0
@@ -70,8 +84,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.snapshot_every < 1:
             raise ConfigError(f"snapshot_every={self.snapshot_every!r}: give 1 or more steps")
-        if self.parity < 0:
-            raise ConfigError(f"parity={self.parity!r}: give the number of nodes that may be lost")
+        self._check_parity()
+        self.memory_bytes()
         if self.keep < 1:
             raise ConfigError(f"keep={self.keep!r}: at least one snapshot must stay in memory")
         if self.checkpoint_every < 1:
@@ -82,10 +96,65 @@ class Settings:
             codecs.check(self.checkpoint_compression)
         except StateError as error:
             raise ConfigError(f"checkpoint_compression: {error}") from error
+        if self.disk is not None and not self.disk:
+            raise ConfigError("disk='': give a directory on the nodes' own disks, or None")
+        if self.disk_every < 1:
+            raise ConfigError(f"disk_every={self.disk_every!r}: give 1 or more steps")
+        if not 0 <= self.stop_grace_s <= MAX_STOP_GRACE_S:
+            raise ConfigError(f"stop_grace_s={self.stop_grace_s!r}: give 0 to {MAX_STOP_GRACE_S:g}")
+        self._check_checkpoint_errors()
+        self.checkpoint_bytes_per_s()
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed!r}: give a number from 0 to 2**63 - 1")
         if self.collective_timeout_s <= 0:
             raise ConfigError(f"collective_timeout_s={self.collective_timeout_s!r}: be positive")
+
+    def _check_parity(self) -> None:
+        if self.parity != "replicate" and (not isinstance(self.parity, int) or self.parity < 0):
+            raise ConfigError(
+                f"parity={self.parity!r}: give the number of nodes that may be lost, or "
+                "'replicate' for a whole copy on another node"
+            )
+        if not isinstance(self.parity_group, int) or self.parity_group < 2:
+            raise ConfigError(f"parity_group={self.parity_group!r}: a group has 2 nodes or more")
+        if self.parity != "replicate" and self.parity_group <= self.parity:
+            raise ConfigError(
+                f"parity_group={self.parity_group}, parity={self.parity}: a group needs more nodes "
+                f"than may be lost of it; give parity_group={self.parity + 1} or more"
+            )
+
+    def _check_checkpoint_errors(self) -> None:
+        if self.on_checkpoint_error not in ("retry", "skip", "stop"):
+            raise ConfigError(
+                f"on_checkpoint_error={self.on_checkpoint_error!r}: give 'retry', 'skip' or 'stop'"
+            )
+        for name in ("checkpoint_retries", "checkpoint_failures_allowed", "checkpoint_wait_s"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"{name}={value!r}: give 0 or more")
+
+    def checkpoint_bytes_per_s(self) -> int:
+        """Return how fast a node may write checkpoints, 0 for no limit. Raises ``ConfigError``."""
+        if self.checkpoint_bandwidth is None:
+            return 0
+        try:
+            return pace.parse_rate(self.checkpoint_bandwidth)
+        except ValueError as error:
+            raise ConfigError(f"checkpoint_bandwidth: {error}") from error
+
+    def memory_bytes(self) -> int:
+        """Return the declared host memory per node, 0 for none. Raises ``ConfigError``."""
+        if self.memory is None:
+            return 0
+        try:
+            return sizes.parse_bytes(str(self.memory))
+        except ValueError as error:
+            raise ConfigError(f"memory={self.memory!r}: {error}") from error
+
+    def disk_target(self) -> DiskTarget | None:
+        """Return where protected snapshots are spilled to, None for nowhere."""
+        if self.disk is None:
+            return None
+        return DiskTarget(directory=self.disk, every=self.disk_every, grace_s=self.stop_grace_s)
 
     def target(self) -> CheckpointTarget | None:
         """Return where checkpoints go and how, None for none."""
@@ -95,10 +164,26 @@ class Settings:
             root=self.checkpoint,
             compression=dict(self.checkpoint_compression),
             incremental=self.checkpoint_incremental,
+            bytes_per_s=self.checkpoint_bytes_per_s(),
+            grace_s=self.stop_grace_s,
+            retries=self.checkpoint_retries if self.on_checkpoint_error == "retry" else 0,
+            failures_allowed={
+                "retry": self.checkpoint_failures_allowed,
+                "skip": None,
+                "stop": 0,
+            }[self.on_checkpoint_error],
         )
 
     def job(self) -> JobSpec:
         """Return what the control plane must know of it."""
         dp = None if self.mesh.dp == "auto" else self.mesh.dp
         min_dp = self.mesh.min_dp if dp is None else dp
-        return JobSpec(dp=dp, min_dp=min_dp, parity=self.parity, keep=self.keep)
+        return JobSpec(
+            dp=dp,
+            min_dp=min_dp,
+            parity=1 if self.parity == "replicate" else self.parity,
+            columns=1 if self.parity == "replicate" else 0,
+            parity_group=self.parity_group,
+            keep=self.keep,
+            memory_bytes=self.memory_bytes(),
+        )

@@ -9,6 +9,10 @@ class Fenced(ElasticError):
     """This worker's generation is over: unwind, then wait for the next one."""
 
 
+class Anew(ElasticError):
+    """The state may be half restored, and nothing is left to restore: it has to be built again."""
+
+
 class Stopped(ElasticError):
     """The job is over for this worker: release everything and return."""
 

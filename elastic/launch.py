@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.arena import arena_path, sweep
+from ckpt.arena import arena_path, hold, is_held, sweep, take_away
 from ckpt.transport import RunKey
 from ckpt.types import Json
 from elastic.agent.config import AgentConfig, Timing
@@ -58,7 +59,8 @@ class LaunchConfig:
     ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
     key, events and logs; a temporary one, removed at the end, when None. ``port`` is where the
     coordinator listens on the loopback address, any free one when 0. A node whose agent died is
-    started again up to ``node_restarts`` times (its memory is lost all the same).
+    started again up to ``node_restarts`` times, with its snapshots in memory; one whose memory is
+    gone as well is lost, and started anew only where the job cannot go on without it.
     """
 
     command: tuple[str, ...]
@@ -69,7 +71,7 @@ class LaunchConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     capture_output: bool = False
     max_attempts: int = 5
-    node_restarts: int = 0
+    node_restarts: int = 3
     settings: Mapping[str, Json] = field(default_factory=dict)
     timing: Timing = LOCAL_TIMING
 
@@ -101,6 +103,7 @@ class Launcher:
         self._temporary = config.run_dir is None
         self.run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-"))
         self._agents: dict[str, Child] = {}
+        self._memory: dict[str, int] = {}
         self._restarts: dict[str, int] = {}
         self._stopped_s: dict[str, float] = {}
         self._lost: dict[str, str] = {}
@@ -161,7 +164,24 @@ class Launcher:
             name: found
             for name, agent in list(self._agents.items())
             if agent.alive and (found := read_processes(self.run_dir, name))
+            if found.agent == agent.pid  # not what its predecessor wrote
         }
+
+    def lose_machine(self, node: str) -> list[int]:
+        """Have ``node`` vanish as a machine does: its processes and its memory, at one blow.
+
+        Returns the process ids, the agent's first; none where the node is gone already. For tests
+        and demonstrations.
+        """
+        if (found := self.processes().get(node)) is None:
+            return []
+        pids = [pid for pid in (found.agent, found.sidecar, *found.workers.values()) if pid]
+        with take_away(arena_path(self.run, node)):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            end_processes(pids, mark=self.run)  # waits until they are gone
+        return pids
 
     def _prepare_run_dir(self) -> None:
         """Make the directory ours and empty of what an earlier run told."""
@@ -182,6 +202,7 @@ class Launcher:
             ) from error
 
     def _start_agent(self, node: NodeSpec) -> None:
+        self._hold_memory(node.name)
         config = AgentConfig(
             run=self.run,
             node=node.name,
@@ -202,6 +223,19 @@ class Launcher:
         self._agents[node.name] = Child.start(
             agent_command(config), env=os.environ, tied=True, stdin=self._lifeline_read
         )
+
+    def _hold_memory(self, node: str) -> None:
+        """See to it that the node's memory outlives its processes, until the job ends."""
+        if not self._has_memory(node):
+            self._release_memory(node)
+            self._memory[node] = hold(arena_path(self.run, node))
+
+    def _has_memory(self, node: str) -> bool:
+        return is_held(arena_path(self.run, node), self._memory.get(node, -1))
+
+    def _release_memory(self, node: str) -> None:
+        if (fd := self._memory.pop(node, -1)) >= 0:
+            os.close(fd)
 
     def _watch(self) -> None:
         """Live until the job has ended: the launcher's own loop."""
@@ -247,32 +281,33 @@ class Launcher:
         ending = describe_exit(agent.code or 0)
         found = read_processes(self.run_dir, node.name)
         if found:
-            end_processes([*found.workers.values()], mark=self.run)
+            end_processes([found.sidecar, *found.workers.values()], mark=self.run)
             ending = found.failure or ending
         with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a second later
             self._coordinator.delete(node_key(self.run, node.name))
+        kept = self._has_memory(node.name)
         self._lost[node.name] = ending
-        others = any(other.alive for other in self._agents.values())
-        self.emit("node_exited", victim=node.name, status=ending)
-        if not others:
+        self.emit("node_exited", victim=node.name, status=ending, memory_kept=kept)
+        if not any(other.alive for other in self._agents.values()):
             self.emit("detected", what="node_lost", victim=node.name)
-        self._sweep_node(node.name, sidecar=found.sidecar if found else 0)
         restarts = self._restarts.get(node.name, 0)
-        if restarts < self.config.node_restarts:
+        useless = found is not None and bool(found.failure)  # it has tried, again and again
+        wanted = not useless and (kept or self._hopeless() is not None)
+        if wanted and restarts < self.config.node_restarts:
             self._restarts[node.name] = restarts + 1
             self._start_agent(node)
-        elif reason := self._hopeless():
+            return
+        self._remove_memory(node.name)
+        if reason := self._hopeless():
             self._decide(Outcome(ok=False, message=reason))
 
-    def _sweep_node(self, node: str, *, sidecar: int) -> None:
-        """See a dead node's shared memory removed: by its sidecar, else by us."""
-        directory = arena_path(self.run, node)
-        half_s = time.monotonic() + _SWEEP_S / 2
-        while directory.exists() and time.monotonic() < half_s + _SWEEP_S / 2:
-            sweep(exactly=directory.name)
-            if time.monotonic() > half_s:
-                end_processes([sidecar], mark=self.run)
-            time.sleep(_SWEEP_TICK_S)
+    def _remove_memory(self, node: str) -> None:
+        """Remove what a node's processes, of which the last may be about to end, left."""
+        self._release_memory(node)
+        directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
+        while directory.exists() and time.monotonic() < deadline_s:
+            if not sweep(exactly=directory.name):
+                time.sleep(_SWEEP_TICK_S)
 
     def _hopeless(self) -> str | None:
         """Return why the job cannot go on with the nodes that are left, if so."""
@@ -342,8 +377,7 @@ class Launcher:
         self._coordinator.close()
         self._server.close()
         for node in self.config.nodes:
-            found = read_processes(self.run_dir, node.name)
-            self._sweep_node(node.name, sidecar=found.sidecar if found else 0)
+            self._remove_memory(node.name)
         self._lock.close()
         if self._temporary:
             shutil.rmtree(self.run_dir, ignore_errors=True)

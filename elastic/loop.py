@@ -11,18 +11,26 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 
-from ckpt.errors import CkptError, FencedError, MismatchError, StateError, StoreError
+from ckpt.errors import (
+    BudgetError,
+    CkptError,
+    FencedError,
+    MismatchError,
+    StateError,
+    StoreError,
+)
+from ckpt.groups import GROUP_SIZE
 from ckpt.maps import SlotMaps
 from ckpt.types import Json
 from elastic import randomness, reform
 from elastic.channel import WORKER_ENV, Channel, Phase, connect
 from elastic.collectives import Guard
 from elastic.config import Batch, Mesh, Settings
-from elastic.errors import ConfigError, ElasticError, Fenced, JobFailed, Stopped
+from elastic.errors import Anew, ConfigError, ElasticError, Fenced, JobFailed, Stopped
 from elastic.keeper import Keeper
 from elastic.pulse import Pulse
 from elastic.records import GenerationRecord
@@ -33,7 +41,7 @@ _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-USER_ERRORS = (ConfigError, JobFailed, MismatchError, StateError, StoreError)
+USER_ERRORS = (BudgetError, ConfigError, JobFailed, MismatchError, StateError, StoreError)
 """What no retry can help: the job ends at once with the message."""
 
 _AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
@@ -44,12 +52,22 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
     mesh: Mesh | None = None,
     batch: Batch | None = None,
     snapshot_every: int = 1,
-    parity: int = 1,
+    parity: int | Literal["replicate"] = 1,
+    parity_group: int = GROUP_SIZE,
     keep: int = 2,
+    memory: str | int | None = None,
     checkpoint: str | None = None,
     checkpoint_every: int = 100,
     checkpoint_compression: Mapping[str, str] | None = None,
     checkpoint_incremental: bool = False,
+    checkpoint_bandwidth: str | int | None = None,
+    on_checkpoint_error: Literal["retry", "skip", "stop"] = "retry",
+    checkpoint_retries: int = 3,
+    checkpoint_failures_allowed: int = 2,
+    checkpoint_wait_s: float = 600.0,
+    disk: str | None = None,
+    disk_every: int = 10,
+    stop_grace_s: float = 0.0,
     exact: bool = False,
     seed: int = 0,
     collective_timeout_s: float = 1800.0,
@@ -63,10 +81,23 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
 
     ``mesh``: how many ranks; ``batch``: the work of a step, whatever their number.
     ``snapshot_every`` steps the state is copied to host memory, where the ``keep`` newest stay
-    and any ``parity`` nodes may be lost. ``checkpoint_every`` steps, and after the last, it is
+    and any ``parity`` nodes may be lost of each group of about ``parity_group`` (0: none;
+    ``"replicate"``: one, by a whole copy on another node). ``memory`` (as in ``"12GiB"``) is the
+    host memory a node may spend on it. ``checkpoint_every`` steps, and after the last, it is
     written to ``checkpoint`` (a directory or ``s3://bucket/prefix``), from which a later start
     goes on; ``checkpoint_compression`` and ``checkpoint_incremental`` as `ckpt.save`'s
-    ``compression`` and ``base="latest"``.
+    ``compression`` and ``base="latest"``. ``checkpoint_bandwidth`` (as in ``"500MB/s"``) is what
+    a node may write. Training never waits for the store: while one is being written the newest of
+    the others waits, and older ones are skipped. ``on_checkpoint_error``: ``"retry"`` tries
+    ``checkpoint_retries`` times more, then warns, and ends the job when more than
+    ``checkpoint_failures_allowed`` in a row have failed, or the last one; ``"skip"`` only warns,
+    ``"stop"`` ends the job at the first. At its end the job waits for the last one, at most
+    ``checkpoint_wait_s``.
+    ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on every node's own
+    disk; the two newest stay there when the job ends, and a later start that is given the same
+    directory goes on from them where ``checkpoint`` has nothing newer. When the job is stopped
+    (SIGTERM, as before a preemption), the newest protected step is saved to both if that takes no
+    longer than ``stop_grace_s``.
     ``exact``: the weights do not depend on world size or failures, bit for bit (float32).
     ``seed``: of the model's initial weights, the order of samples and every random stream.
     ``announce``: called at the start of each generation; what it returns is in the roster.
@@ -78,11 +109,21 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
         batch=batch or Batch(microbatches=1),
         snapshot_every=snapshot_every,
         parity=parity,
+        parity_group=parity_group,
         keep=keep,
+        memory=memory,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         checkpoint_compression=checkpoint_compression or {},
         checkpoint_incremental=checkpoint_incremental,
+        checkpoint_bandwidth=checkpoint_bandwidth,
+        on_checkpoint_error=on_checkpoint_error,
+        checkpoint_retries=checkpoint_retries,
+        checkpoint_failures_allowed=checkpoint_failures_allowed,
+        checkpoint_wait_s=checkpoint_wait_s,
+        disk=disk,
+        disk_every=disk_every,
+        stop_grace_s=stop_grace_s,
         exact=exact,
         seed=seed,
         collective_timeout_s=collective_timeout_s,
@@ -169,8 +210,20 @@ class Loop:
             timeout_s=settings.collective_timeout_s,
         )
         channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
+        try:
+            return self._enter(body, world)
+        except Anew as error:
+            anew = str(error)
+            _log.warning("the state is built anew: %s", anew)
+            _forget(error)
+        gc.collect()  # what is half restored must be gone before it is built again
+        return self._enter(body, world, anew=anew)
+
+    def _enter(self, body: Callable[[Run], _R], world: reform.World, *, anew: str = "") -> _R:
+        """Call ``body`` once; ``anew`` says why it restores nothing, if that is so."""
+        channel, settings = self._channel, self._settings
         torch.manual_seed(randomness.build_seed(settings.seed))
-        keeper = Keeper(channel, settings, world, pulse=self._pulse, maps=self._maps)
+        keeper = Keeper(channel, settings, world, pulse=self._pulse, maps=self._maps, anew=anew)
         run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper)
         try:
             result = body(run)

@@ -56,7 +56,7 @@ def encode(record: object) -> str:
 
 
 def identity(record: NodeRecord) -> str:
-    """Return what tells a node from itself after it lost its memory (agent or sidecar anew)."""
+    """Return what tells a node from itself with another agent or sidecar."""
     return f"{record.incarnation}/{record.sidecar_starts}"
 
 

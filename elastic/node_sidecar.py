@@ -61,7 +61,7 @@ class NodeSidecar:
         self.client.close()
 
     def stop(self) -> None:
-        """End it and see to it that its shared memory is gone."""
+        """End it; its memory goes as well, unless somebody else (a launcher) holds it."""
         if self.stopped_for_s() > 0:
             self.kill()  # it would not hear that it is to end
         self.client.close()

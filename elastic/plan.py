@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ckpt.groups import form_groups
 from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
 from elastic.membership import View, fenced_nodes, identity, ready_trainers
 from elastic.records import (
@@ -19,6 +20,7 @@ RestorePoints = Callable[[Sequence[Inventory]], tuple[list[RestorePoint], str]]
 """Find every step that the inventories can restore, newest first, and why not others."""
 
 MAX_TIMELINE = 64
+MAX_FALLBACKS = 4
 _NAMED_RANKS = 8
 
 
@@ -29,30 +31,25 @@ def plan(
 
     Every READY trainer takes part (at most ``dp`` of them); there must be one. Survivors keep
     their ranks where the world size stays, else their order. All live nodes with a sidecar
-    guard the snapshots. ``restore_points`` is ``ckpt.stripes.restore_points`` unless a test says
-    otherwise.
+    guard the snapshots, in parity groups over their failure domains. ``restore_points`` is
+    ``ckpt.stripes.restore_points`` unless a test says otherwise.
     """
     ready = ready_trainers(view)
     spec = job_spec(ready)
     members = _members(_chosen(ready, view=view, spec=spec), view=view)
     number = view.number + 1
     nodes = {name: node for name, node in fenced_nodes(view).items() if node.sidecar}
-    world = SnapshotWorld(
-        run=view.run,
-        generation=number,
-        peers=tuple(SidecarPeer(node=name, address=n.sidecar) for name, n in nodes.items()),
-        rank_nodes=tuple(member.node for member in members),
-        parity=min(spec.parity, len(nodes) - 1),
-        keep=spec.keep,
-    )
-    restore, restore_reason = choose_restore(view, restore_points=restore_points)
-    reason = _reason(view, members=members, spec=spec, nodes=nodes)
+    world, survives = _world(view, members=members, spec=spec, nodes=nodes)
+    points, restore_reason = choose_restore(view, restore_points=restore_points)
+    restore = points[0] if points else None
+    reason = f"{_reason(view, members=members, spec=spec)}; {survives}"
     reason = f"{reason}; {_restore_reason(restore, members=members, nodes=nodes) or restore_reason}"
     record = GenerationRecord(
         number=number,
         members=members,
         snapshots=world,
         restore=restore,
+        fallbacks=tuple(points[1 : 1 + MAX_FALLBACKS]),
         reason=reason,
         nodes={name: identity(node) for name, node in nodes.items()},
         timeline=extend_timeline(
@@ -63,6 +60,42 @@ def plan(
     return record, reason
 
 
+def _world(
+    view: View, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
+) -> tuple[SnapshotWorld, str]:
+    """Return who guards the snapshots, and what losses they survive.
+
+    Parity that the nodes do not allow is lowered, and the reason says so.
+    """
+    parity = min(spec.parity, len(nodes) - 1)
+    columns = min(spec.columns, len(nodes) - parity) if parity else 0
+    groups, survives = form_groups(
+        {name: node.domain for name, node in nodes.items()},
+        parity=parity,
+        size=spec.parity_group,
+        columns=columns,
+        previous=view.generation.snapshots.parity_groups() if view.generation else (),
+    )
+    world = SnapshotWorld(
+        run=view.run,
+        generation=view.number + 1,
+        peers=tuple(
+            SidecarPeer(node=name, address=node.sidecar, domain=node.domain)
+            for name, node in nodes.items()
+        ),
+        rank_nodes=tuple(member.node for member in members),
+        parity=parity,
+        keep=spec.keep,
+        groups=groups,
+        columns=columns,
+        memory_bytes=spec.memory_bytes,
+    )
+    if spec.parity > parity:
+        lowered = f"parity {spec.parity} was asked, {len(nodes)} nodes allow {parity}"
+        return world, f"{lowered}: {survives}"
+    return world, survives
+
+
 def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
     """Return what the trainers ask for (the first one's word; `agree` refuses a discord)."""
     return next((worker.spec for _, worker in ready if worker.spec), JobSpec())
@@ -70,10 +103,10 @@ def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
 
 def choose_restore(
     view: View, *, restore_points: RestorePoints | None = None
-) -> tuple[RestorePoint | None, str]:
-    """Return the newest restore point on the surviving timeline, or None and why."""
+) -> tuple[list[RestorePoint], str]:
+    """Return the restore points on the surviving timeline, newest first, or none and why."""
     if view.generation is None:
-        return None, "nothing to restore yet"
+        return [], "nothing to restore yet"
     inventories = [node.inventory for node in fenced_nodes(view).values() if node.inventory]
     points, why = (restore_points or _stripes_restore_points())(inventories)
     timeline = view.generation.timeline
@@ -83,14 +116,17 @@ def choose_restore(
         if on_timeline(point.world.generation, step=point.step, timeline=timeline)
     ]
     if valid:
-        return max(valid, key=lambda point: (point.step, point.world.generation)), ""
+        newest_first = sorted(
+            valid, key=lambda point: (point.step, point.world.generation), reverse=True
+        )
+        return newest_first, ""
     if points:
         why = (
             f"step {points[0].step} of generation {points[0].world.generation} belongs to a "
             "future that was rolled back"
         )
     reason = "restores nothing from memory: the newest checkpoint is loaded, if there is one"
-    return None, f"{reason} ({why})" if why else reason
+    return [], f"{reason} ({why})" if why else reason
 
 
 def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
@@ -167,9 +203,7 @@ def _members(
     )
 
 
-def _reason(
-    view: View, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
-) -> str:
+def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
     old = view.generation
     known = {member.incarnation for member in old.members} if old else set()
     kept = [m for m in members if m.incarnation in known]
@@ -183,8 +217,6 @@ def _reason(
     ]
     if old:
         parts += changes(view)
-    if spec.parity > len(nodes) - 1:
-        parts.append(f"parity {spec.parity} was asked, {len(nodes)} nodes allow {len(nodes) - 1}")
     return "; ".join(parts)
 
 
@@ -200,7 +232,7 @@ def changes(view: View) -> list[str]:
         elif not now.sidecar:
             clauses.append(f"the sidecar of node {name} is down")
         elif identity(now) != was:
-            clauses.append(f"node {name} lost its memory (its agent or sidecar was restarted)")
+            clauses.append(f"node {name} was started again (its agent or sidecar ended)")
     return clauses
 
 

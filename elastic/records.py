@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from ckpt.groups import GROUP_SIZE
 from ckpt.types import Json, learn
 from ckpt.world import Inventory, RestorePoint, SnapshotWorld
 
@@ -27,13 +28,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the decorated function asks of the world; every trainer announces the same.
 
     ``dp`` is the number of trainers to wait for, None to take whoever is ready, down to
-    ``min_dp``.
+    ``min_dp``. ``parity_group`` is the preferred size of a parity group; ``columns`` and
+    ``memory_bytes`` as in `SnapshotWorld`.
     """
 
     dp: int | None = None
     min_dp: int = 1
     parity: int = 1
     keep: int = 2
+    parity_group: int = GROUP_SIZE
+    columns: int = 0
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.dp is not None and self.dp < 1:
@@ -44,6 +49,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"parity is {self.parity}, it counts nodes that may be lost")
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}, at least one snapshot must stay")
+        if self.parity_group < 2:
+            raise ValueError(f"parity_group is {self.parity_group}, a group has two nodes or more")
+        if self.columns < 0:
+            raise ValueError(f"columns is {self.columns}; give 0 for as many as a group allows")
+        if self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
 
     @property
     def least(self) -> int:
@@ -77,8 +88,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent publishes under its lease.
 
     ``slots`` maps a role to how many of its workers fit. ``sidecar`` is its address, empty while
-    it is down; ``sidecar_starts`` counts how often this agent started one, so that a sidecar
-    that lost its memory is known from its predecessor. ``fenced`` is the newest generation of
+    it is down; ``sidecar_starts`` counts how often this agent started one, so that a sidecar is
+    known from its predecessor. ``fenced`` is the newest generation of
     which no local worker is active any more, nor ever will be, and for which ``inventory`` was
     taken after that.
     """
@@ -133,7 +144,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One link of the compare-and-set chain: who trains, with what, from where, and why.
 
     ``restore`` is None when nothing can be restored from memory (first start, or too much was
-    lost): the workers then load the newest checkpoint, or begin at step 0. ``nodes`` maps every
+    lost): the workers then load the newest checkpoint, or begin at step 0. ``fallbacks`` are the
+    points to try next, newest first, when ``restore`` fails while it is read. ``nodes`` maps every
     node of the group to its identity (`membership.identity`), by which a changed one is known.
     ``timeline`` is what `plan.on_timeline` needs to refuse snapshots of rolled-back futures.
     """
@@ -143,6 +155,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: SnapshotWorld
     restore: RestorePoint | None
     reason: str
+    fallbacks: tuple[RestorePoint, ...] = ()
     nodes: dict[str, str] = {}
     timeline: tuple[Origin, ...] = ()
 

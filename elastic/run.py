@@ -25,6 +25,7 @@ from elastic.errors import ConfigError, JobFailed
 from elastic.gradients import Gradients
 from elastic.keeper import Keeper
 from elastic.metrics import Metrics
+from elastic.protection import Protection
 from elastic.pulse import Pulse
 from elastic.records import Roster
 from elastic.reduce import exact_norm
@@ -186,6 +187,7 @@ class Run:
         cursor.metrics.update(self._logs.latest)
         cursor.step += 1
         self._keeper.keep(last=last)
+        protection = self.protection
         start, began = self._began
         self.emit(
             "step",
@@ -195,6 +197,8 @@ class Run:
             start=start,
             seconds=time.perf_counter() - began,
             stall_s=self._keeper.stall_s(),
+            protected=protection.step,
+            unprotected_s=round(protection.age_s, 6),
             waited_s=self._world.guard.take_waited_s(),
         )
         if self.is_leader:
@@ -323,6 +327,23 @@ class Run:
             with torch.no_grad():
                 torch._foreach_mul_(parts + whole, scale)
         return norm
+
+    def fence(self) -> None:
+        """Wait for the snapshot being copied: call it before changing tracked tensors by hand.
+
+        ``run.step`` and every tracked optimizer do so by themselves. A change without it, as of
+        parameters under ``torch.no_grad()``, is noticed, and the snapshot under way is discarded:
+        `protection` names the tensor.
+        """
+        self._keeper.fence()
+
+    @property
+    def protection(self) -> Protection:
+        """How well this run is protected: the newest restore point, its age, what it cost.
+
+        Reading it costs nothing. Raises ``ConfigError`` before `track`.
+        """
+        return self._keeper.protection()
 
     def log(self, **values: float | torch.Tensor) -> None:
         """Record numbers of this step; inside a microbatch, its part of their mean over all."""

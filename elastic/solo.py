@@ -81,6 +81,7 @@ class SoloChannel:
             rank_nodes=(_NODE,),
             parity=0,
             keep=spec.keep if spec else 1,
+            memory_bytes=spec.memory_bytes if spec else 0,
         )
         member = Member(rank=0, seat=self.seat, node=_NODE, incarnation=self.incarnation, info=info)
         self._sidecar.client.adopt(world, restore=None)

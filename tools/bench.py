@@ -48,14 +48,15 @@ class Section(NamedTuple):
 
 SECTIONS: Final = {
     "snapshot": Section("tools.benching.memory", "snapshot", disk=1, shared=3, memory=7),
-    "recall": Section("tools.benching.memory", "recall", shared=4, memory=8),
+    "recover": Section("tools.benching.recovery", "recover", shared=6, memory=12),
+    "lost": Section("tools.benching.training", "lost", disk=4, shared=9, memory=20),
     "persist": Section("tools.benching.storage", "persist", disk=2, memory=4),
     "restore": Section("tools.benching.storage", "restore", disk=6, memory=5),
     "reshard": Section("tools.benching.storage", "reshard", disk=4, memory=3),
     "verify": Section("tools.benching.storage", "verify", disk=2, memory=3),
     "plan": Section("tools.benching.plan", "plan"),
     "parity": Section("tools.benching.codec", "parity", memory=6),
-    "protect": Section("tools.benching.protect", "protect", shared=3, memory=6),
+    "protect": Section("tools.benching.protect", "protect", shared=6, memory=9),
 }
 
 _SLACK_BYTES: Final = 64 << 20

@@ -114,14 +114,14 @@ class Nemesis:
 
     def _kill(self, kind: str, victim: Victim, state: LiveState) -> bool:
         """Kill and record it; False when the victim has gone by itself in the meantime."""
-        processes = self._launcher.processes().get(victim.node)
-        if processes is None:
-            return False
-        pids = [state.alive[victim.node][seat] for seat in victim.seats]
-        if kind == KILL_NODE:
-            pids = [processes.agent, processes.sidecar, *processes.workers.values()]
         now_s = time.time()
-        if not _sigkill(pids):
+        if kind == KILL_NODE:
+            pids = self._launcher.lose_machine(victim.node)
+        else:
+            pids = [state.alive[victim.node][seat] for seat in victim.seats]
+            if not _sigkill(pids):
+                return False
+        if not pids:
             return False
         self.killed_pids.update(pids)
         fields = {

@@ -43,8 +43,27 @@ class Narrator:
                 self._proposals[event["generation"]] = event
             case "resumed":
                 yield from self._resumed(event)
+            case kind if kind.startswith("checkpoint_"):
+                yield from self._checkpoint(event)
             case "sidecar_failed":
                 yield f"the sidecar of {event['node']} does not start: {event['error']}"
+
+    @staticmethod
+    def _checkpoint(event: Event) -> Iterator[str]:
+        what = f"checkpoint of step {event['step']}"
+        match event["kind"]:
+            case "checkpoint_progress" if event["total_bytes"]:
+                yield f"{what}: {event['bytes'] / event['total_bytes']:.0%} written"
+            case "checkpoint_waiting":
+                yield f"waiting for the {what}: {event['done']:.0%}"
+            case "checkpoint_retried":
+                yield f"{event['error']}; trying again ({event['attempt']})"
+            case "checkpoint_carried":
+                yield f"{what} is carried over to the new generation"
+            case "checkpoint_skipped":
+                yield f"{what} was skipped: {event['reason']}"
+            case "checkpoint_failed" | "checkpoint_unsaved":
+                yield event["error"]
 
     def _detected(self, event: Event) -> Iterator[str]:
         victim, what = event["victim"], event["what"]

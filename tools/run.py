@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ckpt.types import Json
+from elastic.config import Settings
 from elastic.errors import ConfigError, ElasticError
 from elastic.events import EventReader
 from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
@@ -60,6 +62,46 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="NAME=N",
         help="N workers of another role beside the trainers; may be repeated",
     )
+    add(
+        "--parity",
+        type=_parity,
+        metavar="M",
+        help="nodes that may be lost with their memory, or 'replicate' for whole copies "
+        "(default: what the script says)",
+    )
+    add(
+        "--parity-group",
+        type=_positive,
+        metavar="N",
+        help="preferred number of nodes that guard each other (default: what the script says)",
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="host memory a node may spend on snapshots, as in 12GiB (default: no limit)",
+    )
+    add(
+        "--checkpoint-bandwidth",
+        metavar="RATE",
+        help="what a node may write of checkpoints, as in 500MB/s (default: no limit)",
+    )
+    add(
+        "--on-checkpoint-error",
+        choices=("retry", "skip", "stop"),
+        help="when a checkpoint cannot be written: try again and end the job only after several, "
+        "never end it, or end it at once (default: what the script says)",
+    )
+    add(
+        "--disk",
+        metavar="DIR",
+        help="spill snapshots to DIR on every node's own disk, and go on from what is there",
+    )
+    add(
+        "--stop-grace-s",
+        type=float,
+        metavar="S",
+        help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
+    )
     add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
     add(
         "--port",
@@ -107,6 +149,25 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.ok else _complain(outcome.message, 1)
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Json]:
+    """Return the settings of the script that the command line overrides."""
+    given: dict[str, Json] = {
+        "parity": args.parity,
+        "parity_group": args.parity_group,
+        "memory": args.memory,
+        "checkpoint_bandwidth": args.checkpoint_bandwidth,
+        "on_checkpoint_error": args.on_checkpoint_error,
+        "disk": args.disk,
+        "stop_grace_s": args.stop_grace_s,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    try:
+        Settings(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"wrong option: {error}") from error
+    return settings
+
+
 def _config(args: argparse.Namespace) -> LaunchConfig:
     script = Path(args.script)
     if not script.is_file():
@@ -127,8 +188,9 @@ def _config(args: argparse.Namespace) -> LaunchConfig:
         run_dir=args.run_dir,
         port=args.port,
         capture_output=args.capture_output,
+        settings=_settings(args),
         max_attempts=args.max_attempts,
-        node_restarts=args.max_attempts if args.nodes == 1 else 0,
+        node_restarts=args.max_attempts,
         timing=msgspec.structs.replace(LOCAL_TIMING, min_hang_s=args.min_hang_s),
     )
 
@@ -173,6 +235,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
     return int(text)
+
+
+def _parity(text: str) -> int | str:
+    if text != "replicate" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
+    return text if text == "replicate" else int(text)
 
 
 def _port(text: str) -> int:

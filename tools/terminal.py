@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import Final
 
@@ -11,9 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ckpt import sizes
+
 _WIDTH: Final = 160
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -39,15 +39,10 @@ def parse_bytes(text: str) -> int:
 
     An argparse type: raises ``ArgumentTypeError`` for anything else, and for less than one byte.
     """
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it as in 2GiB or 512MiB")
-    number, prefix, binary, unit = match.groups()
-    base = 1000 if unit and prefix and not binary else 1024
-    nbytes = int(float(number) * base ** " kmgtp".index(prefix.lower() or " "))
-    if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte; write it as in 512MiB")
-    return nbytes
+    try:
+        return sizes.parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(text: str) -> int:

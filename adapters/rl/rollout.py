@@ -26,12 +26,15 @@ from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
 from elastic.channel import Phase
+from elastic.errors import JobFailed
 from elastic.records import Roster
 
 _EXCHANGE_TIMEOUT_S = 0.5
 _HEARTBEAT_S = 0.25
 _RETRY_S = 0.02
 _AWAIT_VERSION_S = 0.05
+_PULL_LIMIT_S = 3.0
+_MISSING_LIMIT_S = 30.0
 
 
 class Host(Protocol):
@@ -80,6 +83,7 @@ class RolloutWorker:
         self._next_exchange = 0.0
         self._ticks = 0
         self._told = False
+        self._missed: tuple[int, float] | None = None
 
     def run(self) -> None:
         """Work until stopped."""
@@ -194,10 +198,15 @@ class RolloutWorker:
     # -- weights -----------------------------------------------------------------------------
 
     def _ready_for(self, version: int) -> bool:
-        """Have the weights of ``version`` in the engine; False when the leader changed first."""
+        """Have the weights of ``version`` in the engine.
+
+        False when the leader changed first, or the version cannot be had: the work is the leader's
+        again then. A version that is still to be protected is waited for, however long.
+        """
         engine, link = self._engine, self._link
         if engine.version == version:
             return True
+        deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
         while link is not None and not self._stopped():
             roster = self._host.roster()
             if roster.generation is None or roster.generation.number != link.generation:
@@ -210,13 +219,19 @@ class RolloutWorker:
                     node=self._host.node,
                     roster=roster,
                     key=self._host.key,
+                    everywhere=passed,
                 )
-            except NotFoundError:
-                self._await_version(version, link.generation)
+            except NotFoundError as error:
+                passed = self._await_version(version, link.generation)
+                if passed and time.monotonic() > deadline_s:
+                    return self._without(version, error)
                 continue
-            except CkptError:
+            except CkptError as error:
+                if time.monotonic() > deadline_s:
+                    return self._without(version, error)
                 time.sleep(_RETRY_S)
                 continue
+            self._missed = None
             engine.load(pulled.tensors, version=version, generation=link.generation)
             self._host.emit(
                 "weights_pulled",
@@ -228,15 +243,39 @@ class RolloutWorker:
             return True
         return False
 
-    def _await_version(self, version: int, generation: int) -> None:
-        """Wait a moment, at the sidecar, for the version to be protected."""
+    def _without(self, version: int, error: CkptError) -> bool:
+        """Go on without a version that is not to be had; False.
+
+        Raises ``JobFailed`` when the same one was missing for long, whatever the leader did.
+        """
+        now_s = time.monotonic()
+        if self._missed is None or self._missed[0] != version:
+            self._missed = (version, now_s)
+        missing_s = now_s - self._missed[1]
+        self._host.emit("version_unavailable", version=version, seconds=missing_s, why=str(error))
+        if missing_s > _MISSING_LIMIT_S:
+            raise JobFailed(
+                f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
+                f"of trying: {error}; keep more snapshots than eta (resilient(keep=...))"
+            )
+        return False
+
+    def _await_version(self, version: int, generation: int) -> bool:
+        """Wait a moment, at the sidecar, for the version to be protected.
+
+        Returns whether it is, or a newer one: then the version is not coming any more.
+        """
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         try:
-            self._client().protected_step(
+            reached = self._client().protected_step(
                 generation=generation, at_least=version, timeout_s=_AWAIT_VERSION_S
             )
         except CkptError:
-            time.sleep(_RETRY_S)
+            reached = -1
+        if reached < version:
+            return False
+        time.sleep(_RETRY_S)
+        return True
 
     def _client(self) -> SidecarClient:
         """Return a client of the node's sidecar, wherever that now listens."""

@@ -2,7 +2,8 @@
 
 Every trainer process has one, for its whole life; the one of rank 0 *leads* for the time of a
 generation. Lost workers are known from the roster (their process is gone) or from their silence;
-their log is read from their node's sidecar or from its copy on the next node.
+their log is read from their node's sidecar or from a copy on another node, and dropped once all
+it may hold is trained and protected.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from adapters.rl.config import ROLE
 from adapters.rl.ledger import Assignment, Ledger
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
-from adapters.rl.trajectory import SampleId, Trajectory, fold
+from adapters.rl.trajectory import Delta, SampleId, Trajectory, fold
 from ckpt.errors import CkptError, NotFoundError, PeerError
 from ckpt.transport import Request, RunKey, Server
 from ckpt.types import Json
@@ -38,6 +39,9 @@ class Logs(Protocol):
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
         """Return all records of a log, wherever a copy of it is left."""
+
+    def log_drop(self, name: str, *, node: str) -> None:
+        """Drop a log and its copies."""
 
 
 class Emit(Protocol):
@@ -116,7 +120,7 @@ class RolloutServer:
         self._patience = patience or Patience()
         self._term: Term | None = None
         self._waiting: list[tuple[float, Exchange, Request]] = []
-        self._salvage: queue.SimpleQueue[tuple[Term, Worker] | None] = queue.SimpleQueue()
+        self._salvage: queue.SimpleQueue[tuple[Term, Worker, bool] | None] = queue.SimpleQueue()
         self._server = Server(self._handle, key=key, tick=self._tick)
         self.address = self._server.address
         threading.Thread(target=self._salvage_all, name="rollout-salvage", daemon=True).start()
@@ -162,8 +166,15 @@ class RolloutServer:
             term = self._leading()
             term.ledger.admit(completed, term.prompt_of)
             term.released = max(term.released, protected * term.ledger.plan.groups)
-            term.lost = {key: lost for key, lost in term.lost.items() if lost[1] > term.released}
+            self._let_go(term)
             self._answer_waiting()
+
+    def _let_go(self, term: Term) -> None:
+        """Forget lost workers whose samples are trained and protected; their logs are dropped."""
+        for key, (worker, admitted) in list(term.lost.items()):
+            if admitted <= term.released and key not in term.recovering:
+                del term.lost[key]
+                self._salvage.put((term, worker, True))
 
     def wait_batch(self, step: int, *, timeout_s: float) -> list[Trajectory] | None:
         """Return the samples of ``step``, or None when they are not complete in time."""
@@ -294,40 +305,48 @@ class RolloutServer:
             return
         term.lost[worker.incarnation] = (worker, term.ledger.admitted)
         term.recovering.add(worker.incarnation)
-        self._salvage.put((term, worker))
+        self._salvage.put((term, worker, False))
 
     def _salvage_all(self) -> None:
-        """Read the logs of lost workers, one after another (own thread: reading may block)."""
+        """Read or drop the logs of lost workers, one after another (own thread: it may block)."""
         while (job := self._salvage.get()) is not None:
-            term, worker = job
-            records = self._read_log(term, worker)
+            term, worker, is_over = job
+            if is_over:
+                self._drop_log(term, worker)
+                continue
+            pieces = self._read_log(term, worker)
             with self._changed:
                 term.recovering.discard(worker.incarnation)
                 term.former.discard(worker.incarnation)
                 if term is self._term:
-                    self._recover(term, worker, records)
+                    self._recover(term, worker, pieces)
                     self._answer_waiting()
                     self._changed.notify_all()
 
-    def _read_log(self, term: Term, worker: Worker) -> list[bytes]:
+    def _read_log(self, term: Term, worker: Worker) -> dict[SampleId, Delta]:
         deadline = time.monotonic() + self._patience.log_s
         while True:
             try:
-                return term.logs.log_read(worker.log, node=worker.node)
+                return fold(term.logs.log_read(worker.log, node=worker.node))
             except NotFoundError:
-                return []
+                return {}
             except CkptError as error:
                 if time.monotonic() > deadline or term is not self._term:
                     _log.warning("log of %s is lost: %s", worker.seat, error)
-                    return []
+                    return {}
                 time.sleep(_LOG_RETRY_S)
 
-    def _recover(self, term: Term, worker: Worker, records: list[bytes]) -> None:
+    def _drop_log(self, term: Term, worker: Worker) -> None:
+        try:
+            term.logs.log_drop(worker.log, node=worker.node)
+        except CkptError as error:
+            _log.warning("log of %s stays: %s", worker.seat, error)
+
+    def _recover(self, term: Term, worker: Worker, pieces: dict[SampleId, Delta]) -> None:
         ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)
         unfinished = ledger.claimed(worker.incarnation)
         ledger.lose(worker.incarnation)
         before = ledger.counters.tokens_recovered
-        pieces = fold(records)
         reported = seen.progress if seen else {}
         for key, piece in pieces.items():
             prompt = ledger.prompt(key[0])

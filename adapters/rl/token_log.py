@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from adapters.rl.trajectory import Delta, Trajectory, encode_delta
-from ckpt.errors import CkptError
+from ckpt.errors import CapacityError, CkptError
 
 _REOPEN_S = 0.2
 _TRUNCATE_RECORDS = 256
@@ -50,8 +50,9 @@ class TokenLog:
             return
         try:
             if self._open is None:
-                self._begin()
-            self._write(deltas)
+                self._begin(deltas)
+            else:
+                self._write(self._open, deltas)
         except CkptError:
             self._open = None
             self._retry_at = time.monotonic() + _REOPEN_S
@@ -70,16 +71,24 @@ class TokenLog:
         except CkptError:
             self._open = None
 
-    def _begin(self) -> None:
+    def _begin(self, deltas: Sequence[Delta]) -> None:
+        """Write everything held, then let go of what an earlier beginning left."""
         store = self._store()
-        store.log_open(self._name)
+        start = store.log_open(self._name)
         self._records.clear()
+        try:
+            self._write(store, deltas)
+        except CapacityError:
+            store.log_truncate(self._name, start)
+            self._write(store, deltas)
+        else:
+            store.log_truncate(self._name, start)
         self._open = store
 
-    def _write(self, deltas: Sequence[Delta]) -> None:
-        if self._open is None or not deltas:
+    def _write(self, store: LogStore, deltas: Sequence[Delta]) -> None:
+        if not deltas:
             return
-        after = self._open.log_append(self._name, [encode_delta(delta) for delta in deltas])
+        after = store.log_append(self._name, [encode_delta(delta) for delta in deltas])
         self._records += [
             (after - len(deltas) + i, delta.ordinal) for i, delta in enumerate(deltas)
         ]

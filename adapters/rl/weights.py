@@ -9,11 +9,15 @@ import msgspec
 from torch import Tensor
 
 from adapters.rl.model import weights_hash
+from ckpt.errors import NotFoundError, PeerError
 from ckpt.memory import MemorySource
 from ckpt.restore import read_tensors
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import RunKey
+from ckpt.world import RestorePoint
 from elastic.records import Roster
+
+_OTHERS_TIMEOUT_S = 2.0
 
 MODEL = "model"
 """The name under which the trainer tracks its policy."""
@@ -37,17 +41,20 @@ def pull(
     node: str,
     roster: Roster,
     key: RunKey,
+    everywhere: bool = False,
 ) -> Pulled:
     """Read the weights of ``version`` from the sidecars that have or can rebuild them.
 
     Every chunk's checksum is verified on the way. Raises ``NotFoundError`` while the version is
-    not protected, or when it is no longer kept.
+    not protected, or when it is no longer kept, as far as this node's sidecar knows; with
+    ``everywhere`` the others are asked as well: a node that was lost may have told some of them
+    only that the version's parity was complete.
     """
     start = time.perf_counter()
-    point = client.locate(generation=None, step=version)
-    source = MemorySource(
-        point, local=client, local_node=node, addresses=_addresses(roster), key=key
-    )
+    addresses = _addresses(roster)
+    others = addresses.values() if everywhere else ()
+    point = _locate(version, client=client, others=others, key=key)
+    source = MemorySource(point, local=client, local_node=node, addresses=addresses, key=key)
     try:
         found = read_tensors(source, [f"{MODEL}.{name}" for name in names])
     finally:
@@ -60,6 +67,24 @@ def pull(
         seconds=time.perf_counter() - start,
         nbytes=sum(tensor.nbytes for tensor in tensors.values()),
     )
+
+
+def _locate(
+    version: int, *, client: SidecarClient, others: Iterable[str], key: RunKey
+) -> RestorePoint:
+    """Ask this node's sidecar, then the ``others``."""
+    try:
+        return client.locate(generation=None, step=version)
+    except NotFoundError:
+        for address in sorted(set(others) - {client.address, ""}):
+            other = SidecarClient(address, key, timeout_s=_OTHERS_TIMEOUT_S)
+            try:
+                return other.locate(generation=None, step=version)
+            except (NotFoundError, PeerError):
+                continue
+            finally:
+                other.close()
+        raise
 
 
 def _addresses(roster: Roster) -> Mapping[str, str]:

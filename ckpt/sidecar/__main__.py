@@ -1,7 +1,8 @@
 """``python -m ckpt.sidecar --config JSON``: run one node's sidecar until its lifeline ends.
 
 Prints one line of JSON, ``{"address": "tcp://…"}``, when it serves. SIGTERM, a ``stop`` request,
-end-of-file on the lifeline and the parent's death all remove the shared memory and exit 0.
+end-of-file on the lifeline and the parent's death all end it with status 0. ``stop`` removes the
+shared memory; the others remove it unless somebody else (parent, launcher) holds it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from ckpt.errors import CkptError
-from ckpt.sidecar.server import Sidecar, SidecarConfig
+from ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
 from ckpt.transport import RunKey
 
 PARENT_CHECK_S = 0.5
+ORPHAN_WAIT_S = 2.0
+"""How long those who die together with the parent may take to let go of the memory."""
+
+STOP_AT_ENV = "HOLDFAST_TEST_STOP_AT"
+"""For tests: ``POINT:N`` stops the process when a slot gets to that point for the Nth time."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,26 +42,50 @@ def main(argv: list[str] | None = None) -> int:
     except (CkptError, msgspec.DecodeError, OSError) as error:
         sys.stderr.write(f"sidecar: {error}\n")
         return 2
+    orphaned = threading.Event()
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for our parent
         signal.signal(signal.SIGTERM, lambda *_: sidecar.stopped.set())
         threading.Thread(
-            target=_watch_lifeline, args=(config.lifeline, sidecar.stopped), daemon=True
+            target=_watch_lifeline, args=(config.lifeline, sidecar.stopped, orphaned), daemon=True
         ).start()
+        if stop_at := os.environ.get(STOP_AT_ENV):
+            sidecar.core.arena.reach = _stopper(stop_at)
         sys.stdout.write(msgspec.json.encode({"address": sidecar.address}).decode() + "\n")
         sys.stdout.flush()
         while not sidecar.stopped.wait(PARENT_CHECK_S):
             if config.parent_pid is not None and os.getppid() != config.parent_pid:
+                orphaned.set()
                 break
+        if not orphaned.is_set():
+            sidecar.save_newest()
     finally:
-        sidecar.close(remove=True)
+        sidecar.leave(patience_s=ORPHAN_WAIT_S if orphaned.is_set() else 0.0)
     return 0
 
 
-def _watch_lifeline(fd: int, stopped: threading.Event) -> None:
-    while os.read(fd, 4096):
-        pass
+def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event) -> None:
+    """Set ``stopped`` at the lifeline's end, and before it ``orphaned`` unless it was foretold."""
+    told = b""
+    while part := os.read(fd, 4096):
+        told += part
+    if not told.endswith(FAREWELL):
+        orphaned.set()
     stopped.set()
+
+
+def _stopper(stop_at: str) -> Callable[[str], None]:
+    """Return what `Arena.reach` is to be for ``stop_at``, such as ``commit.before:3``."""
+    wanted, _, count = stop_at.partition(":")
+    left = [wanted] * int(count)
+
+    def reach(point: str) -> None:
+        if point == wanted and left:
+            left.pop()
+            if not left:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    return reach
 
 
 if __name__ == "__main__":

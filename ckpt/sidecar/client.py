@@ -16,26 +16,36 @@ import msgspec
 
 from ckpt import errors
 from ckpt.errors import CkptError, CorruptError, PeerError
+from ckpt.sidecar.log_reading import page_of
 from ckpt.sidecar.messages import (
     Abandon,
     Acquire,
     Adopt,
+    AskNews,
     Await,
+    Distrust,
+    Fence,
     Locate,
-    LogContents,
+    LogAppend,
+    LogAwait,
     LogName,
+    LogRead,
     LogTruncate,
     Message,
     Nothing,
     OpenBlock,
     Opened,
+    PersistTo,
     Read,
+    RollBack,
     Seal,
     SlotGrant,
+    Spill,
+    Spilled,
     unparse,
 )
 from ckpt.sidecar.wire import PART_BYTES, split_checked
-from ckpt.target import CheckpointTarget
+from ckpt.target import CheckpointTarget, DiskTarget
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
 from ckpt.world import BlockEntry, BlockSource, Inventory, RestorePoint, SnapshotWorld
@@ -55,6 +65,7 @@ _KINDS: dict[str, Callable[[str], CkptError]] = {
         errors.NotFoundError,
         errors.StoreError,
         errors.CapacityError,
+        errors.BudgetError,
         errors.GivenUpError,
     )
 }
@@ -65,11 +76,13 @@ class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
 
     In the file the payload begins at ``ckpt.arena.HEADER_BYTES``; a mapped reader verifies chunk
     CRCs after copying, for the slot may be written again once the snapshot is superseded.
+    ``on_disk`` says that the file is not in shared memory.
     """
 
     index: bytes
     path: str
     payload_bytes: int
+    on_disk: bool = False
 
 
 class SidecarClient:
@@ -106,11 +119,14 @@ class SidecarClient:
         frames: Sequence[Any] = (),
         *,
         timeout_s: float | None = None,
+        bulk: bool | None = None,
     ) -> tuple[Json, list[memoryview]]:
         """Send a request and return the answer. Raises what the sidecar raised."""
         with self._connection() as client:
             try:
-                return client.call(op, unparse(body or Nothing()), frames, timeout_s=timeout_s)
+                return client.call(
+                    op, unparse(body or Nothing()), frames, timeout_s=timeout_s, bulk=bulk
+                )
             except PeerError as error:
                 if (kind := _KINDS.get(error.kind)) is not None:
                     raise kind(str(error)) from error
@@ -127,6 +143,17 @@ class SidecarClient:
     def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
         """Enter a generation: older ones are fenced, what ``restore`` rolled back is dropped."""
         self.call("adopt", Adopt(world=world, restore=restore))
+
+    def fence(self, generation: int) -> None:
+        """Say that a generation is over: whoever waits for a slot in it is refused at once."""
+        self.call("fence", Fence(generation=generation))
+
+    def roll_back(self, generation: int, *, restore: RestorePoint | None) -> None:
+        """Say that ``generation`` started from ``restore`` instead of what its plan named.
+
+        What older generations hold beyond that is dropped: it is a future that never came.
+        """
+        self.call("roll_back", RollBack(generation=generation, restore=restore))
 
     def inventory(self) -> Inventory:
         """Return what the sidecar can serve, every byte of it verified just now.
@@ -195,6 +222,28 @@ class SidecarClient:
         body = Await(at_least=at_least, timeout_s=timeout_s)
         return self._ask("durable_step", body, int, timeout_s=timeout_s + self._timeout_s)
 
+    def news(self, *, after: int = 0, timeout_s: float = 0.0) -> list[dict[str, Json]]:
+        """Return what happened to checkpoints since number ``after``, waiting for something.
+
+        Each item has ``number``, ``t`` (wall seconds), ``kind`` and what belongs to that. What
+        any caller said to know is not told again.
+        """
+        body = AskNews(after=after, timeout_s=timeout_s)
+        return self._ask("news", body, list, timeout_s=timeout_s + self._timeout_s)
+
+    def persist_to(self, target: CheckpointTarget) -> None:
+        """Say where the newest protected step is saved to when the job is stopped."""
+        self.call("persist_to", PersistTo(target=target))
+
+    def spill(self, target: DiskTarget) -> None:
+        """Have protected snapshots spilled to the node's own disk from now on."""
+        self.call("spill", Spill(target=target))
+
+    def spilled(self, target: DiskTarget) -> list[Spilled]:
+        """Return the snapshots on the node's disk, verified; blocks of them can be opened."""
+        body = Spill(target=target)
+        return self._ask("spilled", body, list[Spilled], timeout_s=_LONG_S)
+
     # -- reading ---------------------------------------------------------------------------------
 
     def locate(self, *, generation: int | None, step: int) -> RestorePoint:
@@ -214,8 +263,19 @@ class SidecarClient:
         if len(frames) != 1:
             raise CorruptError(f"{self.address}: open: the answer carries no index; retry")
         return BlockHandle(
-            index=bytes(frames[0]), path=opened.path, payload_bytes=opened.payload_bytes
+            index=bytes(frames[0]),
+            path=opened.path,
+            payload_bytes=opened.payload_bytes,
+            on_disk=opened.on_disk,
         )
+
+    def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
+        """Say that a block was found damaged; return whether it was, and is let go.
+
+        The next `open_block` of it with ``rebuilt`` then rebuilds it from parity.
+        """
+        body = Distrust(generation=world.generation, step=step, rank=rank)
+        return self._ask("distrust", body, bool, timeout_s=_LONG_S)
 
     def read(
         self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[tuple[int, int]]
@@ -224,7 +284,7 @@ class SidecarClient:
         parts: list[memoryview] = []
         for batch in _batches(ranges):
             body = Read(generation=world.generation, step=step, rank=rank, ranges=tuple(batch))
-            answer, frames = self.call("read", body)
+            answer, frames = self.call("read", body, bulk=True)
             lengths = [nbytes for _, nbytes in batch]
             parts += split_checked(answer, frames, lengths, origin=f"{self.address}: read")
         return _rejoin(ranges, parts)
@@ -238,27 +298,51 @@ class SidecarClient:
     def log_append(self, name: str, records: Sequence[bytes]) -> int:
         """Append records; returns the next index once they are in this node's memory.
 
-        The copy on the next node follows at once but is not waited for.
+        The copies on other nodes follow at a bounded delay, see `log_protected`. Raises
+        ``NotFoundError`` for a log that was not opened, or dropped since, and ``CapacityError``
+        when it must be truncated first.
         """
-        answer, _ = self.call("log_append", LogName(name=name), list(records))
+        batches = _log_batches(records)
+        for batch in batches:
+            body = LogAppend(name=name, lengths=tuple(map(len, batch)))
+            answer, _ = self.call("log_append", body, [b"".join(batch)])
         return _convert(answer, int, origin=f"{self.address}: log_append")
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
         """Return the records of the log that a worker on ``node`` wrote, oldest first.
 
-        Any sidecar answers: from the writer's node, or from a copy where that is gone.
+        Any sidecar answers: from the writer's node, or from a copy where that is gone. Every
+        record is verified; raises ``CorruptError`` for one that is damaged in every copy.
         """
-        answer, frames = self.call("log_read", LogName(name=name, node=node), timeout_s=_LONG_S)
-        contents = _convert(answer, LogContents, origin=f"{self.address}: log_read")
-        records, at = [], 0
-        for nbytes in contents.lengths:
-            records.append(bytes(frames[0][at : at + nbytes]))
-            at += nbytes
+        records: list[bytes] = []
+        start, end = 0, 1
+        while start < end:
+            body = LogRead(name=name, node=node, start=start)
+            answer, frames = self.call("log_read", body, timeout_s=_LONG_S, bulk=True)
+            page = page_of(answer, frames, origin=f"{self.address}: log_read")
+            records += [record for _, record in page.frames.records() if record is not None]
+            start, end = page.frames.end, page.end
+            if not page.frames.starts:
+                break
         return records
 
     def log_truncate(self, name: str, keep_from: int) -> None:
-        """Drop the records before index ``keep_from``, here and in the copy."""
+        """Drop the records before index ``keep_from``, here and in the copies."""
         self.call("log_truncate", LogTruncate(name=name, keep_from=keep_from))
+
+    def log_protected(
+        self, name: str, *, at_least: int | None = None, timeout_s: float = 0.0
+    ) -> int:
+        """Return up to which index the records of this node's log are on all its copies.
+
+        With ``at_least`` waits up to ``timeout_s`` for it, then returns what there is.
+        """
+        body = LogAwait(name=name, at_least=at_least, timeout_s=timeout_s)
+        return self._ask("log_protected", body, int, timeout_s=timeout_s + self._timeout_s)
+
+    def log_drop(self, name: str, *, node: str) -> None:
+        """Drop a log and all its copies: its worker is gone and its content was taken over."""
+        self.call("log_drop", LogName(name=name, node=node), timeout_s=_LONG_S)
 
     def close(self) -> None:
         """Close the connections; calls under way end first."""
@@ -274,6 +358,19 @@ def _convert(answer: Json, kind: type[_T], *, origin: str) -> _T:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
         raise PeerError(f"{origin}: malformed answer: {error}") from error
+
+
+def _log_batches(records: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Cut records into requests of at most some megabytes; one request where there is none."""
+    batches: list[list[bytes]] = [[]]
+    size = 0
+    for record in records:
+        if size and size + len(record) > PART_BYTES // 2:
+            batches.append([])
+            size = 0
+        batches[-1].append(record)
+        size += len(record)
+    return list(batches)
 
 
 def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

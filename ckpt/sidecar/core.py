@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ckpt.arena import Arena
 from ckpt.block import SlotState
+from ckpt.budget import FULL_IN_FLIGHT
 from ckpt.errors import CkptError
 from ckpt.meters import Meters
 from ckpt.sidecar.messages import Message
@@ -41,6 +42,15 @@ class Work(Enum):
     CPU = "cpu"
     PEERS = "peers"
     STORE = "store"
+    CHECKPOINT = "checkpoint"
+    DISK = "disk"
+
+
+class Refusable(Protocol):
+    """Whoever asked for work: a `Request`, or a part of this sidecar."""
+
+    def refuse(self, error: Exception) -> None:
+        """Take the error for an answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +65,13 @@ class Waiter:
 
 @dataclass(slots=True, kw_only=True)
 class Listeners:
-    """Who is told of what happens to snapshots; called under the lock."""
+    """Who is told of what happens to snapshots, called under the lock, and of the end."""
 
     commit: list[Callable[[Snapshot], None]] = field(default_factory=list)
     protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
     release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
     adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
+    close: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Core:
@@ -75,6 +86,7 @@ class Core:
         self.counters: Counter[str] = Counter()
         self.meters = Meters()
         self.spoiled: set[BlockEntry] = set()
+        self.in_flight = FULL_IN_FLIGHT
         self._waiters: list[Waiter] = []
         self._pools = {
             kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in Work
@@ -120,7 +132,7 @@ class Core:
         world = self.book.world
         ranks = world.rank_nodes.count(self.node) if world else 0
         keep = world.keep if world else 0
-        return len(self.slots.all()) > ranks * (keep + 2)
+        return len(self.slots.all()) > ranks * (keep + self.in_flight)
 
     def changed(self) -> None:
         """Answer the waiting requests that can be answered now."""
@@ -180,5 +192,7 @@ class Core:
 
     def close(self) -> None:
         """Take no more work; what runs is not waited for."""
+        for listener in self.on.close:
+            listener()
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from ckpt.arena import arena_path, hold, sweep
 from ckpt.errors import PeerError
-from ckpt.sidecar.server import SidecarConfig
+from ckpt.sidecar.server import FAREWELL, SidecarConfig
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -23,8 +23,8 @@ STOP_TIMEOUT_S = 5.0
 class SidecarProcess:
     """A running sidecar, tied to this process by a lifeline: a pipe whose end it watches.
 
-    This object also holds the arena directory's lock, so that no `sweep` takes the directory
-    between a crash of the sidecar and the start of its successor.
+    This object also holds the arena directory's lock: neither the sidecar's end nor a `sweep`
+    takes the directory before the start of its successor.
     """
 
     def __init__(
@@ -41,7 +41,10 @@ class SidecarProcess:
         return self.process.stdin.fileno()
 
     def stop(self) -> None:
-        """End the sidecar and see to it that its shared memory is gone. May be repeated."""
+        """End the sidecar; its memory goes, unless somebody else holds it. May be repeated."""
+        self.release()
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self.lifeline, FAREWELL)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -51,7 +54,6 @@ class SidecarProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.release()
         sweep(self.arena_dir.parent, exactly=self.arena_dir.name)
 
     def release(self) -> None:
@@ -72,7 +74,7 @@ def start_sidecar(
 ) -> SidecarProcess:
     """Start the sidecar of ``node`` and return once it serves.
 
-    A directory that a crashed sidecar of this node left is taken over. Its messages go to
+    A directory that an earlier sidecar of this node left is taken over. Its messages go to
     ``run_dir/logs/sidecar-<node>.log``, or nowhere. Raises ``PeerError`` with the end of them
     when it does not start.
     """
@@ -91,6 +93,7 @@ def start_sidecar(
         log.parent.mkdir(parents=True, exist_ok=True)
     lock_fd = hold(directory)
     with contextlib.ExitStack() as on_failure:
+        on_failure.callback(sweep, directory.parent, exactly=directory.name)
         on_failure.callback(os.close, lock_fd)
         process = _spawn(config, log)
         on_failure.callback(_kill, process)

@@ -1,339 +1,337 @@
-"""Record logs: appended to by one worker, copied to the next node, read after its death.
+"""Record logs: appended to by one worker, copied to other nodes, read after its death.
 
-A log is a file of length- and checksum-framed records in the arena directory; it outlives the
-worker, and a crash of this sidecar. Its copy on the next node of the group outlives the node.
+A log lies in segment files of the arena directory, so it outlives its worker and a crash of this
+sidecar; as many other nodes of the parity group as the world has parity hold whole copies of it,
+a bounded delay behind (see `log_copies`). After a change of the group copies are made anew, and
+those of writers that are gone are looked after by those who have them (see `log_keeping`), until
+the content was taken over and the log is dropped.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
+from time import monotonic
+from typing import Any
 
-import msgspec
+from ckpt.errors import CapacityError, CkptError, CorruptError, FencedError, NotFoundError
+from ckpt.sidecar.core import Core, Op, Waiter, Work
+from ckpt.sidecar.exchange import Exchange
+from ckpt.sidecar.log_copies import MAX_COPY_BYTES, Protection, Timing
+from ckpt.sidecar.log_frames import Frames, parse
+from ckpt.sidecar.log_keeping import LogKeeping
+from ckpt.sidecar.log_reading import LogFinder, Page, read_here
+from ckpt.sidecar.messages import (
+    LogAppend,
+    LogAwait,
+    LogCopy,
+    LogForget,
+    LogName,
+    LogRead,
+    LogState,
+    LogTruncate,
+    unparse,
+)
+from ckpt.sidecar.record_log import RecordLog, load_logs
+from ckpt.transport import Request
+from ckpt.types import Json
+from ckpt.world import SnapshotWorld
 
-from ckpt.errors import CapacityError, CkptError, NotFoundError, PeerError
-from ckpt.isal import crc32c
-from ckpt.sidecar.core import Core, Op, Work
-from ckpt.sidecar.exchange import Exchange, is_passing
-from ckpt.sidecar.messages import LogContents, LogCopy, LogName, LogTruncate, unparse
-from ckpt.sidecar.wire import PART_BYTES
-from ckpt.transport import Client, Request
-from ckpt.types import Json, learn
-from ckpt.world import SidecarPeer, SnapshotWorld
+MAX_BYTES = 1 << 30
+"""Of the files of all logs of a sidecar, copies included."""
 
-ASK_TIMEOUT_S = 1.5
-MAX_LOG_BYTES = 256 << 20
-_SUFFIX = ".log"
-_FRAME = struct.Struct("<II")
-
-
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """First record of a log file."""
-
-    name: str
-    node: str
-    base: int
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class RecordLog:
-    """Records ``base …`` of a log; ``copied`` is up to where the next node has them."""
-
-    name: str
-    node: str
-    path: Path
-    base: int = 0
-    records: list[bytes] = field(default_factory=list)
-    nbytes: int = 0
-    copied: int = 0
-    sending: bool = False
-
-    @property
-    def end(self) -> int:
-        """Index of the next record."""
-        return self.base + len(self.records)
-
-    def append(self, records: Sequence[bytes]) -> None:
-        """Add records. Raises ``CapacityError`` when the log would outgrow its bound."""
-        size = sum(map(len, records))
-        if self.nbytes + size > MAX_LOG_BYTES:
-            raise CapacityError(
-                f"log {self.name!r} holds {self.nbytes:,} bytes and may hold {MAX_LOG_BYTES:,}: "
-                "truncate what has been consumed"
-            )
-        self._append_to(self.path, records)
-        self.records += records
-        self.nbytes += size
-
-    def truncate(self, keep_from: int) -> None:
-        """Drop the records before ``keep_from``."""
-        count = min(max(keep_from - self.base, 0), len(self.records))
-        if keep_from <= self.base:
-            return
-        self.nbytes -= sum(map(len, self.records[:count]))
-        self.records = self.records[count:]
-        self.base = keep_from
-        self.rewrite()
-
-    def rewrite(self) -> None:
-        """Replace the file: the head, then the records. One that was there stays until then."""
-        head = msgspec.json.encode(_Head(name=self.name, node=self.node, base=self.base))
-        fresh = self.path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        try:
-            self._append_to(fresh, [head, *self.records])
-            fresh.replace(self.path)
-        finally:
-            fresh.unlink(missing_ok=True)
-
-    def _append_to(self, path: Path, records: Sequence[bytes]) -> None:
-        """Add all of ``records`` to a file, or nothing: behind half a record none is found."""
-        text = b"".join(_FRAME.pack(len(each), crc32c(each)) + each for each in records)
-        try:
-            with path.open("ab", buffering=0) as file:
-                before = file.tell()
-                try:
-                    if (done := file.write(text)) < len(text):
-                        file.write(text[done:])  # says why
-                except OSError:
-                    file.truncate(before)
-                    raise
-        except OSError as error:
-            raise CapacityError(
-                f"log {self.name!r}: cannot keep {len(text):,} bytes in {self.path.parent}: "
-                f"{error.strerror}; make room in shared memory"
-            ) from error
-
-
-def load_log(path: Path) -> RecordLog | None:
-    """Read a log file up to its last whole record; None when not even the head is."""
-    data, records, at = path.read_bytes(), [], 0
-    while at + _FRAME.size <= len(data):
-        nbytes, crc = _FRAME.unpack_from(data, at)
-        record = data[at + _FRAME.size : at + _FRAME.size + nbytes]
-        if len(record) != nbytes or crc32c(record) != crc:
-            break
-        records.append(record)
-        at += _FRAME.size + nbytes
-    try:
-        head = msgspec.json.decode(records[0], type=_Head)
-    except (IndexError, msgspec.DecodeError):
-        return None
-    log = RecordLog(name=head.name, node=head.node, path=path, base=head.base)
-    log.records, log.nbytes = records[1:], sum(map(len, records[1:]))
-    return log
+MAX_INDEX = 1 << 62
+_AT_ONCE_BYTES = 64 << 10
+_TOMBSTONES = 4096
 
 
 class Logs:
     """This node's logs and the copies it keeps for others."""
 
-    def __init__(self, core: Core, exchange: Exchange) -> None:
-        self._core, self._exchange = core, exchange
-        self._table: dict[tuple[str, str], RecordLog] = {}
-        for path in core.arena.directory.glob(f"*{_SUFFIX}"):
-            if (log := load_log(path)) is None:
-                path.unlink()
-            else:
-                log.rewrite()
-                self._table[log.node, log.name] = log
+    def __init__(
+        self,
+        core: Core,
+        exchange: Exchange,
+        *,
+        timing: Timing | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._core, self._exchange, self._max_bytes = core, exchange, max_bytes
+        self._protection = Protection(core, timing or Timing())
+        self._keeping = LogKeeping(core, self._remove)
+        self._dropped: dict[tuple[str, str], int] = {}
+        self._table = {
+            (log.node, log.name): log
+            for log in load_logs(core.arena.directory, reserve=self._reserve)
+        }
+        for log in self._table.values():
+            if log.node == core.node:
+                self._protection.add(log)
         core.on.adopt.append(self._adopt)
+        core.on.close.append(self._close)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
         return {
             "log_open": (LogName, self._open),
-            "log_append": (LogName, self._append),
-            "log_read": (LogName, self._read),
-            "log_read_here": (LogName, self._read_here),
+            "log_append": (LogAppend, self._append),
             "log_truncate": (LogTruncate, self._truncate),
+            "log_protected": (LogAwait, self._protected),
+            "log_read": (LogRead, self._read),
+            "log_drop": (LogName, self._drop),
+            "log_read_here": (LogRead, self._read_here),
+            "log_state": (LogName, self._state),
             "log_copy": (LogCopy, self._copy),
+            "log_forget": (LogForget, self._forget),
         }
 
     def nbytes(self) -> int:
-        """Return the bytes of all records, copies included."""
+        """Return the bytes of all log files, copies included."""
         return sum(log.nbytes for log in self._table.values())
 
     def status(self) -> dict[str, Json]:
-        """Return how many records of each log the next node does not have yet."""
-        me = self._core.node
+        """Return what is not protected yet, and how many copies have not found their place."""
         return {
-            "log_lag": {
-                log.name: (log.end - max(log.copied, log.base)) if self._next() else 0
-                for log in self._table.values()
-                if log.node == me
-            }
+            **self._protection.status(),
+            "log_copies": sum(log.node != self._core.node for log in self._table.values()),
+            "log_copies_unsettled": self._keeping.unsettled(),
         }
 
-    def _get(self, node: str, name: str) -> RecordLog:
-        """Return a log, made where it is not there."""
-        if (log := self._table.get((node, name))) is None:
-            digest = hashlib.blake2b(f"{node}\0{name}".encode(), digest_size=12).hexdigest()
-            path = self._core.arena.directory / f"{digest}{_SUFFIX}"
-            log = RecordLog(name=name, node=node, path=path)
-            log.rewrite()
-            self._table[node, name] = log
-        return log
+    def _reserve(self, nbytes: int) -> None:
+        if (held := self.nbytes()) + nbytes > self._max_bytes:
+            raise CapacityError(
+                f"the logs of node {self._core.node} hold {held:,} bytes and may hold "
+                f"{self._max_bytes:,}: truncate what has been consumed, drop what was taken over"
+            )
+
+    def _adopt(self, world: SnapshotWorld) -> None:
+        self._protection.adopt(world)
+        self._keeping.adopt({log for log in self._table.values() if log.node != self._core.node})
+
+    def _close(self) -> None:
+        """End all threads and unmap."""
+        with self._core.lock:
+            self._protection.close()
+            self._keeping.close()
+            for log in self._table.values():
+                log.close()
 
     # -- writer ----------------------------------------------------------------------------------
 
-    def _open(self, request: Request, body: LogName) -> None:
-        request.reply(self._get(self._core.node, body.name).end)
+    def _own(self, name: str) -> RecordLog:
+        if (log := self._table.get((self._core.node, name))) is None:
+            raise NotFoundError(f"node {self._core.node} has no log {name!r}; open it first")
+        return log
 
-    def _append(self, request: Request, body: LogName) -> None:
-        log = self._get(self._core.node, body.name)
-        log.append([bytes(frame) for frame in request.frames])
+    def _open(self, request: Request, body: LogName) -> None:
+        core = self._core
+        if (log := self._table.get((core.node, body.name))) is None:
+            log = RecordLog.create(
+                core.arena.directory, body.name, node=core.node, reserve=self._reserve
+            )
+            self._table[core.node, body.name] = log
+            self._protection.add(log)
         request.reply(log.end)
-        self._replicate(log)
+
+    def _append(self, request: Request, body: LogAppend) -> None:
+        log = self._own(body.name)
+        records = _cut(request.frames, body.lengths)
+        try:
+            log.append(records)
+        except CapacityError:
+            self._core.counters["log_full"] += 1
+            raise
+        request.reply(log.end)
+        self._protection.changed(log)
 
     def _truncate(self, request: Request, body: LogTruncate) -> None:
-        log = self._get(self._core.node, body.name)
+        log = self._own(body.name)
+        if body.keep_from > MAX_INDEX:
+            raise CkptError(f"log_truncate: {body.keep_from} is beyond any index; give a smaller")
         log.truncate(body.keep_from)
         request.reply()
-        self._replicate(log)
+        self._protection.changed(log)
+
+    def _protected(self, request: Request, body: LogAwait) -> None:
+        log, wanted = self._own(body.name), body.at_least
+
+        def answer() -> bool:
+            reached = log.base if log.closed else self._protection.protected(log)
+            if wanted is not None and reached < wanted and not log.closed:
+                return False
+            request.reply(reached)
+            self._protection.waiting(-1)
+            return True
+
+        def expire() -> None:
+            self._protection.waiting(-1)
+            request.reply(log.base if log.closed else self._protection.protected(log))
+
+        self._protection.waiting(+1)
+        deadline_s = monotonic() + body.timeout_s
+        self._core.wait(
+            Waiter(request=request, deadline_s=deadline_s, attempt=answer, expire=expire)
+        )
 
     # -- copies ----------------------------------------------------------------------------------
 
-    def _next(self) -> SidecarPeer | None:
-        """Return the node behind this one in the group's order."""
-        world = self._core.book.world
-        if world is None or len(world.peers) < 2:
-            return None
-        names = [peer.node for peer in world.peers]
-        if self._core.node not in names:
-            return None
-        return world.peers[(names.index(self._core.node) + 1) % len(names)]
-
-    def _adopt(self, _world: SnapshotWorld) -> None:
-        """The next node may be another one: send it all."""
-        for log in self._table.values():
-            if log.node == self._core.node:
-                log.copied, log.sending = 0, False
-                self._replicate(log)
-
-    def _replicate(self, log: RecordLog) -> None:
-        if (peer := self._next()) is None or log.sending:
+    def _copy(self, request: Request, body: LogCopy) -> None:
+        self._check(request, body)
+        if body.count == 0:
+            request.reply(unparse(self._take(body, None)))
             return
-        log.sending = True
-        generation = self._core.book.generation
-        self._exchange.link(peer, purpose="logs").put(
-            lambda client: self._send(log, client, generation)
-        )
+        data = request.frames[0]
 
-    def _send(self, log: RecordLog, client: Client, generation: int) -> None:
-        """Send what is missing in parts until the next node has all; it says what it has.
-
-        A refusal that does not pass by itself ends it; the next change of the log tries again.
-        """
-        while True:
-            with self._core.lock:
-                if self._core.book.generation != generation:
-                    return
-                at = max(log.copied, log.base)
-                base, batch = log.base, _some(log.records[at - log.base :])
-            body = LogCopy(node=log.node, name=log.name, base=base, at=at)
+        def take() -> None:
             try:
-                answer, _ = client.call("log_copy", unparse(body), batch)
-            except PeerError as error:
-                with self._core.lock:
-                    if self._core.book.generation == generation and not is_passing(error):
-                        log.sending = False
+                frames = parse(data, body.at, count=body.count, origin=f"log {body.name!r}")
+            except CorruptError:
+                self._core.counters["log_refused_damaged"] += 1
                 raise
             with self._core.lock:
-                if self._core.book.generation != generation:
-                    return
-                log.copied = min(int(answer), log.end)
-                if log.copied >= log.end and log.base == base:
-                    log.sending = False
-                    return
+                self._core.book.require(body.generation)
+                state = self._take(body, frames)
+            request.reply(unparse(state))
 
-    def _copy(self, request: Request, body: LogCopy) -> None:
-        if body.node == self._core.node:
-            raise CkptError(f"log {body.name!r} is this node's own")
-        log = self._get(body.node, body.name)
+        if data.nbytes <= _AT_ONCE_BYTES:
+            take()
+        else:
+            self._core.submit(request, take, kind=Work.CPU)
+
+    def _check(self, request: Request, body: LogCopy) -> None:
+        """Refuse, and count, what no sidecar of this generation would send."""
+        counters = self._core.counters
+        try:
+            self._core.book.require(body.generation)
+        except FencedError:
+            counters["log_refused_stale"] += 1
+            raise
+        if sum(frame.nbytes for frame in request.frames) > MAX_COPY_BYTES:
+            counters["log_refused_oversized"] += 1
+            raise CkptError(f"log_copy: more than {MAX_COPY_BYTES:,} bytes; send it in parts")
+        wrong = body.node == self._core.node or len(request.frames) != (body.count > 0)
+        wrong |= body.birth < 1 or body.count < 0
+        if wrong or not 0 <= body.base <= body.at <= MAX_INDEX:
+            counters["log_refused_malformed"] += 1
+            raise CkptError(f"log_copy: {body} does not describe a copy of another node's records")
+
+    def _take(self, body: LogCopy, frames: Frames | None) -> LogState:
+        """Add to a copy what it lacks; the newer log of a name replaces the older."""
+        key = (body.node, body.name)
+        log = self._table.get(key)
+        if body.birth <= self._dropped.get(key, 0):
+            return self._describe(key)
+        if log is None or log.birth != body.birth:
+            newer_here = log is not None and log.birth > body.birth and not body.owner
+            if frames is None or frames.first != body.base or newer_here:
+                return self._describe(key)
+            fresh = RecordLog.create(
+                self._core.arena.directory,
+                body.name,
+                node=body.node,
+                first=body.base,
+                birth=body.birth,
+                reserve=self._reserve,
+            )
+            if log is not None:
+                self._remove(log)
+            self._table[key] = log = fresh
         log.truncate(body.base)
-        known = log.end - body.at
-        if known >= 0:
-            log.append([bytes(frame) for frame in request.frames[known:]])
-        request.reply(log.end)
+        if frames is not None:
+            self._extend(log, frames)
+        return self._describe(key)
+
+    @staticmethod
+    def _extend(log: RecordLog, frames: Frames) -> None:
+        """Add the frames behind a copy's end; where it differs from its source that is right."""
+        for index in range(max(frames.first, log.base), min(frames.end, log.end)):
+            if not frames.is_hole(index) and frames.crc(index) != log.crc(index):
+                log.cut(index)
+                break
+        if frames.first <= log.end < frames.end:
+            log.append_frames(frames.since(log.end))
+
+    def _describe(self, key: tuple[str, str]) -> LogState:
+        dropped = self._dropped.get(key, 0)
+        if (log := self._table.get(key)) is None:
+            return LogState(dropped=dropped)
+        return LogState(
+            birth=log.birth,
+            base=log.base,
+            end=log.end,
+            last_crc=log.crc(log.end - 1),
+            dropped=dropped,
+            settled=self._protection.is_settled(log.name) and log.node == self._core.node,
+        )
+
+    def _state(self, request: Request, body: LogName) -> None:
+        request.reply(unparse(self._describe((body.node or self._core.node, body.name))))
+
+    # -- the end of a log ------------------------------------------------------------------------
+
+    def _drop(self, request: Request, body: LogName) -> None:
+        """Drop a log wherever it is: its worker is gone, its content was taken over."""
+        core = self._core
+        key = (body.node or core.node, body.name)
+        peers = {peer.node: peer for peer in self._exchange.peers()}
+        finder = LogFinder(core, LogRead(name=body.name, node=key[0]), here=self._table.get(key))
+
+        def drop() -> None:
+            birth = finder.newest_birth(peers)
+            with core.lock:
+                self._bury(key, birth)
+                if birth:
+                    forget = LogForget(node=key[0], name=key[1], birth=birth)
+                    self._exchange.tell_all("log_forget", forget)
+            request.reply()
+
+        core.submit(request, drop, kind=Work.PEERS)
+
+    def _forget(self, request: Request, body: LogForget) -> None:
+        self._bury((body.node, body.name), body.birth)
+        request.reply()
+
+    def _bury(self, key: tuple[str, str], birth: int) -> None:
+        """Drop a log born no later than ``birth``, and remember that it is not to come back."""
+        log = self._table.get(key)
+        if log is not None and log.birth <= birth:
+            self._remove(log)
+            self._core.counters["log_dropped"] += 1
+        if birth > self._dropped.get(key, 0):
+            self._dropped.pop(key, None)
+            self._dropped[key] = birth
+        while len(self._dropped) > _TOMBSTONES:
+            del self._dropped[next(iter(self._dropped))]
+
+    def _remove(self, log: RecordLog) -> None:
+        if self._table.get((log.node, log.name)) is log:
+            del self._table[log.node, log.name]
+        if log.node == self._core.node:
+            self._protection.remove(log.name)
+        log.remove()
 
     # -- reader ----------------------------------------------------------------------------------
 
-    def _read_here(self, request: Request, body: LogName) -> None:
-        node = body.node or self._core.node
+    def _read_here(self, request: Request, body: LogRead) -> None:
+        core, node = self._core, body.node or self._core.node
         if (log := self._table.get((node, body.name))) is None:
-            raise NotFoundError(f"node {self._core.node} has no log {body.name!r} of node {node}")
-        _reply_log(request, log.base, log.records)
+            raise NotFoundError(f"node {core.node} has no log {body.name!r} of node {node}")
+        core.submit(request, lambda: _reply(request, read_here(core, log, body)), kind=Work.CPU)
 
-    def _read(self, request: Request, body: LogName) -> None:
-        node = body.node or self._core.node
-        if node == self._core.node:
-            self._read_here(request, body)
-            return
+    def _read(self, request: Request, body: LogRead) -> None:
+        key = (body.node or self._core.node, body.name)
         peers = {peer.node: peer for peer in self._exchange.peers()}
-        self._core.submit(request, lambda: self._find(request, body, node, peers), kind=Work.PEERS)
-
-    def _find(
-        self, request: Request, body: LogName, node: str, peers: dict[str, SidecarPeer]
-    ) -> None:
-        """Answer from the writer's node if it lives, else from the longest copy there is."""
-        with ThreadPoolExecutor(max(1, len(peers))) as pool:
-            answers = dict(
-                zip(
-                    peers, pool.map(lambda peer: self._ask(peer, body), peers.values()), strict=True
-                )
-            )
-        if found := answers.pop(node, None):
-            _reply_log(request, *found)
-            return
-        copies = list(answers.values())
-        with self._core.lock:
-            if log := self._table.get((node, body.name)):
-                copies.append((log.base, list(log.records)))
-        best = max((each for each in copies if each), key=_end, default=None)
-        if best is None:
-            asked = sorted({self._core.node, *peers})
-            raise NotFoundError(f"none of the nodes {asked} has log {body.name!r} of node {node}")
-        _reply_log(request, *best)
-
-    def _ask(self, peer: SidecarPeer, body: LogName) -> tuple[int, list[bytes]] | None:
-        client = Client(peer.address, self._core.key, timeout_s=ASK_TIMEOUT_S, watch=True)
-        try:
-            answer, frames = client.call("log_read_here", unparse(body))
-            contents = msgspec.convert(answer, LogContents)
-        except (PeerError, msgspec.ValidationError):
-            return None
-        finally:
-            client.close()
-        records, at = [], 0
-        for nbytes in contents.lengths:
-            records.append(bytes(frames[0][at : at + nbytes]))
-            at += nbytes
-        return contents.base, records
+        finder = LogFinder(self._core, body, here=self._table.get(key))
+        self._core.submit(request, lambda: _reply(request, finder.find(peers)), kind=Work.PEERS)
 
 
-def _end(contents: tuple[int, list[bytes]]) -> int:
-    return contents[0] + len(contents[1])
+def _cut(frames: Sequence[memoryview], lengths: Sequence[int]) -> list[memoryview]:
+    if len(frames) != 1 or min(lengths, default=0) < 0 or frames[0].nbytes != sum(lengths):
+        raise CkptError("log_append: the bytes are not those of the records; send them again")
+    ends = accumulate(lengths)
+    return [frames[0][end - nbytes : end] for end, nbytes in zip(ends, lengths, strict=True)]
 
 
-def _some(records: Sequence[bytes]) -> list[bytes]:
-    """Return as many of the first records as make one part, at least one."""
-    some: list[bytes] = []
-    size = 0
-    for record in records:
-        size += len(record)
-        if some and size > PART_BYTES:
-            break
-        some.append(record)
-    return some
-
-
-def _reply_log(request: Request, base: int, records: Sequence[bytes]) -> None:
-    contents = LogContents(base=base, lengths=tuple(map(len, records)))
-    request.reply(unparse(contents), [b"".join(records)])
-
-
-learn(globals())
+def _reply(request: Request, page: Page) -> None:
+    frames: Sequence[Any] = [page.frames.data]
+    request.reply(unparse(page.message()), frames)

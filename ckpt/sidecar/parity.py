@@ -1,163 +1,208 @@
-"""The parity rows a node holds: buffers that contributions are added to until complete.
+"""The parity rows a node holds, in files of its arena: they outlive the sidecar.
 
-Adding is idempotent: a part that comes twice is counted once. Rows live in this process's memory
-(pooled by size); a restarted sidecar starts without any.
+A row is *built* by whoever took its file, and enters the table when it is sealed. Files of rows
+that are not needed any more are used again for the next ones.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-from typing_extensions import Buffer
-
-from ckpt.erasure import Codec
-from ckpt.errors import CorruptError
+from ckpt.arena import Arena
+from ckpt.errors import CorruptError, NotFoundError
 from ckpt.isal import crc32c
+from ckpt.sidecar.row_file import ROW_SUFFIX, RowFile
 from ckpt.sidecar.state import SnapshotKey
-from ckpt.stripes import Geometry
-from ckpt.world import ParityEntry
+from ckpt.world import ParityEntry, SnapshotWorld
 
 RowPlace: TypeAlias = tuple[int, int]
 """(stripe, row)."""
 
-_POOL_MAX = 8
+_SPARE_SETS = 2
+"""Free files kept, in multiples of the rows of one snapshot: as many as may be built at once."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """A parity row under construction; ``entry`` is set once it is sealed.
+    """A sealed parity row. ``lock`` is held by whoever reads ``buffer``.
 
-    ``buffer`` is taken at the first contribution, off the I/O thread.
+    ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped.
     """
 
     key: SnapshotKey
     place: RowPlace
-    nbytes: int
-    codec: Codec
-    missing_bytes: int
+    entry: ParityEntry
+    file: RowFile | None = None
     buffer: memoryview | None = None
-    seen: set[tuple[int, int]] = field(default_factory=set)
-    entry: ParityEntry | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.entry.nbytes
+
     def is_intact(self) -> bool:
-        """Return whether a sealed row's bytes still have their checksum."""
-        if self.entry is None:
-            return False
-        return self.entry.crc32c == (0 if self.buffer is None else crc32c(self.buffer))
+        """Return whether the bytes still have their checksum; ask under ``lock``."""
+        if self.buffer is None:
+            return self.nbytes == 0
+        return self.entry.crc32c == crc32c(self.buffer)
 
     def part(self, at: int, nbytes: int) -> bytes:
-        """Return a copy of some bytes of a sealed row."""
+        """Return a copy of some bytes; ask under ``lock``. Raises ``NotFoundError``."""
+        if self.buffer is None and self.nbytes:
+            raise NotFoundError(f"parity row {self.place} of step {self.key[1]} was released")
         return b"" if self.buffer is None else self.buffer[at : at + nbytes].tobytes()
 
 
 class Parities:
-    """All parity rows of this node. Its table is guarded by a lock of its own."""
+    """All sealed parity rows of this node, and the files for more. Safe between threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
         self._rows: dict[tuple[SnapshotKey, RowPlace], Row] = {}
-        self._pool: list[memoryview] = []
+        self._free: list[RowFile] = []
+        self._building: dict[RowFile, int] = {}
+        self._number = self._per_snapshot = 0
         self._lock = threading.Lock()
-        self._codec: Codec | None = None
 
-    def prepare(self, key: SnapshotKey, geometry: Geometry, node: str) -> list[Row]:
-        """Make the rows ``node`` holds of a committed snapshot; return them."""
-        if self._codec is None or (self._codec.k, self._codec.m) != (geometry.k, geometry.m):
-            self._codec = Codec(geometry.k, geometry.m)
-        made = []
-        for place in geometry.rows_of(node):
-            filled = (geometry.filled_bytes(place[0], column) for column in range(geometry.k))
-            row = Row(
-                key=key,
-                place=place,
-                nbytes=geometry.row_bytes(place[0]),
-                codec=self._codec,
-                missing_bytes=sum(filled),
-            )
-            with self._lock:
-                self._rows[key, place] = row
-            made.append(row)
-        return made
+    # -- files -----------------------------------------------------------------------------------
 
-    def _take(self, nbytes: int) -> memoryview:
+    def expect(self, per_snapshot: int) -> None:
+        """Note how many rows a snapshot has here: it decides how many free files are kept."""
+        self._per_snapshot = max(per_snapshot, 1)
+
+    def take(self, nbytes: int) -> RowFile:
+        """Return a file for a row, without a label, its bytes undefined.
+
+        Raises ``CapacityError`` when shared memory has no room for another one.
+        """
         with self._lock:
-            fitting = [buffer for buffer in self._pool if len(buffer) == nbytes]
+            fitting = [f for f in self._free if nbytes <= f.capacity <= 2 * nbytes + (1 << 16)]
             if fitting:
-                self._pool = [buffer for buffer in self._pool if buffer is not fitting[0]]
-        if not fitting:
-            return np.zeros(nbytes, dtype=np.uint8).data
-        np.frombuffer(fitting[0], dtype=np.uint8).fill(0)
-        return fitting[0]
+                file = min(fitting, key=lambda each: each.capacity)
+                self._free.remove(file)
+                self._building[file] = file.capacity
+                file.clear()
+                return file
+            unfit, self._free = self._free, []
+        for each in unfit:  # the state has another size now
+            each.discard()
+        file = self._create(nbytes)
+        with self._lock:
+            self._building[file] = file.capacity
+        return file
+
+    def _create(self, nbytes: int) -> RowFile:
+        while True:
+            with self._lock:
+                self._number += 1
+                number = self._number
+            try:
+                return RowFile.create(self._arena.directory / f"{number:06d}{ROW_SUFFIX}", nbytes)
+            except FileExistsError:
+                continue
+
+    def give_back(self, file: RowFile) -> None:
+        """Drop a file that was being built in; somebody may still write to what it maps."""
+        with self._lock:
+            self._building.pop(file, None)
+        file.discard()
+
+    def seal(self, file: RowFile | None, entry: ParityEntry) -> Row:
+        """Label a complete row and take it into the table."""
+        key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
+        row = Row(key=key, place=place, entry=entry, file=file)
+        if file is not None:
+            file.label(entry, run=self._arena.run)
+            row.buffer = file.row(entry.nbytes)
+        with self._lock:
+            if file is not None:
+                self._building.pop(file, None)
+            self._rows[key, place] = row
+        return row
+
+    def mark_protected(self, key: SnapshotKey) -> None:
+        """Note in the rows of a snapshot that it is protected, for a restarted sidecar."""
+        for row in self.sealed(key):
+            if row.file is not None:
+                row.file.mark_protected()
+
+    def readopt(self, worlds: Mapping[int, SnapshotWorld]) -> list[tuple[ParityEntry, bool]]:
+        """Take over the sealed rows that an earlier process left; remove the other files.
+
+        ``worlds`` are the groups by generation. Returns the rows' entries, and whether the whole
+        snapshot was known to be protected.
+        """
+        found = []
+        for path in sorted(self._arena.directory.glob(f"*{ROW_SUFFIX}")):
+            try:
+                file = RowFile.open(path)
+            except (CorruptError, ValueError):
+                path.unlink(missing_ok=True)
+                continue
+            label = file.read_label(run=self._arena.run)
+            if label is None or label.entry.generation not in worlds:
+                file.discard()
+                continue
+            self.seal_again(file, label.entry)
+            found.append((label.entry, label.protected))
+        return found
+
+    def seal_again(self, file: RowFile, entry: ParityEntry) -> None:
+        """Take a labelled file into the table as it is."""
+        key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
+        row = Row(key=key, place=place, entry=entry, file=file, buffer=file.row(entry.nbytes))
+        with self._lock:
+            self._rows[key, place] = row
+
+    # -- rows ------------------------------------------------------------------------------------
 
     def get(self, key: SnapshotKey, place: RowPlace) -> Row | None:
-        """Return a row, sealed or not."""
+        """Return a sealed row."""
         return self._rows.get((key, place))
 
-    def add(self, row: Row, column: int, at: int, data: Buffer) -> ParityEntry | None:
-        """Add bytes ``at …`` of a data column; return the entry when that completed the row.
-
-        A part that was added before changes nothing, and returns the entry of a complete row.
-        """
-        nbytes = memoryview(data).nbytes
-        with row.lock:
-            if row.entry is None and (column, at) not in row.seen:
-                if at < 0 or nbytes == 0 or at + nbytes > row.nbytes:
-                    raise CorruptError(f"parity row {row.place}: a part lies outside; not added")
-                if row.buffer is None:
-                    row.buffer = self._take(row.nbytes)
-                into = row.buffer[at : at + nbytes]
-                row.codec.encode_update(row.place[1], column, data, into)
-                row.seen.add((column, at))
-                row.missing_bytes -= nbytes
-            return self.seal(row)
-
-    @staticmethod
-    def seal(row: Row) -> ParityEntry | None:
-        """Return the row's entry if nothing is missing any more."""
-        if row.entry is None and row.missing_bytes == 0:
-            row.entry = ParityEntry(
-                generation=row.key[0],
-                step=row.key[1],
-                stripe=row.place[0],
-                row=row.place[1],
-                nbytes=row.nbytes,
-                crc32c=0 if row.buffer is None else crc32c(row.buffer),
-            )
-        return row.entry
-
     def sealed(self, key: SnapshotKey | None = None) -> list[Row]:
-        """Return the complete rows, of one snapshot or of all."""
+        """Return the rows of one snapshot or of all."""
         with self._lock:
-            rows = list(self._rows.values())
-        return [row for row in rows if row.entry and key in (None, row.key)]
-
-    def unfinished(self) -> list[Row]:
-        """Return the rows that still miss something."""
-        with self._lock:
-            return [row for row in self._rows.values() if row.entry is None]
+            return [row for row in self._rows.values() if key in (None, row.key)]
 
     def drop(self, key: SnapshotKey) -> None:
-        """Forget a snapshot's rows."""
+        """Forget a snapshot's rows; their files are free, or removed where there are enough."""
         with self._lock:
-            for each in [each for each in self._rows if each[0] == key]:
-                row = self._rows.pop(each)
-                if row.entry is None or not row.lock.acquire(blocking=False):
-                    continue  # somebody is at it: its buffer is not used again
-                buffer, row.buffer = row.buffer, None
-                row.lock.release()
-                if buffer is not None and len(self._pool) < _POOL_MAX:
-                    self._pool.append(buffer)
+            dropped = [self._rows.pop(each) for each in list(self._rows) if each[0] == key]
+        for row in dropped:
+            self._free_file(row)
 
     def drop_row(self, row: Row) -> None:
-        """Forget one row whose bytes went bad."""
+        """Forget one row whose bytes went bad, and its memory with it."""
         with self._lock:
             self._rows.pop((row.key, row.place), None)
+        if row.file is not None:
+            row.file.discard()
+
+    def _free_file(self, row: Row) -> None:
+        file = row.file
+        if file is None:
+            return
+        if not row.lock.acquire(blocking=False):
+            file.discard()  # somebody is reading it: not to be written to
+            return
+        row.buffer, row.file = None, None
+        row.lock.release()
+        with self._lock:
+            is_wanted = len(self._free) < _SPARE_SETS * self._per_snapshot
+            if is_wanted:
+                file.clear()
+                self._free.append(file)
+        if not is_wanted:
+            file.discard()
 
     def nbytes(self) -> int:
-        """Return the memory in use, pool included."""
+        """Return the shared memory in use, files being built in and free ones included."""
         with self._lock:
-            rows = sum(row.nbytes for row in self._rows.values() if row.buffer is not None)
-            return rows + sum(len(buffer) for buffer in self._pool)
+            files = [row.file for row in self._rows.values() if row.file is not None]
+            held = sum(file.capacity for file in (*files, *self._free))
+            return held + sum(self._building.values())

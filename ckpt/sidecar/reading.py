@@ -8,8 +8,9 @@ from ckpt.block import block_bytes, verify_block
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.core import Core, Op
+from ckpt.sidecar.holdings import holdings_of
 from ckpt.sidecar.messages import (
-    Holdings,
+    Distrust,
     Key,
     Locate,
     Nothing,
@@ -17,6 +18,7 @@ from ckpt.sidecar.messages import (
     Opened,
     Read,
     ReadRow,
+    RollBack,
     unparse,
 )
 from ckpt.sidecar.parity import Parities
@@ -46,6 +48,8 @@ class Reading:
             "row": (ReadRow, self._read_row),
             "holdings": (Key, self._holdings),
             "inventory": (Nothing, self._inventory),
+            "distrust": (Distrust, self._distrust),
+            "roll_back": (RollBack, self._roll_back),
         }
 
     def _locate(self, request: Request, body: Locate) -> None:
@@ -74,7 +78,11 @@ class Reading:
         def answer(found: Slot) -> None:
             if found.entry is None:
                 raise NotFoundError(f"the block of rank {body.rank} was released meanwhile")
-            opened = Opened(path=str(found.file.path), payload_bytes=found.entry.payload_bytes)
+            opened = Opened(
+                path=str(found.file.path),
+                payload_bytes=found.entry.payload_bytes,
+                on_disk=found.file.path.parent != self._core.arena.directory,
+            )
             request.reply(unparse(opened), [bytes(found.file.index_view(found.entry))])
 
         if slot is not None:
@@ -83,6 +91,38 @@ class Reading:
             self._rebuild(body, answer, request)
         else:
             raise self._not_held(body.world.generation, body.step, body.rank)
+
+    def _distrust(self, request: Request, body: Distrust) -> None:
+        core = self._core
+        slot = core.slots.holding((body.generation, body.step, body.rank))
+        if slot is None:
+            request.reply(False)
+            return
+        core.slots.pin(slot)
+
+        def check() -> None:
+            damaged = not _is_intact(slot)
+            with core.lock:
+                core.counters["distrusted"] += 1
+                self._let_go([slot], [slot] if damaged else [])
+                core.changed()
+            request.reply(damaged)
+
+        core.submit(request, check)
+
+    def _let_go(self, pinned: Sequence[Slot], damaged: Sequence[Slot]) -> None:
+        """Unpin slots; those that are damaged are never read again. Called under the lock."""
+        for slot in damaged:
+            self._core.counters["corrupt_blocks"] += 1
+            slot.leaving = True
+        for slot in pinned:
+            self._core.slots.unpin(slot)
+
+    def _roll_back(self, request: Request, body: RollBack) -> None:
+        core = self._core
+        core.book.require(body.generation)
+        core.apply(core.book.roll_back(body.restore))
+        request.reply()
 
     def _not_held(self, generation: int, step: int, rank: int) -> NotFoundError:
         return NotFoundError(
@@ -142,11 +182,7 @@ class Reading:
         bad = [slot for slot in slots if not _is_intact(slot)]
         parities = self._verified_rows()
         with core.lock:
-            for slot in bad:
-                core.counters["corrupt_blocks"] += 1
-                slot.leaving = True
-            for slot in slots:
-                core.slots.unpin(slot)
+            self._let_go(slots, bad)
             snapshots = core.book.snapshots
             held = [slot for slot in slots if slot not in bad and slot.entry and slot.key]
             blocks = [slot.entry for slot in held if slot.key and slot.key[:2] in snapshots]
@@ -185,15 +221,3 @@ def _is_intact(slot: Slot) -> bool:
     except CorruptError:
         return False
     return True
-
-
-def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
-    """Return what this node has of a snapshot; called under the lock."""
-    key = (body.generation, body.step)
-    slots = [slot for slot in core.slots.of(key) if not slot.leaving]
-    snapshot = core.book.snapshots.get(key)
-    return Holdings(
-        blocks=tuple(slot.entry for slot in slots if slot.entry),
-        parities=tuple(row.entry for row in parities.sealed(key) if row.entry),
-        sealed=tuple(snapshot.entries.values()) if snapshot else (),
-    )

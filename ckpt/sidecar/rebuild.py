@@ -1,114 +1,35 @@
-"""Bring a lost rank's block back: ask who has what, fetch k fragments a part, decode, verify."""
+"""Bring a lost rank's block back: ask who has what, get k fragments a part, decode, verify.
+
+A block that comes out wrong is decoded again from other fragments, where there are any.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import wait
+from itertools import chain, combinations, islice
 
-import msgspec
 from typing_extensions import Buffer
 
-from ckpt.block import block_bytes, verify_block
-from ckpt.erasure import Codec
+from ckpt.block import block_bytes, check_block
+from ckpt.erasure import codec_named
 from ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, PeerError
-from ckpt.sidecar.core import Core, Work
+from ckpt.sidecar.core import Core, Refusable, Work
 from ckpt.sidecar.exchange import Exchange
-from ckpt.sidecar.messages import Holdings, Key, OpenBlock, Read, ReadRow, unparse
+from ckpt.sidecar.messages import Holdings, Key, OpenBlock, ReadRow
 from ckpt.sidecar.parity import Parities
-from ckpt.sidecar.reading import holdings_of
 from ckpt.sidecar.slots import BlockKey, Slot
-from ckpt.sidecar.wire import PART_BYTES, split_checked
-from ckpt.stripes import Geometry, Recovery, Span, plan_recovery
-from ckpt.transport import Client, Request
+from ckpt.sidecar.sources import Sources, sources_of
+from ckpt.stripes import Geometry, Recovery, plan_recovery
+from ckpt.sums import Sums
 from ckpt.world import BlockEntry, SidecarPeer, SnapshotWorld
 
-ASK_TIMEOUT_S = 3.0
-FETCH_TIMEOUT_S = 15.0
-FETCH_THREADS = 8
+_log = logging.getLogger(__name__)
 
-
-class Sources:
-    """What a rebuild reads from: this node itself, and every peer that may have fragments."""
-
-    def __init__(self, core: Core, parities: Parities, peers: Sequence[SidecarPeer]) -> None:
-        self._core, self._parities = core, parities
-        self._peers = {peer.node: peer for peer in peers}
-        self._clients: dict[str, Client] = {}
-        self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
-
-    def close(self) -> None:
-        """Close the connections; who has not answered yet is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for client in self._clients.values():
-            client.close()
-
-    def holdings(self, key: Key) -> Iterator[dict[str, Holdings]]:
-        """Yield what is known to be held of a snapshot, again after each peer's answer."""
-        with self._core.lock:
-            found = {self._core.node: holdings_of(self._core, self._parities, key)}
-        yield found
-        asked = {
-            self._pool.submit(self._ask, peer, key): peer.node for peer in self._peers.values()
-        }
-        for future in as_completed(asked):
-            if (answer := future.result()) is not None:
-                found[asked[future]] = answer
-                yield found
-
-    def _ask(self, peer: SidecarPeer, key: Key) -> Holdings | None:
-        client = Client(peer.address, self._core.key, timeout_s=ASK_TIMEOUT_S, watch=True)
-        try:
-            answer, _ = client.call("holdings", unparse(key))
-            return msgspec.convert(answer, Holdings)
-        except (PeerError, msgspec.ValidationError):
-            return None
-        finally:
-            client.close()
-
-    def connect(self, nodes: Iterable[str]) -> None:
-        """Open the connections that a plan needs."""
-        for node in set(nodes) - {self._core.node} - set(self._clients):
-            address = self._peers[node].address
-            self._clients[node] = Client(
-                address, self._core.key, timeout_s=FETCH_TIMEOUT_S, watch=True
-            )
-
-    def read(self, node: str, key: Key, span: Span) -> Buffer:
-        """Return a part of a block held by ``node``."""
-        if node == self._core.node:
-            return self._own_block(key, span)
-        ranges = ((span.at, span.nbytes),)
-        body = Read(generation=key.generation, step=key.step, rank=span.rank, ranges=ranges)
-        answer, frames = self._clients[node].call("read", unparse(body))
-        return split_checked(answer, frames, [span.nbytes], origin=f"{node}: read")[0]
-
-    def _own_block(self, key: Key, span: Span) -> bytes:
-        core = self._core
-        with core.lock:
-            slot = core.slots.holding((key.generation, key.step, span.rank))
-            if slot is None:
-                raise NotFoundError(f"the block of rank {span.rank} was released meanwhile")
-            core.slots.pin(slot)
-        try:
-            return bytes(slot.view()[span.at : span.at + span.nbytes])
-        finally:
-            core.unpin(slot)
-
-    def read_row(self, node: str, body: ReadRow) -> Buffer:
-        """Return a part of a parity row held by ``node``."""
-        if node == self._core.node:
-            row = self._parities.get((body.generation, body.step), (body.stripe, body.row))
-            if row is None:
-                raise NotFoundError(f"parity row {body.row} was released meanwhile")
-            with row.lock:
-                return row.part(body.at, body.nbytes)
-        answer, frames = self._clients[node].call("row", unparse(body))
-        return split_checked(answer, frames, [body.nbytes], origin=f"{node}: row")[0]
-
-    def gather(self, fetches: Sequence[Callable[[], Buffer]]) -> list[Buffer]:
-        """Run fetches side by side."""
-        return list(self._pool.map(lambda fetch: fetch(), fetches))
+MAX_TRIES = 16
+"""Of other sets of fragments, when a rebuilt block fails its check."""
 
 
 class Rebuild:
@@ -116,9 +37,9 @@ class Rebuild:
 
     def __init__(self, core: Core, exchange: Exchange, parities: Parities) -> None:
         self._core, self._exchange, self._parities = core, exchange, parities
-        self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Request]]] = {}
+        self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
 
-    def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Request) -> None:
+    def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
         """Rebuild a block and ``answer`` with its slot, or refuse ``request``."""
         key = (body.world.generation, body.step, body.rank)
         if not 0 <= body.rank < len(body.world.rank_nodes):
@@ -162,38 +83,65 @@ class Rebuild:
 
     def _rebuild(self, body: OpenBlock, key: BlockKey) -> Slot:
         step = Key(generation=key[0], step=key[1])
-        with _sources(self._core, self._parities, self._peers(body.world)) as sources:
-            geometry, entries, plan = self._plan(body, sources, step)
-            sources.connect(_nodes(plan))
-            slot = self._room(entries[body.rank], key)
+        with sources_of(self._core, self._parities, self._peers(body.world)) as sources:
+            asked = sources.holdings(step)
+            geometry, entries, found, plan = self._plan(body, asked, step)
+            entry = entries[body.rank]
+            slot = self._room(entry, key)
             try:
-                block = slot.file.block(block_bytes(entries[body.rank]))
-                codec = Codec(geometry.k, geometry.m)
-                for recovery in plan:
-                    _decode(recovery, step, codec, sources, block)
-                self._verify(block, entries[body.rank])
+                with self._core.meters.timed("rebuild", block_bytes(entry)):
+                    block = slot.file.block(block_bytes(entry))
+                    work = _Decoding(sources, geometry, step, (found, asked), entry, block)
+                    slot.sums = self._recover(work, plan)
             except Exception:  # whatever it was, the half-built slot must not stay; raised again
                 with self._core.lock:
                     self._core.slots.discard(slot)
                 raise
         return self._keep(slot, body.world, entries, key)
 
-    def _verify(self, block: memoryview, entry: BlockEntry) -> None:
-        """Check what was decoded; what is wrong is remembered, so that nobody is promised it."""
-        try:
-            verify_block(block, entry, origin=f"rebuilt block of rank {entry.rank}")
-        except CorruptError:
-            with self._core.lock:
-                self._core.spoiled.add(entry)
-            raise
+    def _recover(self, work: _Decoding, plan: Sequence[Recovery]) -> Sums:
+        """Decode, and decode again without one node or another while the result is wrong.
+
+        What cannot be had right from any fragments is remembered, so that nobody is promised it.
+        """
+        wrong: CorruptError | None = None
+        missed: CkptError | None = None
+        for left_out in _exclusions(_nodes(plan), work.geometry.m):
+            retry = work.plan(left_out) if left_out else plan
+            if retry is None:
+                continue
+            try:
+                sums = work.decode(retry)
+            except CorruptError as error:
+                wrong = wrong or error
+                continue
+            except (PeerError, NotFoundError) as error:  # a node went away: others may do
+                missed = missed or error
+                continue
+            if wrong is not None:
+                self._core.counters["corrupt_fragments"] += 1
+                _log.warning(
+                    "%s: rank %d of step %d came out right only without the fragments of %s: "
+                    "what is there has changed since it was sealed",
+                    self._core.node,
+                    work.entry.rank,
+                    work.entry.step,
+                    sorted(left_out),
+                )
+            return sums
+        if wrong is None:
+            raise missed or NotFoundError(f"the block of rank {work.entry.rank} is out of reach")
+        with self._core.lock:
+            self._core.spoiled.add(work.entry)
+        raise wrong
 
     @staticmethod
     def _plan(
-        body: OpenBlock, sources: Sources, step: Key
-    ) -> tuple[Geometry, dict[int, BlockEntry], tuple[Recovery, ...]]:
+        body: OpenBlock, answers: Iterator[dict[str, Holdings]], step: Key
+    ) -> tuple[Geometry, dict[int, BlockEntry], dict[str, Holdings], tuple[Recovery, ...]]:
         """Plan as soon as enough peers have answered; the dead are not waited for."""
         why, asked = "", []
-        for found in sources.holdings(step):
+        for found in answers:
             asked = sorted(found)
             entries = _entries(found)
             if missing := set(range(len(body.world.rank_nodes))) - set(entries):
@@ -204,14 +152,20 @@ class Rebuild:
                 geometry, body.rank, holders=_holders(found), rows=_rows(found, geometry)
             )
             if plan is not None:
-                return geometry, entries, plan
+                return geometry, entries, found, plan
         raise NotFoundError(
             f"step {step.step} of generation {step.generation}: the block of rank {body.rank} "
             f"cannot be rebuilt from nodes {asked}: {why}; restore an older step"
         )
 
     def _room(self, entry: BlockEntry, key: BlockKey) -> Slot:
-        file = self._core.arena.create(block_bytes(entry))
+        """Return a slot to decode into: a free one, whose pages are there, or a new one."""
+        size_bytes = block_bytes(entry)
+        with self._core.lock:
+            if (free := self._core.slots.take_free(size_bytes)) is not None:
+                self._core.slots.begin(free, key)
+                return free
+        file = self._core.arena.create(size_bytes)
         with self._core.lock:
             slot = self._core.slots.add(file)
             self._core.slots.begin(slot, key)
@@ -234,13 +188,94 @@ class Rebuild:
         return slot
 
 
-@contextmanager
-def _sources(core: Core, parities: Parities, peers: Sequence[SidecarPeer]) -> Iterator[Sources]:
-    sources = Sources(core, parities, peers)
-    try:
-        yield sources
-    finally:
-        sources.close()
+class _Decoding:
+    """Decodes one lost block into its slot, part by part, from any set of fragments."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        geometry: Geometry,
+        key: Key,
+        answers: tuple[dict[str, Holdings], Iterator[dict[str, Holdings]]],
+        entry: BlockEntry,
+        block: memoryview,
+    ) -> None:
+        self.geometry, self.entry = geometry, entry
+        self._sources, self._key, self._block = sources, key, block
+        self._found, self._outstanding = answers
+
+    def plan(self, left_out: Iterable[str]) -> tuple[Recovery, ...] | None:
+        """Plan without some nodes, once all have said what they hold; None if that is too few."""
+        for found in self._outstanding:
+            self._found = found
+        rest = {node: each for node, each in self._found.items() if node not in left_out}
+        plan, _ = plan_recovery(
+            self.geometry,
+            self.entry.rank,
+            holders=_holders(rest),
+            rows=_rows(rest, self.geometry),
+        )
+        return plan
+
+    def decode(self, plan: Sequence[Recovery]) -> Sums:
+        """Decode the whole block and verify it; return its sums.
+
+        Raises ``CorruptError`` when it is not what was sealed, ``PeerError`` or ``NotFoundError``
+        when a fragment cannot be had.
+        """
+        self._sources.connect(_nodes(plan), self._found)
+        size, lanes = self._sources.pace(_nodes(plan))
+        parts = [
+            (recovery, lo, min(lo + size, recovery.hi))
+            for recovery in plan
+            for lo in range(recovery.lo, recovery.hi, size)
+        ]
+        failed = threading.Event()
+
+        def work(lane: int) -> None:
+            try:
+                for part in parts[lane::lanes]:
+                    if not failed.is_set():
+                        self._part(*part)
+            except Exception:  # whatever it was, the others need not go on; raised again
+                failed.set()
+                raise
+
+        pending = [self._sources.pool.submit(work, lane) for lane in range(lanes)]
+        wait(pending)  # nothing of this attempt may still write when the next one begins
+        for each in pending:
+            each.result()
+        self._sources.check_current()
+        origin = f"rebuilt block of rank {self.entry.rank}"
+        return check_block(self._block, self.entry, origin=origin).sums
+
+    def _part(self, recovery: Recovery, lo: int, hi: int) -> None:
+        codec = codec_named()(self.geometry.columns(recovery.stripe), self.geometry.m)
+        window = (lo - recovery.lo, hi - recovery.lo)
+        fragments: dict[int, Buffer] = {
+            read.column: self._sources.column(read, window, self._key) for read in recovery.columns
+        }
+        for row in recovery.rows:
+            body = ReadRow(
+                generation=self._key.generation,
+                step=self._key.step,
+                stripe=recovery.stripe,
+                row=row.row,
+                at=lo,
+                nbytes=hi - lo,
+            )
+            fragments[codec.k + row.row] = self._sources.row(
+                row.node, body, number=codec.k + row.row
+            )
+        at = recovery.at + lo - recovery.lo
+        codec.decode(recovery.column, fragments, self._block[at : at + hi - lo])
+
+
+def _exclusions(nodes: Iterable[str], most: int) -> Iterator[frozenset[str]]:
+    """Yield which nodes to do without: none, then one, then two …, a bounded number of times."""
+    names = sorted(nodes)
+    sets = chain.from_iterable(combinations(names, size) for size in range(most + 1))
+    return (frozenset(each) for each in islice(sets, MAX_TRIES))
 
 
 def _nodes(plan: Sequence[Recovery]) -> set[str]:
@@ -268,53 +303,3 @@ def _rows(found: Mapping[str, Holdings], geometry: Geometry) -> dict[tuple[int, 
         for parity in each.parities
         if parity.stripe < geometry.n and parity.nbytes == geometry.row_bytes(parity.stripe)
     }
-
-
-def _decode(
-    recovery: Recovery, key: Key, codec: Codec, sources: Sources, block: memoryview
-) -> None:
-    """Decode one part of the lost block, a few megabytes at a time."""
-    for lo in range(recovery.lo, recovery.hi, PART_BYTES):
-        hi = min(lo + PART_BYTES, recovery.hi)
-        fetches: dict[int, Callable[[], Buffer]] = {}
-        for read in recovery.columns:
-            fetches[read.column] = _column_fetch(read.spans, recovery.lo, (lo, hi), key, sources)
-        for row in recovery.rows:
-            body = ReadRow(
-                generation=key.generation,
-                step=key.step,
-                stripe=recovery.stripe,
-                row=row.row,
-                at=lo,
-                nbytes=hi - lo,
-            )
-            fetches[codec.k + row.row] = lambda node=row.node, body=body: sources.read_row(  # type: ignore[misc]
-                node, body
-            )
-        fragments = dict(zip(fetches, sources.gather(list(fetches.values())), strict=True))
-        at = recovery.at + lo - recovery.lo
-        codec.decode(recovery.column, fragments, block[at : at + hi - lo])
-
-
-def _column_fetch(
-    spans: Sequence[tuple[Span, str]],
-    base: int,
-    window: tuple[int, int],
-    key: Key,
-    sources: Sources,
-) -> Callable[[], Buffer]:
-    """Return what fetches bytes ``window`` of a column; its spans count from ``base``."""
-    lo, hi = window[0] - base, window[1] - base
-
-    def fetch() -> Buffer:
-        data = bytearray(hi - lo)
-        for span, node in spans:
-            a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
-            if a < b:
-                part = Span(rank=span.rank, at=span.at + a - span.into, nbytes=b - a, into=a - lo)
-                data[part.into : part.into + part.nbytes] = memoryview(
-                    sources.read(node, key, part)
-                )
-        return data
-
-    return fetch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,16 @@ from ckpt.arena import Arena
 from ckpt.block import SlotState
 from ckpt.errors import NotFoundError
 from ckpt.sidecar.core import Core, Op
+from ckpt.sidecar.disk import Disk
 from ckpt.sidecar.exchange import Exchange
+from ckpt.sidecar.late import LateSave
 from ckpt.sidecar.logs import Logs
 from ckpt.sidecar.messages import Adopt, Nothing, parse
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.persistence import Persistence
 from ckpt.sidecar.reading import Reading
 from ckpt.sidecar.rebuild import Rebuild
+from ckpt.sidecar.room import Room
 from ckpt.sidecar.state import Phase
 from ckpt.sidecar.writing import Writing
 from ckpt.target import CheckpointTarget
@@ -29,6 +33,10 @@ from ckpt.world import BlockEntry, SnapshotWorld
 
 _log = logging.getLogger(__name__)
 _WORLDS = "worlds.json"
+_SAVED_POLL_S = 0.02
+
+FAREWELL = b"."
+"""What a parent writes into the lifeline that ends its sidecar in order."""
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,21 +57,24 @@ class Sidecar:
     def __init__(self, config: SidecarConfig, key: RunKey) -> None:
         self.config = config
         self.stopped = threading.Event()
+        self._removing = False
         arena = Arena.open(Path(config.arena_dir), run=config.run)
         self.core = core = Core(arena, key, run=config.run, node=config.node)
-        self.parities = parities = Parities()
+        self.parities = parities = Parities(arena)
         self.exchange = exchange = Exchange(core, parities)
-        self.persistence = Persistence(core, exchange)
-        self.logs = Logs(core, exchange)
         rebuild = Rebuild(core, exchange, parities)
-        writing = Writing(core, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
+        self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
+        self.disk = Disk(core)
+        self.logs = Logs(core, exchange)
+        self.room = room = Room(core, parity_bytes=parities.nbytes)
+        writing = Writing(core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
         reading = Reading(core, parities, rebuild=rebuild.request)
         self._ops: dict[str, Op] = {
             "adopt": (Adopt, self._adopt),
             "status": (Nothing, self._status),
             "stop": (Nothing, self._stop),
         }
-        for part in (writing, reading, exchange, self.persistence, self.logs):
+        for part in (writing, reading, exchange, self.persistence, self.disk, self.logs):
             self._ops |= part.ops()
         self._readopt()
         self.server = Server(self._handle, key=key, bind=f"tcp://{config.host}:*", tick=core.tick)
@@ -71,13 +82,36 @@ class Sidecar:
 
     def close(self, *, remove: bool) -> None:
         """Stop serving; ``remove`` the shared memory or leave it for a successor."""
-        self.server.close()
-        self.exchange.close()
-        self.core.close()
+        self._stop_serving()
         if remove:
             self.core.arena.remove()
         else:
             self.core.arena.release()
+
+    def save_newest(self) -> None:
+        """Save the newest protected step, as far as the time allows that was given for it."""
+        parts: tuple[LateSave | Disk, ...] = (self.persistence.late, self.disk)
+        with self.core.lock:
+            waits_s = [part.save_newest() for part in parts]
+        began_s = time.monotonic()
+        for part, wait_s in zip(parts, waits_s, strict=True):
+            while time.monotonic() - began_s < wait_s and not part.has_saved():
+                time.sleep(_SAVED_POLL_S)
+
+    def leave(self, *, patience_s: float) -> None:
+        """Stop serving; remove the shared memory if that was asked for or nobody else holds it."""
+        self._stop_serving()
+        if self._removing:
+            self.core.arena.remove()
+        else:
+            self.core.arena.leave(patience_s=patience_s)
+
+    def _stop_serving(self) -> None:
+        self.server.close()
+        self.persistence.close()
+        self.disk.close()
+        self.exchange.close()
+        self.core.close()
 
     def _handle(self, request: Request) -> None:
         if (op := self._ops.get(request.op)) is None:
@@ -98,6 +132,7 @@ class Sidecar:
         instructions = core.book.adopt(body.world, body.restore)
         if body.world.generation > before:
             self._store_worlds()
+            self.persistence.entering(body.restore)
             for listener in core.on.adopt:
                 listener(body.world)
         core.apply(instructions)
@@ -105,6 +140,7 @@ class Sidecar:
 
     def _stop(self, request: Request, body: Nothing) -> None:
         request.reply()
+        self._removing = True
         self.stopped.set()
 
     def _store_worlds(self) -> None:
@@ -135,6 +171,9 @@ class Sidecar:
             committed = state is SlotState.COMMITTED
             core.book.readopt(worlds[entry.generation], entry, committed=committed)
             core.counters["readopted"] += 1
+        for row, protected in self.parities.readopt(worlds):
+            core.book.readopt_row(worlds[row.generation], row, protected=protected)
+            core.counters["rows_readopted"] += 1
         if worlds:
             core.book.world = worlds[max(worlds)]
             for listener in core.on.adopt:
@@ -158,14 +197,19 @@ class Sidecar:
                 for state in SlotState
             },
             "bytes": {
-                "slots": core.slots.nbytes(),
+                "slots": self.room.slot_bytes(),
+                "budget": core.book.world.memory_bytes if core.book.world else 0,
                 "parity": self.parities.nbytes(),
                 "logs": self.logs.nbytes(),
+                "disk": self.disk.nbytes(),
             },
             "meters": core.meters.status(),
-            "counters": dict(core.counters) | {"unauthenticated": self.server.refused},
+            **self.room.status(),
+            "counters": dict(core.counters),
+            "refusals": dict(self.server.refusals),
             **self.exchange.status(),
             **self.persistence.status(),
+            **self.disk.status(),
             **self.logs.status(),
         }
         request.reply(status)

@@ -9,19 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ckpt.arena import Arena, SlotFile, SlotHeader
+from ckpt.arena import Arena, SlotFile, SlotHeader, slot_capacity
 from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError
 from ckpt.sidecar.state import SlotEvent, SnapshotKey, move_slot
+from ckpt.sums import Sums
 from ckpt.world import BlockEntry
 
 BlockKey: TypeAlias = tuple[int, int, int]
 """(generation, step, rank)."""
 
+_SLACK = 4
+
+
+def fits(capacity: int, size_bytes: int) -> bool:
+    """Return whether a slot holds a block and wastes at most a quarter of the block's length."""
+    wanted = slot_capacity(size_bytes)
+    return wanted <= capacity <= wanted + wanted // _SLACK
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slot:
-    """A slot and what is in it; ``pins`` counts the readers that rely on its bytes."""
+    """A slot and what is in it; ``pins`` counts the readers that rely on its bytes.
+
+    ``persisting`` counts those that write it to a store or disk. A ``borrowed`` file is on a disk,
+    is never written to, and stays where it is. ``sums`` are those of the block, where it was
+    verified by this process.
+    """
 
     number: int
     file: SlotFile
@@ -31,7 +45,9 @@ class Slot:
     pins: int = 0
     leaving: bool = False
     busy: bool = False
-    persisting: bool = False
+    persisting: int = 0
+    borrowed: bool = False
+    sums: Sums | None = None
 
     def view(self) -> memoryview:
         """Return the bytes of the block held."""
@@ -92,12 +108,12 @@ class Slots:
         )
 
     def take_free(self, size_bytes: int) -> Slot | None:
-        """Return the smallest free slot that holds ``size_bytes``."""
+        """Return the smallest free slot that `fits` a block of ``size_bytes``."""
         fitting = [
             slot
             for slot in self._table.values()
             if slot.state is SlotState.EMPTY and slot.key is None
-            if slot.file.capacity >= size_bytes
+            if fits(slot.file.capacity, size_bytes)
         ]
         return min(fitting, key=lambda slot: slot.file.capacity, default=None)
 
@@ -106,19 +122,19 @@ class Slots:
         self._move(slot, SlotEvent.ACQUIRE)
         slot.key = key
         header = SlotHeader(state=slot.state, generation=key[0], step=key[1], rank=key[2])
-        slot.file.write_header(header, run=self._arena.run)
+        self._note(slot, SlotEvent.ACQUIRE, header)
 
     def seal(self, slot: Slot, entry: BlockEntry) -> None:
         """WRITING → SEALED with the verified ``entry``."""
         self._move(slot, SlotEvent.SEAL)
         slot.entry = entry
-        slot.file.write_header(SlotHeader.of(entry, slot.state), run=self._arena.run)
+        self._note(slot, SlotEvent.SEAL, SlotHeader.of(entry, slot.state))
 
     def commit(self, slot: Slot) -> None:
         """SEALED → COMMITTED; others stay as they are."""
         if slot.state is SlotState.SEALED and slot.entry is not None:
             self._move(slot, SlotEvent.COMMIT)
-            slot.file.write_header(SlotHeader.of(slot.entry, slot.state), run=self._arena.run)
+            self._note(slot, SlotEvent.COMMIT, SlotHeader.of(slot.entry, slot.state))
 
     def readopt(self, file: SlotFile, entry: BlockEntry, state: SlotState) -> Slot:
         """Take a slot that an earlier process sealed."""
@@ -132,18 +148,23 @@ class Slots:
         if slot.pins or slot.busy:
             slot.leaving = True
             return
-        if surplus:
+        if slot.borrowed:
+            self._table.pop(slot.number, None)
+            slot.file.close()
+        elif surplus:
             self.discard(slot)
         elif slot.state is not SlotState.EMPTY:
             self._move(slot, SlotEvent.RELEASE)
-            slot.key = slot.entry = None
+            slot.key = slot.entry = slot.sums = None
             slot.leaving = False
-            slot.file.write_header(SlotHeader(state=slot.state), run=self._arena.run)
+            self._note(slot, SlotEvent.RELEASE, SlotHeader(state=slot.state))
 
     def discard(self, slot: Slot) -> None:
         """Remove a slot's file: a stale writer that still has it mapped writes to nowhere."""
         self._table.pop(slot.number, None)
+        self._arena.reach("discard.before")
         slot.file.path.unlink(missing_ok=True)
+        self._arena.reach("discard.after")
         slot.file.close()
 
     def pin(self, slot: Slot) -> None:
@@ -158,9 +179,11 @@ class Slots:
             return True
         return False
 
-    def nbytes(self) -> int:
-        """Return the shared memory in use."""
-        return sum(slot.file.capacity for slot in self._table.values())
+    def _note(self, slot: Slot, event: SlotEvent, header: SlotHeader) -> None:
+        """Write down what became of a slot; whoever dies before that has not done it."""
+        self._arena.reach(f"{event}.before")
+        slot.file.write_header(header, run=self._arena.run)
+        self._arena.reach(f"{event}.after")
 
     def _move(self, slot: Slot, event: SlotEvent) -> None:
         slot.state = move_slot(slot.state, event, slot=slot.number)

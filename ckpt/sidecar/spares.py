@@ -9,11 +9,11 @@ shared memory is scarce.
 from __future__ import annotations
 
 import logging
-import shutil
 
 from ckpt.errors import CapacityError
 from ckpt.sidecar.core import Core, Work
-from ckpt.world import SnapshotWorld
+from ckpt.sidecar.room import Room
+from ckpt.sidecar.slots import fits
 
 _log = logging.getLogger(__name__)
 
@@ -21,43 +21,45 @@ _log = logging.getLogger(__name__)
 class Spares:
     """Makes the slots of a generation ahead; called under the lock."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._size_bytes = self._coming_bytes = 0
+    def __init__(self, core: Core, room: Room) -> None:
+        self._core, self._room = core, room
+        self._coming_bytes = 0
         self._making = False
-        core.on.adopt.append(self._adopt)
-
-    def _adopt(self, _world: SnapshotWorld) -> None:
-        self._size_bytes = 0
 
     def is_coming(self, size_bytes: int) -> bool:
-        """Return whether a slot of that size is being made just now: it is worth waiting for."""
-        return self._coming_bytes >= size_bytes
+        """Return whether a slot for that is being made just now: it is worth waiting for."""
+        return fits(self._coming_bytes, size_bytes)
 
-    def sealed(self, size_bytes: int) -> None:
+    def sealed(self) -> None:
         """Note that a block is sealed: make a slot for the next snapshot, if one is missing."""
-        self._size_bytes = max(self._size_bytes, size_bytes)
-        if not self._making and self._is_short():
+        if not self._making and self._missing_bytes():
             self._making = True
             self._core.submit(None, self._make, kind=Work.STORE)
 
-    def _is_short(self) -> bool:
-        core = self._core
-        if (world := core.book.world) is None or not self._size_bytes:
-            return False
-        ranks = world.rank_nodes.count(core.node)
-        if len(core.slots.all()) >= ranks * (world.keep + 1):
-            return False
-        free = shutil.disk_usage(core.arena.directory).free
-        return free >= (ranks + 1) * self._size_bytes  # room for what is asked for meanwhile
+    def _missing_bytes(self) -> int:
+        """Return for what length of block a slot is missing and can be had; 0 for none."""
+        lengths = self._room.lengths().values()
+        slots = [slot.file.capacity for slot in self._core.slots.all()]
+        wanted = self._room.slots_per_rank - 1
+        for size_bytes in sorted(set(lengths)):
+            ranks = sum(fits(size_bytes, each) for each in lengths)
+            if sum(fits(each, size_bytes) for each in slots) >= ranks * wanted:
+                continue
+            if not self._room.holds(size_bytes):
+                continue
+            # room for what is asked for meanwhile
+            if self._core.arena.free_bytes() >= size_bytes + sum(lengths):
+                return size_bytes
+        return 0
 
     def _make(self) -> None:
         core = self._core
         with core.lock:
-            if not self._is_short():
+            size_bytes = self._coming_bytes = self._missing_bytes()
+            if not size_bytes:
                 self._making = False
                 return
-            self._coming_bytes = size_bytes = self._size_bytes
+            self._room.begin(size_bytes)
         file = None
         try:
             file = core.arena.create(size_bytes)
@@ -66,6 +68,7 @@ class Spares:
         finally:
             with core.lock:
                 self._coming_bytes, self._making = 0, False
+                self._room.end(size_bytes)
                 if file is not None:
                     core.slots.add(file)
                 core.changed()

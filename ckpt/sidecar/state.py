@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ckpt.block import SlotState
 from ckpt.errors import CkptError, FencedError, MismatchError, NotFoundError
 from ckpt.stripes import Geometry
-from ckpt.world import BlockEntry, RestorePoint, SnapshotWorld
+from ckpt.world import BlockEntry, ParityEntry, RestorePoint, SnapshotWorld
 
 SnapshotKey: TypeAlias = tuple[int, int]
 """(generation, step)."""
@@ -162,6 +162,15 @@ class Book:
         dropped = [key for key, each in self.snapshots.items() if not _survives(each, restore)]
         return [self._forget(key) for key in dropped]
 
+    def roll_back(self, restore: RestorePoint | None) -> list[Instruction]:
+        """Note that this generation started from ``restore`` instead of what its plan named.
+
+        What older generations hold beyond that is dropped.
+        """
+        older = {key: each for key, each in self.snapshots.items() if key[0] < self.generation}
+        dropped = [key for key, each in older.items() if not _survives(each, restore)]
+        return [self._forget(key) for key in dropped]
+
     @staticmethod
     def _check_newer(have: SnapshotWorld, world: SnapshotWorld) -> None:
         if world.run != have.run:
@@ -183,6 +192,18 @@ class Book:
         snapshot.entries[entry.rank] = entry
         if committed:
             snapshot.phase = Phase.COMMITTED
+
+    def readopt_row(self, world: SnapshotWorld, entry: ParityEntry, *, protected: bool) -> None:
+        """Take over a parity row that an earlier sidecar process of this node left.
+
+        ``protected`` says that the process knew all rows of the snapshot to be sealed; without
+        that, and without its blocks, nothing more is known of it than this row.
+        """
+        key = (entry.generation, entry.step)
+        snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=entry.step))
+        snapshot.rows.add((entry.stripe, entry.row))
+        if protected:
+            snapshot.phase = Phase.PROTECTED
 
     def learn(self, world: SnapshotWorld, step: int, entries: Mapping[int, BlockEntry]) -> None:
         """Note an older, complete snapshot of which a block was rebuilt here."""
@@ -277,6 +298,14 @@ class Book:
         ]
         return max(steps, default=-1)
 
+    def shed(self) -> list[Instruction]:
+        """Release the oldest snapshot of older generations, but never the newest of them.
+
+        That is the one restored from; the others are spare, and memory may be scarce.
+        """
+        older = sorted((key for key in self.snapshots if key[0] < self.generation), key=_by_step)
+        return [self._forget(older[0])] if len(older) > 1 else []
+
     def find(self, step: int, *, generation: int | None) -> Snapshot:
         """Return the protected snapshot of ``step``, of the newest generation that has it.
 
@@ -330,6 +359,10 @@ class Book:
         del self.snapshots[key]
         self._gone.append(key)
         return Release(key=key)
+
+
+def _by_step(key: SnapshotKey) -> tuple[int, int]:
+    return key[1], key[0]
 
 
 def _survives(snapshot: Snapshot, restore: RestorePoint | None) -> bool:

@@ -9,7 +9,7 @@ from ckpt.errors import CkptError, CorruptError
 from ckpt.isal import crc32c
 from ckpt.types import Json
 
-PART_BYTES = 8 << 20
+PART_BYTES = 4 << 20
 """Blocks and fragments travel in parts of at most this size: a bound on buffers and delays."""
 
 

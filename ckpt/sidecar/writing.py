@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from time import monotonic
 
-from ckpt.block import SlotState, block_bytes, verify_block
-from ckpt.errors import CapacityError, CkptError, FencedError, GivenUpError, MismatchError
+from ckpt.block import SlotState, block_bytes, check_block
+from ckpt.errors import (
+    CapacityError,
+    CkptError,
+    FencedError,
+    GivenUpError,
+    MismatchError,
+    NotFoundError,
+)
 from ckpt.sidecar.core import Core, Op, Waiter
-from ckpt.sidecar.messages import Abandon, Acquire, Await, Seal, SlotGrant, unparse
-from ckpt.sidecar.slots import BlockKey, Slot
+from ckpt.sidecar.messages import Abandon, Acquire, Await, Fence, Seal, SlotGrant, unparse
+from ckpt.sidecar.room import Room
+from ckpt.sidecar.slots import BlockKey, Slot, fits
 from ckpt.sidecar.spares import Spares
 from ckpt.sidecar.state import Phase
 from ckpt.target import CheckpointTarget
 from ckpt.transport import Request
 from ckpt.world import BlockEntry, SnapshotWorld
 
-EXTRA_SLOTS = 2
-"""A rank's slots beyond ``keep``: one being protected while another is written."""
-
 
 class Writing:
     """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
 
-    One more while a checkpoint is being written from one of them.
+    One less in the smaller mode (see `Room`), one more while a checkpoint is being written from
+    one of them and the declared budget holds it.
     ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group.
     """
 
     def __init__(
         self,
         core: Core,
+        room: Room,
         *,
         on_sealed: Callable[[BlockEntry, CheckpointTarget | None], None],
         on_abandoned: Callable[[int, int], None],
     ) -> None:
-        self._core = core
+        self._core, self._room = core, room
         self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
         self._creating: set[BlockKey] = set()
-        self._spares = Spares(core)
+        self._over = 0
+        self._spares = Spares(core, room)
         core.on.adopt.append(self._fence)
 
     def ops(self) -> dict[str, Op]:
@@ -46,6 +55,7 @@ class Writing:
             "acquire": (Acquire, self._acquire),
             "seal": (Seal, self._seal),
             "abandon": (Abandon, self._abandon),
+            "fence": (Fence, self._end),
             "protected_step": (Await, self._protected_step),
         }
 
@@ -54,6 +64,20 @@ class Writing:
         for slot in self._core.slots.all():
             if slot.state is SlotState.WRITING:
                 self._core.slots.discard(slot)
+
+    def _end(self, request: Request, body: Fence) -> None:
+        """Refuse whoever waits for a slot of a generation that is over.
+
+        What is written already may still be sealed and protected, until the inventory is taken.
+        """
+        self._over = max(self._over, body.generation)
+        request.reply()
+        self._core.changed()
+
+    def _check_begin(self, generation: int, rank: int) -> None:
+        if generation <= self._over:
+            raise FencedError(f"generation {generation} is over; take part in the next one")
+        self._check(generation, rank)
 
     def _check(self, generation: int, rank: int) -> SnapshotWorld:
         world = self._core.book.require_open(generation)
@@ -65,13 +89,13 @@ class Writing:
 
     def _acquire(self, request: Request, body: Acquire) -> None:
         core = self._core
-        self._check(body.generation, body.rank)
+        self._check_begin(body.generation, body.rank)
         key = (body.generation, body.step, body.rank)
         if core.slots.holding(key):
             raise MismatchError(f"step {body.step} is already sealed; snapshot a later one")
 
         def attempt() -> bool:
-            self._check(body.generation, body.rank)
+            self._check_begin(body.generation, body.rank)
             if core.book.is_gone(key[:2]):
                 raise _given_up(body.step)
             return self._grant(request, body, key)
@@ -79,12 +103,14 @@ class Writing:
         def expire() -> None:
             held = [slot for slot in core.slots.all() if slot.key and slot.key[2] == body.rank]
             steps = sorted(slot.key[1] for slot in held if slot.key)
-            raise CapacityError(
+            error = CapacityError(
                 f"no slot became free within {body.timeout_s:g} s: rank {body.rank} has "
                 f"{len(held)} in use (steps {steps}, newest protected "
                 f"{core.book.newest(Phase.PROTECTED)}); snapshot less often, or see why peers do "
                 "not answer"
             )
+            self._leave_out(key, error)
+            raise error
 
         deadline_s = monotonic() + body.timeout_s
         core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire))
@@ -92,46 +118,77 @@ class Writing:
     def _grant(self, request: Request, body: Acquire, key: BlockKey) -> bool:
         core = self._core
         if slot := core.slots.writing(key):
-            _reply_grant(request, slot)
+            self._reply_grant(request, slot)
             return True
-        world = core.book.require(body.generation)
+        self._room.admit(body.rank, body.size_bytes)
         pending = sum(other[2] == body.rank for other in self._creating)
-        persisting = any(
-            slot.persisting and slot.key and slot.key[2] == body.rank for slot in core.slots.all()
+        persisting = sum(
+            bool(slot.persisting and slot.key and slot.key[2] == body.rank)
+            for slot in core.slots.all()
         )
         used = core.slots.used(body.generation, body.rank) + pending - persisting
-        if key in self._creating or used >= world.keep + EXTRA_SLOTS:
+        if key in self._creating or used >= self._room.slots_per_rank:
             return False
         if slot := core.slots.take_free(body.size_bytes):
-            core.slots.begin(slot, key)
-            _reply_grant(request, slot)
+            self._begin(request, slot, key)
             return True
         if self._spares.is_coming(body.size_bytes):
             return False
-        for slot in core.slots.all():  # free but too small: the state has grown
-            if slot.state is SlotState.EMPTY and not slot.busy:
-                core.slots.discard(slot)
+        if not self._room.make_room(body.size_bytes):
+            return False
         self._creating.add(key)
+        self._room.begin(body.size_bytes)
         core.submit(request, lambda: self._create(request, body.size_bytes, key))
         return True
 
     def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
-        core = self._core
+        core, file = self._core, None
         try:
             file = core.arena.create(size_bytes)
+        except CapacityError as error:
+            with core.lock:
+                self._leave_out(key, error)
+            raise
         finally:
             with core.lock:
                 self._creating.discard(key)
+                self._room.end(size_bytes)
+                slot = core.slots.add(file) if file else None
+        if slot is None:
+            return
         with core.lock:
-            slot = core.slots.add(file)
             try:
-                self._check(key[0], key[2])
+                self._check_begin(key[0], key[2])
             except CkptError:
                 core.slots.discard(slot)
                 raise
-            core.slots.begin(slot, key)
-            _reply_grant(request, slot)
+            self._begin(request, slot, key)
             core.changed()
+
+    def _begin(self, request: Request, slot: Slot, key: BlockKey) -> None:
+        self._core.slots.begin(slot, key)
+        self._room.granted()
+        self._reply_grant(request, slot)
+
+    def _leave_out(self, key: BlockKey, error: CapacityError) -> None:
+        """Note that nobody is to wait for a step: one rank has no room for it."""
+        self._room.refuse(str(error))
+        with contextlib.suppress(FencedError, NotFoundError):
+            self._core.book.require_open(key[0])
+            self._give_up(key[:2])
+
+    def _reply_grant(self, request: Request, slot: Slot) -> None:
+        free = [each for each in self._core.slots.all() if each.state is SlotState.EMPTY]
+        ahead = tuple(
+            str(each.file.path) for each in free if fits(each.file.capacity, slot.file.capacity)
+        )
+        grant = SlotGrant(
+            slot_id=slot.number,
+            path=str(slot.file.path),
+            capacity=slot.file.capacity,
+            ahead=ahead,
+        )
+        request.reply(unparse(grant))
 
     def _seal(self, request: Request, body: Seal) -> None:
         core, entry = self._core, body.entry
@@ -158,8 +215,10 @@ class Writing:
         core, entry = self._core, body.entry
         key = (entry.generation, entry.step)
         failed: CkptError | None = None
+        block = slot.file.block(block_bytes(entry))
         try:
-            verify_block(slot.file.block(block_bytes(entry)), entry, origin=slot.file.path.name)
+            with core.meters.timed("seal", block.nbytes):
+                slot.sums = check_block(block, entry, origin=slot.file.path.name).sums
         except CkptError as error:
             failed = error
         with core.lock:
@@ -177,7 +236,8 @@ class Writing:
             core.slots.seal(slot, entry)
             self._on_sealed(entry, body.persist)
             core.apply(core.book.seal(entry))
-            self._spares.sealed(slot.file.capacity)
+            self._room.trim()
+            self._spares.sealed()
         request.reply()
 
     def _abandon(self, request: Request, body: Abandon) -> None:
@@ -219,8 +279,3 @@ class Writing:
 
 def _given_up(step: int) -> GivenUpError:
     return GivenUpError(f"step {step} was given up by another rank; go on with a later one")
-
-
-def _reply_grant(request: Request, slot: Slot) -> None:
-    grant = SlotGrant(slot_id=slot.number, path=str(slot.file.path), capacity=slot.file.capacity)
-    request.reply(unparse(grant))

@@ -79,8 +79,10 @@ def make_world(
     generation: int = 1,
     parity: int = 0,
     keep: int = 2,
+    groups: tuple[tuple[str, ...], ...] = (),
+    columns: int = 0,
 ) -> SnapshotWorld:
-    """Return a group; one rank per node unless ``rank_nodes`` says otherwise."""
+    """Return a world; one rank per node unless ``rank_nodes`` says otherwise."""
     return SnapshotWorld(
         run=run,
         generation=generation,
@@ -88,6 +90,8 @@ def make_world(
         rank_nodes=tuple(addresses if rank_nodes is None else rank_nodes),
         parity=parity,
         keep=keep,
+        groups=groups,
+        columns=columns,
     )
 
 
@@ -105,6 +109,24 @@ def write_block(
     """Do what a worker does for one snapshot; return the payload, of which ``seed`` is the step."""
     drawn = step if seed is None else seed
     payload = random_payload(nbytes, seed=(world.generation, drawn, rank))
+    write_payload(
+        client, world, payload, step=step, rank=rank, persist=persist, timeout_s=timeout_s
+    )
+    return payload
+
+
+def write_payload(
+    client: SidecarClient,
+    world: SnapshotWorld,
+    payload: bytes,
+    *,
+    step: int,
+    rank: int,
+    persist: CheckpointTarget | None = None,
+    timeout_s: float = 10.0,
+) -> None:
+    """Do what a worker does for a snapshot of these bytes."""
+    nbytes = len(payload)
     index = make_index(
         payload,
         run=world.run,
@@ -124,4 +146,3 @@ def write_block(
     slot.block(nbytes)[:] = payload
     client.seal(slot_id=grant.slot_id, entry=slot.finish(index), persist=persist)
     slot.close()
-    return payload

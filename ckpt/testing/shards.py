@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from ckpt.capture import CapturePlan, flatten, gather_alone
+from ckpt.checked import copy_chunk
 from ckpt.errors import CorruptError
 from ckpt.index import ChunkRef, ShardIndex
 from ckpt.isal import crc32c
-from ckpt.scatter import ByChunk, scatter_whole
+from ckpt.scatter import ByChunk
 
 Shard = tuple[ShardIndex, bytearray]
 
@@ -91,4 +92,7 @@ class MemoryShards:
 
     def scatter(self, deliveries: ByChunk) -> int:
         """Bring regions of the payloads to where they belong."""
-        return scatter_whole(self.read, deliveries)
+        chunks = self.read([ref for ref, _ in deliveries])
+        for (ref, data), (_, regions) in zip(chunks, deliveries, strict=True):
+            copy_chunk(ref.chunk, data, regions)
+        return sum(ref.chunk.nbytes for ref, _ in deliveries)

@@ -21,6 +21,7 @@ class FakeGrant:
     slot_id: int
     path: str
     capacity: int
+    ahead: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +95,10 @@ class FakeSidecar:
         """Return bytes of a sealed block."""
         slot = self._held[step, rank]
         return [memoryview(bytes(slot.block(at + n)[at:])) for at, n in ranges]
+
+    def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
+        """Let go of a block."""
+        return self.sealed.pop((step, rank), None) is not None
 
     def close(self) -> None:
         """Unmap the slots."""

@@ -159,6 +159,7 @@ class Conductor:
             self._fencing, self._inventory_asked = generation, False
             self._reporter.emit("fencing", generation=generation, reason=reason)
             self._crew.fence(generation)
+            self._sidecar.fence(generation)
 
     def _settle_fence(self) -> None:
         """Ask for the inventory as soon as nobody acts in the fenced generation any more."""

@@ -113,6 +113,18 @@ class SidecarKeeper:
         if sidecar is self._sidecar:  # one started since knows nothing of it
             self._events.generation_adopted(record)
 
+    def fence(self, generation: int) -> None:
+        """Tell the sidecar that a generation is over, before its workers have left it.
+
+        One that waits for a slot is refused at once, and parks without that wait.
+        """
+        if sidecar := self._sidecar:
+            self._background.submit(
+                lambda: sidecar.client.fence(generation),
+                then=lambda _: None,
+                failed=lambda _: None,  # the inventory, asked for next, will say what is wrong
+            )
+
     def take_inventory(self, generation: int) -> None:
         """Ask what the sidecar holds, then `inventory_taken`."""
         if sidecar := self._sidecar:
@@ -149,7 +161,7 @@ class SidecarKeeper:
             sidecar.kill()
 
     def stop(self) -> None:
-        """End the sidecar for good; it removes its shared memory."""
+        """End the sidecar for good; its memory goes unless the launcher holds it."""
         self._background.close(timeout_s=_START_END_S if self._starting else 0.0)
         fresh = self._fresh if self._fresh is not self._sidecar else None
         for sidecar in (self._ended, self._sidecar, fresh):

@@ -64,12 +64,12 @@ class Training:
         newest = max(self._protected, key=lambda key: (key[1], key[0]), default=None)
         if newest is not None:
             were, world = self._protected[newest], self._sim.generations[newest[0]].snapshots
-            lost = [name for name, was in were.items() if record.nodes.get(name) != was]
-            if len(lost) <= world.parity:
+            lost = {name for name, was in were.items() if record.nodes.get(name) != was}
+            if all(len(lost & set(each)) <= world.parity for each in world.parity_groups()):
                 require(
                     point is not None and point.step >= newest[1],
                     f"generation {record.number} restores {point and point.step}, but step "
-                    f"{newest[1]} of {newest[0]} was protected and only {lost} are lost",
+                    f"{newest[1]} of {newest[0]} was protected and only {sorted(lost)} are lost",
                 )
         if point is None:
             self.restores["nothing"] += 1

@@ -18,6 +18,7 @@ from elastic.records import Outcome
 from tools.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
+REMEMBERING = Path(__file__).with_name("remembering_worker.py")
 DEADLINE_S = 30.0
 
 Event = dict[str, Any]
@@ -86,16 +87,20 @@ def job(
     per_node: int = 2,
     roles: dict[str, int] | None = None,
     timing: dict[str, float] | None = None,
+    script: Path = TOY,
     **options: Any,
 ) -> Iterator[Job]:
-    """Run toy workers; on leaving, the job has ended and nothing of it is left."""
+    """Run toy workers, or those of another ``script``.
+
+    On leaving, the job has ended and nothing of it is left.
+    """
     roles = roles or {}
     slots = {"trainer": per_node, **roles}
     options["timing"] = msgspec.structs.replace(
         LOCAL_TIMING, **{"stop_timeout_s": 2.0, **(timing or {})}
     )
     config = LaunchConfig(
-        command=python_command(TOY, ["--progress", str(directory / "progress"), *toy_args]),
+        command=python_command(script, ["--progress", str(directory / "progress"), *toy_args]),
         nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots=slots) for i in range(nodes)),
         wanted={"trainer": nodes * per_node, **roles},
         run_dir=directory / "run",

@@ -17,6 +17,7 @@ from elastic import reform
 from elastic.config import Batch, Settings
 from elastic.cursor import Cursor
 from elastic.errors import Fenced
+from elastic.protection import Protection
 from elastic.pulse import Pulse
 from elastic.run import Run
 
@@ -133,6 +134,9 @@ class Keeping:
 
     def stall_s(self) -> float:
         return 0.0
+
+    def protection(self) -> Protection:
+        return Protection(step=-1, age_s=0.0)
 
 
 class Listening:

@@ -81,9 +81,8 @@ def test_a_hung_worker_is_ended(tmp_path: Path) -> None:
 def test_a_job_outlives_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with job(tmp_path, *LONG, nodes=3, per_node=1) as running:
         running.await_step(5)
-        nodes = running.launcher.processes()
-        killed = hurt(nodes["n1"].agent)
-        hurt(nodes["n1"].sidecar)
+        killed = time.time()
+        assert running.launcher.lose_machine("n1")
         smaller = running.world_of(2)
         report(capsys, "SIGKILL of a node", running.generation(2)["t"] - killed)
         assert smaller["ranks"] == ["trainer/0", "trainer/2"]
@@ -105,7 +104,7 @@ def test_the_only_node_is_started_again(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_loss_of_the_last_node_ends_the_job(tmp_path: Path) -> None:
-    with job(tmp_path, *LONG) as running:
+    with job(tmp_path, *LONG, node_restarts=0) as running:
         running.await_step(2)
         hurt(running.launcher.processes()["n0"].agent)
         outcome = running.finish()

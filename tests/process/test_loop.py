@@ -17,7 +17,7 @@ from ckpt.errors import StoreError
 from ckpt.transport import RunKey
 from elastic.channel import WORKER_ENV
 from elastic.config import Batch, Settings
-from elastic.errors import ConfigError, Fenced
+from elastic.errors import Anew, ConfigError, Fenced
 from elastic.loop import Loop, show_plainly
 from elastic.run import Run
 
@@ -90,6 +90,28 @@ def test_a_fenced_generation_is_left_and_forgotten() -> None:
     kinds = [said[0] for said in channel.said]
     assert kinds == ["ready", "reformed"] * 3 + ["done"]
     assert [said[1] for said in channel.said if said[0] == "ready"] == [0, 1, 2]
+
+
+def test_a_state_that_is_half_restored_is_built_anew_in_the_same_generation() -> None:
+    channel, models, weights = LoneChannel(), [], []
+
+    def body(run: Run) -> str:
+        gc.collect()
+        assert all(model() is None for model in models), "the half restored model is still held"
+        model = nn.Linear(4, 4)
+        models.append(weakref.ref(model))
+        weights.append(model.weight.detach().clone())
+        if len(models) == 1:
+            raise Anew("nothing in memory can be read")
+        run.track(model=model)
+        return "finished"
+
+    assert _loop(channel).run(body) == "finished"
+    assert torch.equal(*weights), "built from the same seed"
+    kinds = [said[0] for said in channel.said]
+    assert kinds == ["ready", "reformed", "restored", "done"]
+    restored = next(said[1] for said in channel.said if said[0] == "restored")
+    assert (restored["tier"], restored["how"]) == ("none", "nothing in memory can be read")
 
 
 def test_an_error_of_the_function_ends_the_worker() -> None:

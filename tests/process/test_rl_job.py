@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from jobs import Job, hurt
+from sidecar_group import wait_until
 
 from adapters.rl import sft
 from adapters.rl.config import RLConfig, preset, save_config
+from ckpt.arena import ARENA_ROOT
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
 from tools.leftovers import leftovers
 
@@ -75,6 +77,16 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
         assert leftovers(launcher.run) == []
 
 
+def logs_in(job: Job) -> set[str]:
+    """Return the names of the record logs in the memory of the job's nodes."""
+    names = set()
+    for path in ARENA_ROOT.glob(f"holdfast-{job.launcher.run}-*/*.log"):
+        with suppress(FileNotFoundError):
+            head = path.read_bytes()[16:4096]
+            names.add(json.loads(head[: head.index(b"}") + 1])["name"])
+    return names
+
+
 def test_alone_the_job_trains_every_prompt_once(undisturbed: dict[str, Any]) -> None:
     assert undisturbed["steps"] == len(undisturbed["reward"]) == 40
     assert undisturbed["staleness_max"] == 2
@@ -94,11 +106,13 @@ def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_out
             lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
             after=len(job.history),
         )
+        (dead,) = {name for name in logs_in(job) if name.startswith("rollout-0-")}
         hurt(job.worker(busy["seat"]))
         job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
         rank_0 = job.events("proposed")[-1]["ranks"][0]
         hurt(job.worker(rank_0), signal.SIGKILL)
         job.generation(2)
+        wait_until(lambda: dead not in (logs_in(job) or {dead}), "the dead worker's log is dropped")
         outcome = job.finish()
         assert outcome.ok, outcome.message
     result = json.loads((tmp_path / "result.json").read_bytes())
@@ -118,9 +132,7 @@ def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
             lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
             after=len(job.history),
         )
-        node = job.launcher.processes()["c"]
-        for pid in (node.agent, node.sidecar, *node.workers.values()):
-            hurt(pid)
+        assert job.launcher.lose_machine("c")
         lost = job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
         assert lost["samples"] > 0
         outcome = job.finish()

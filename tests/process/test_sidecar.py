@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -113,10 +112,15 @@ def test_a_lone_sidecars_successor_knows_the_restore_point(one: SidecarGroup) ->
 
 
 @pytest.mark.parametrize("how", ["lifeline", "sigterm", "stop"])
-def test_no_shared_memory_is_left(one: SidecarGroup, how: str) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_no_shared_memory_is_left_unless_somebody_holds_it(
+    one: SidecarGroup, how: str, held: bool
+) -> None:
     write_step(one, one.adopt(), 1, sizes=(1000,))
     process = one.processes["a"]
     assert one.leftovers()
+    if not held:
+        process.release()
     if how == "lifeline":
         assert process.process.stdin is not None
         process.process.stdin.close()
@@ -125,6 +129,8 @@ def test_no_shared_memory_is_left(one: SidecarGroup, how: str) -> None:
     else:
         one.clients["a"].stop()
     assert process.process.wait(DEADLINE_S) == 0
+    assert bool(one.leftovers()) == (held and how != "stop")
+    process.stop()
     assert one.leftovers() == []
 
 
@@ -150,8 +156,7 @@ def test_a_sidecar_that_cannot_start_says_why(tmp_path: Path) -> None:
     group.key_file.write_text("nonsense")
     with pytest.raises(PeerError, match="no usable run key"):
         group.start("a")
-    for left in group.leftovers():
-        shutil.rmtree(left)
+    assert group.leftovers() == []
 
 
 def test_a_sidecar_never_imports_torch(tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_a_log_outlives_its_writer_and_its_node(three: SidecarGroup) -> None:
         end = writer.log_append("tokens", records[at : at + 7])
     assert end == len(records)
     assert three.clients["a"].log_read("tokens", node="b") == records
-    wait_until(lambda: writer.status()["log_lag"] == {"tokens": 0}, "the copy is complete")
+    assert writer.log_protected("tokens", at_least=end, timeout_s=DEADLINE_S) == end
     three.kill("b", wipe=True)
     three.adopt(generation=2, rank_nodes=("a", "c"))
     assert three.clients["c"].log_read("tokens", node="b") == records

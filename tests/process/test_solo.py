@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.leftovers import leftovers
+from tools.leftovers import leftovers, memory_of, processes_of
 
 SCRIPT = """
 import sys, time
@@ -53,6 +54,18 @@ def test_a_script_works_alone(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert leftovers(out.strip()) == []
     assert '"kind":"hello"' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_script_whose_sidecar_was_killed_leaves_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path, "wait")
+    assert process.stdout is not None
+    run = process.stdout.readline().strip()
+    (sidecar,) = (pid for pid in processes_of(run) if pid != process.pid)
+    os.kill(sidecar, signal.SIGKILL)
+    assert memory_of(run), "it stays as long as the script holds it"
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    assert leftovers(run) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

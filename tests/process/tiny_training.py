@@ -1,9 +1,14 @@
-"""A training script that takes next to no time: what `train_gpt.py` does, on a few numbers."""
+"""A training script that takes next to no time: what `train_gpt.py` does, on a few numbers.
+
+With ``--hold FILE`` every generation but the first waits, before it restores, until the file is
+there; with ``--pace S`` a step takes at least so many seconds.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import torch
@@ -24,8 +29,12 @@ def main(args: argparse.Namespace) -> None:
         seed=args.seed,
         checkpoint=args.checkpoint,
         checkpoint_every=args.checkpoint_every,
+        parity=args.parity,
     )
     def train(run: elastic.Run) -> None:
+        while run.generation > 1 and args.hold and not args.hold.exists():
+            run.check()
+            time.sleep(0.01)
         model = nn.Sequential(nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
@@ -38,6 +47,7 @@ def main(args: argparse.Namespace) -> None:
             run.clip_grad_norm_(model.parameters(), 1.0)
             run.step(optimizer)
             schedule.step()
+            time.sleep(args.pace)
         state = {"model": model, "optimizer": optimizer, "schedule": schedule}
         result = {"hash": state_hash(state), "steps": run.completed, "loss": run.metrics["loss"]}
         if run.is_leader:
@@ -53,5 +63,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--checkpoint")
+    parser.add_argument("--parity", type=int, default=1)
+    parser.add_argument("--hold", type=Path)
+    parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=int, default=100)
     main(parser.parse_args())

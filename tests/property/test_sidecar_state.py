@@ -79,9 +79,10 @@ class Group:
     def send_pieces(self, owner: Node, snapshot: Snapshot) -> None:
         geometry, step = snapshot.geometry(), snapshot.step
         for stripe in range(geometry.n):
-            columns = {geometry.nodes[geometry.node_of(stripe, c)] for c in range(geometry.k)}
+            k = geometry.columns(stripe)
+            columns = {geometry.nodes[geometry.node_of(stripe, c)] for c in range(k)}
             for row in range(geometry.m):
-                holder = self.nodes[geometry.nodes[geometry.node_of(stripe, geometry.k + row)]]
+                holder = self.nodes[geometry.nodes[geometry.node_of(stripe, k + row)]]
                 parity = ParityEntry(
                     generation=1,
                     step=step,

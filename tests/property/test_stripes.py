@@ -1,4 +1,4 @@
-"""Any m of n nodes may vanish, whatever the sizes; what is more is refused; flips are seen."""
+"""Any m nodes of a group may vanish, whatever the sizes; more is refused; flips are seen."""
 
 from __future__ import annotations
 
@@ -10,140 +10,196 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.block import verify_block
-from ckpt.erasure import Codec
 from ckpt.errors import CorruptError
-from ckpt.stripes import Geometry, Recovery, plan_recovery
+from ckpt.stripes import ROOM_BYTES, Geometry
 from ckpt.testing.blocks import make_block, make_world, random_payload
+from ckpt.testing.parity import ParityModel
 from ckpt.world import BlockEntry, SnapshotWorld
 
 
-class Simulation:
-    """A group's blocks and parity rows, computed the plain way."""
-
-    def __init__(self, world: SnapshotWorld, sizes: list[int]) -> None:
-        self.entries: dict[int, BlockEntry] = {}
-        self.blocks: dict[int, bytes] = {}
-        for rank, size in enumerate(sizes):
-            payload = random_payload(size, seed=(rank, size))
-            made = make_block(payload, rank=rank, world_size=len(sizes))
-            self.entries[rank], self.blocks[rank] = made
-        self.world, self.geometry = world, Geometry(world, self.entries)
-        self.codec = Codec(self.geometry.k, self.geometry.m)
-        self.rows: dict[tuple[int, int], bytearray] = {}
-        for node in self.geometry.nodes:
-            for stripe, row in self.geometry.rows_of(node):
-                self.rows[stripe, row] = bytearray(self.geometry.row_bytes(stripe))
-        for node in self.geometry.nodes:
-            for duty in self.geometry.duties_of(node):
-                into = memoryview(self.rows[duty.stripe, duty.row])[: duty.nbytes]
-                data = self.column(duty.stripe, duty.column, 0, duty.nbytes)
-                self.codec.encode_update(duty.row, duty.column, data, into)
-
-    def column(self, stripe: int, column: int, lo: int, hi: int) -> bytes:
-        data = bytearray(hi - lo)
-        for span in self.geometry.spans(stripe, column, lo, hi):
-            part = self.blocks[span.rank][span.at : span.at + span.nbytes]
-            data[span.into : span.into + span.nbytes] = part
-        return bytes(data)
-
-    def plan(self, rank: int, lost: set[str]) -> tuple[Recovery, ...] | None:
-        holders = {r: node for r, node in enumerate(self.world.rank_nodes) if node not in lost}
-        rows = {
-            place: node
-            for node in self.geometry.nodes
-            if node not in lost
-            for place in self.geometry.rows_of(node)
-        }
-        return plan_recovery(self.geometry, rank, holders=holders, rows=rows)[0]
-
-    def rebuild(self, rank: int, plan: tuple[Recovery, ...]) -> bytes:
-        block = bytearray(len(self.blocks[rank]))
-        for each in plan:
-            fragments = {
-                read.column: self.column(each.stripe, read.column, each.lo, each.hi)
-                for read in each.columns
-            }
-            for row in each.rows:
-                data = bytes(self.rows[each.stripe, row.row][each.lo : each.hi])
-                fragments[self.codec.k + row.row] = data
-            into = memoryview(block)[each.at : each.at + each.hi - each.lo]
-            self.codec.decode(each.column, fragments, into)
-        return bytes(block)
+def model(world: SnapshotWorld, sizes: list[int]) -> ParityModel:
+    made = {
+        rank: make_block(random_payload(size, seed=(rank, size)), rank=rank, world_size=len(sizes))
+        for rank, size in enumerate(sizes)
+    }
+    return ParityModel(world, made)
 
 
 @st.composite
-def simulations(draw: st.DrawFn) -> Simulation:
-    n = draw(st.integers(2, 6))
-    m = draw(st.integers(1, n - 1))
-    names = [f"n{i}" for i in range(n)]
-    homes = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2 * n))
-    sizes = draw(st.lists(st.integers(0, 3000), min_size=len(homes), max_size=len(homes)))
-    world = make_world(dict.fromkeys(names, "tcp://x"), rank_nodes=homes, parity=m)
-    return Simulation(world, sizes)
+def worlds(draw: st.DrawFn) -> SnapshotWorld:
+    m = draw(st.integers(1, 3))
+    group_sizes = draw(st.lists(st.integers(m + 1, 6), min_size=1, max_size=2))
+    names = draw(st.permutations([f"n{i}" for i in range(sum(group_sizes))]))
+    rest = iter(names)
+    homes = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2 * len(names)))
+    return make_world(
+        dict.fromkeys(sorted(names), "tcp://x"),
+        rank_nodes=homes,
+        parity=m,
+        groups=tuple(tuple(next(rest) for _ in range(size)) for size in group_sizes),
+        columns=draw(st.integers(0, min(group_sizes) - m)),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ParityModel:
+    world = draw(worlds())
+    count = len(world.rank_nodes)
+    return model(world, draw(st.lists(st.integers(0, 9000), min_size=count, max_size=count)))
 
 
 @settings(max_examples=40, deadline=None)
-@given(simulations())
-def test_any_m_nodes_may_vanish(group: Simulation) -> None:
-    names, m = group.geometry.nodes, group.geometry.m
-    for lost in combinations(names, m):
-        for rank, home in enumerate(group.world.rank_nodes):
+@given(models())
+def test_any_m_nodes_of_each_group_may_vanish(held: ParityModel) -> None:
+    world = held.world
+    losses = [set(group[:2][: world.parity]) for group in world.parity_groups()]
+    everywhere = set().union(*losses)
+    for lost in (*losses, everywhere):
+        for rank, home in enumerate(world.rank_nodes):
             if home in lost:
-                plan = group.plan(rank, set(lost))
-                assert plan is not None
-                assert group.rebuild(rank, plan) == group.blocks[rank]
+                plan, reason = held.plan(rank, lost)
+                assert plan is not None, reason
+                assert held.rebuild(rank, plan) == held.blocks[rank]
 
 
 @settings(max_examples=40, deadline=None)
-@given(simulations(), st.data())
-def test_what_is_refused_could_not_have_been_had(group: Simulation, data: st.DataObject) -> None:
-    count = data.draw(st.integers(group.geometry.m, group.geometry.n))
-    lost = set(data.draw(st.permutations(group.geometry.nodes))[:count])
-    for rank, home in enumerate(group.world.rank_nodes):
+@given(models(), st.data())
+def test_what_is_refused_could_not_have_been_had(held: ParityModel, data: st.DataObject) -> None:
+    lost = set(data.draw(st.lists(st.sampled_from(held.geometry.nodes), min_size=1)))
+    for rank, home in enumerate(held.world.rank_nodes):
         if home not in lost:
             continue
-        plan = group.plan(rank, lost)
-        if plan is not None:  # zeros behind short blocks may save more than m nodes
-            assert group.rebuild(rank, plan) == group.blocks[rank]
-        else:
-            assert count > group.geometry.m
+        plan, reason = held.plan(rank, lost)
+        if plan is not None:  # zeros behind short blocks, or distance, may save more than m
+            assert held.rebuild(rank, plan) == held.blocks[rank]
+            continue
+        group = next(group for group in held.world.parity_groups() if home in group)
+        assert len(lost & set(group)) > held.world.parity
+        named = reason.split("those of nodes ")[1].removesuffix(" are missing").split(", ")
+        assert home in named
+        assert set(named) <= lost & set(group)
 
 
 @settings(max_examples=60, deadline=None)
-@given(simulations())
-def test_every_piece_goes_to_m_holders_and_no_node_twice_into_a_stripe(group: Simulation) -> None:
-    geometry = group.geometry
+@given(worlds(), st.data())
+def test_every_byte_lies_in_one_piece_and_no_node_has_two_fragments_of_a_stripe(
+    world: SnapshotWorld, data: st.DataObject
+) -> None:
+    entries = {rank: entry(rank, data.draw(st.integers(0, 99_999))) for rank in ranks(world)}
+    geometry = Geometry(world, entries)
+    groups = {name: group for group in world.parity_groups() for name in group}
+    assert sorted(geometry.nodes) == sorted(groups)
+    assert geometry.rows == sum(len(geometry.rows_of(node)) for node in geometry.nodes)
     for stripe in range(geometry.n):
-        places = [geometry.node_of(stripe, number) for number in range(geometry.n)]
-        assert sorted(places) == list(range(geometry.n))
-    for node in geometry.nodes:
+        count = geometry.columns(stripe) + geometry.m
+        nodes = [geometry.nodes[geometry.node_of(stripe, number)] for number in range(count)]
+        assert len(set(nodes)) == count
+        assert set(nodes) <= set(groups[nodes[0]])
+        assert geometry.group_of(stripe) == groups[nodes[0]]
+        for row in range(geometry.m):
+            assert (stripe, row) in geometry.rows_of(nodes[geometry.columns(stripe) + row])
+    for rank in ranks(world):
+        at, length = 0, entries[rank].payload_bytes
+        for stripe, column, lo, hi, start in geometry.pieces_of_block(rank):
+            assert start == at
+            assert 0 <= lo < hi <= geometry.filled_bytes(stripe, column)
+            assert geometry.nodes[geometry.node_of(stripe, column)] == world.rank_nodes[rank]
+            spans = geometry.spans(stripe, column, lo, hi)
+            assert [(s.rank, s.at, s.nbytes, s.into) for s in spans] == [(rank, at, hi - lo, 0)]
+            at += hi - lo
+        assert at == length
+    for number, node in enumerate(geometry.nodes):
         duties = geometry.duties_of(node)
-        assert all(duty.holder != node for duty in duties)
-        sent = sum(duty.nbytes for duty in duties)
-        assert sent == geometry.m * geometry.node_bytes[geometry.nodes.index(node)]
+        assert all(duty.holder in set(groups[node]) - {node} for duty in duties)
+        assert len({(duty.stripe, duty.row) for duty in duties}) == len(duties)
+        assert sum(duty.nbytes for duty in duties) == geometry.m * geometry.node_bytes[number]
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(), st.integers(-30, 30))
+def test_offsets_stay_put_while_the_index_wobbles(world: SnapshotWorld, wobble: int) -> None:
+    sizes = {rank: ROOM_BYTES // 2 + rank * 5 * ROOM_BYTES for rank in ranks(world)}
+    before = Geometry(world, {rank: entry(rank, size) for rank, size in sizes.items()})
+    after = Geometry(world, {rank: entry(rank, size + wobble * 8) for rank, size in sizes.items()})
+    for stripe in range(before.n):
+        assert before.piece_bytes(stripe) == after.piece_bytes(stripe)
+        assert before.row_bytes(stripe) == after.row_bytes(stripe)
+    for rank in ranks(world):
+        places = [(stripe, column, lo) for stripe, column, lo, *_ in before.pieces_of_block(rank)]
+        moved = [(stripe, column, lo) for stripe, column, lo, *_ in after.pieces_of_block(rank)]
+        assert places[: len(moved)] == moved[: len(places)]
+
+
+def ranks(world: SnapshotWorld) -> range:
+    return range(len(world.rank_nodes))
+
+
+def entry(rank: int, nbytes: int) -> BlockEntry:
+    return BlockEntry(
+        generation=1,
+        step=1,
+        rank=rank,
+        payload_bytes=nbytes // 8 * 8,
+        index_bytes=0,
+        index_crc32c=0,
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(simulations(), st.data())
+@given(models(), st.data())
 def test_a_byte_flipped_anywhere_in_a_fragment_is_detected(
-    group: Simulation, data: st.DataObject
+    held: ParityModel, data: st.DataObject
 ) -> None:
-    rank = data.draw(st.integers(0, len(group.world.rank_nodes) - 1))
-    plan = group.plan(rank, {group.world.rank_nodes[rank]})
+    rank = data.draw(st.integers(0, len(held.world.rank_nodes) - 1))
+    plan, _ = held.plan(rank, {held.world.rank_nodes[rank]})
     assert plan is not None
     places = [(each, row) for each in plan for row in each.rows]
-    if not places:
-        return
     each, row = data.draw(st.sampled_from(places))
     at = data.draw(st.integers(each.lo, each.hi - 1))
-    group.rows[each.stripe, row.row][at] ^= 1 << data.draw(st.integers(0, 7))
-    block = group.rebuild(rank, plan)
-    assert block != group.blocks[rank]
-    entry = group.entries[rank]
+    held.rows[each.stripe, row.row][at] ^= 1 << data.draw(st.integers(0, 7))
+    block = held.rebuild(rank, plan)
+    assert block != held.blocks[rank]
+    wanted = held.entries[rank]
     differs = np.flatnonzero(
-        np.frombuffer(block, np.uint8) != np.frombuffer(group.blocks[rank], np.uint8)
+        np.frombuffer(block, np.uint8) != np.frombuffer(held.blocks[rank], np.uint8)
     )
-    if entry.payload_bytes <= differs[0] < -(-entry.payload_bytes // 8) * 8:
+    if wanted.payload_bytes <= differs[0] < -(-wanted.payload_bytes // 8) * 8:
         return  # the padding before the index means nothing
     with pytest.raises(CorruptError):
-        verify_block(memoryview(block), entry, origin="rebuilt")
+        verify_block(memoryview(block), wanted, origin="rebuilt")
+
+
+def shapes() -> list[tuple[int, int, int]]:
+    """All (nodes, parity, columns) up to six nodes and three rows; 0 columns is the default."""
+    return [
+        (n, m, columns)
+        for n in range(2, 7)
+        for m in range(1, min(n, 4))
+        for columns in range(n - m)  # n - m itself is what 0 stands for
+    ]
+
+
+@pytest.mark.parametrize(("n", "m", "columns"), shapes())
+def test_every_loss_of_m_nodes_is_made_good_and_larger_ones_are_told(
+    n: int, m: int, columns: int
+) -> None:
+    nodes = [f"n{i}" for i in range(n)]
+    homes = [nodes[0], nodes[0], *nodes[1 : n - 1]] if n > 2 else nodes  # the last one is bare
+    sizes = [5000, 0, 9000, 1, 4096, 12_345][: len(homes)]
+    world = make_world(dict.fromkeys(nodes, "tcp://x"), rank_nodes=homes, parity=m, columns=columns)
+    held = model(world, sizes)
+    refused = 0
+    for count in range(1, n + 1):
+        for lost in map(set, combinations(nodes, count)):
+            for rank, home in enumerate(homes):
+                if home not in lost:
+                    continue
+                plan, reason = held.plan(rank, lost)
+                if plan is not None:
+                    assert held.rebuild(rank, plan) == held.blocks[rank], (rank, lost)
+                    continue
+                refused += 1
+                assert count > m, reason
+                assert reason.startswith("stripe ")
+                assert home in reason
+    assert refused

@@ -107,9 +107,9 @@ def test_member_that_has_not_picked_up_the_record_is_no_fault() -> None:
         ("b", fakes.node("b", trainer(1), fenced=3, sidecar=False),
          "the sidecar of node b is down"),
         ("c", fakes.node("c", fenced=3, sidecar_starts=2),
-         "node c lost its memory (its agent or sidecar was restarted)"),
+         "node c was started again (its agent or sidecar ended)"),
         ("c", fakes.node("c", fenced=0, incarnation="c#2"),
-         "node c lost its memory (its agent or sidecar was restarted)"),
+         "node c was started again (its agent or sidecar ended)"),
         ("c", fakes.node("c", fenced=4), "node c fenced generation 4"),
     ],
 )  # fmt: skip

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from ckpt.arena import Arena, SlotFile, SlotHeader, hold, run_digest, sweep
+from ckpt.arena import (
+    HEADER_BYTES,
+    Arena,
+    SlotFile,
+    SlotHeader,
+    hold,
+    is_held,
+    run_digest,
+    sweep,
+    take_away,
+)
 from ckpt.block import SlotState, block_bytes, verify_block
-from ckpt.errors import CapacityError, CorruptError
+from ckpt.errors import CapacityError, CorruptError, FencedError
 from ckpt.testing.blocks import make_block, make_index, random_payload
 from ckpt.world import BlockEntry
 
@@ -33,14 +45,32 @@ def test_a_header_survives_mapping_the_file_again(tmp_path: Path) -> None:
     verify_block(again.block(block_bytes(entry)), entry, origin="a")
 
 
-def test_a_torn_header_or_another_runs_is_no_header(tmp_path: Path) -> None:
+def test_a_header_of_another_run_is_no_header(tmp_path: Path) -> None:
     slot = SlotFile.create(tmp_path / "a.slot", 5000)
     slot.write_header(SlotHeader.of(write(slot), SlotState.SEALED), run=RUN)
     assert slot.read_header(run=run_digest("other")) is None
-    with (tmp_path / "a.slot").open("r+b") as file:
-        file.seek(40)
-        file.write(b"\x77")
-    assert slot.read_header(run=RUN) is None
+
+
+def test_a_header_cut_off_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.slot"
+    slot = SlotFile.create(path, 5000)
+    entry = write(slot)
+    states = [SlotState.EMPTY, SlotState.WRITING, SlotState.SEALED, SlotState.COMMITTED]
+    slot.write_header(SlotHeader(state=SlotState.EMPTY), run=RUN)
+    for before, after in pairwise([*states, SlotState.EMPTY]):
+        old = path.read_bytes()[:HEADER_BYTES]
+        slot.write_header(SlotHeader.of(entry, after), run=RUN)
+        new = path.read_bytes()[:HEADER_BYTES]
+        changed = [at for at in range(HEADER_BYTES) if old[at] != new[at]]
+        for cut in changed:
+            with path.open("r+b") as file:
+                file.write(new[:cut] + old[cut:])
+            header = SlotFile.open(path).read_header(run=RUN)
+            assert header is not None and header.state is before
+        with path.open("r+b") as file:
+            file.write(new)
+        header = SlotFile.open(path).read_header(run=RUN)
+        assert header is not None and header.state is after
 
 
 def test_a_block_larger_than_its_slot_is_refused(tmp_path: Path) -> None:
@@ -111,3 +141,63 @@ def test_a_second_holder_keeps_the_directory(tmp_path: Path) -> None:
     assert sweep(tmp_path) == []
     os.close(second)
     assert sweep(tmp_path, exactly="holdfast-a-n") == [tmp_path / "holdfast-a-n"]
+
+
+def test_the_last_to_leave_removes_the_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "holdfast-r-n"
+    arena, other = Arena.open(directory, run="r"), hold(directory)
+    assert not arena.leave()
+    assert is_held(directory, other)
+    successor = Arena.open(directory, run="r")
+    os.close(other)
+    assert successor.leave()
+    assert not directory.exists()
+
+
+def test_a_leaver_waits_for_those_who_are_about_to_let_go(tmp_path: Path) -> None:
+    directory = tmp_path / "holdfast-r-n"
+    arena, other = Arena.open(directory, run="r"), hold(directory)
+    dying = threading.Timer(0.1, os.close, (other,))
+    dying.start()
+    assert arena.leave(patience_s=10)
+    dying.join()
+
+
+def test_a_second_owner_waits_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Arena.open(tmp_path / "holdfast-r-n", run="r")
+    monkeypatch.setattr("ckpt.arena._OWNER_WAIT_S", 0.05)
+    with pytest.raises(FencedError, match="another sidecar of this node is at work"):
+        Arena.open(tmp_path / "holdfast-r-n", run="r")
+    first.release()
+    Arena.open(tmp_path / "holdfast-r-n", run="r").remove()
+
+
+def test_memory_taken_away_is_out_of_reach_at_once_and_then_gone(tmp_path: Path) -> None:
+    directory = tmp_path / "holdfast-r-n"
+    arena = Arena.open(directory, run="r")
+    arena.create(100)
+    fd = hold(directory)
+    with take_away(directory):
+        assert not is_held(directory, fd)
+        assert not directory.exists()
+    assert list(tmp_path.iterdir()) == []
+    with take_away(directory):
+        assert list(tmp_path.iterdir()) == []
+    fresh = hold(directory)
+    arena.remove()
+    assert is_held(directory, fresh), "what came after is not the old owner's to remove"
+    for left in (fd, fresh):
+        os.close(left)
+
+
+def test_a_sweep_that_was_overtaken_leaves_the_new_directory_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "holdfast-r-n"
+    old = hold(directory)
+    with take_away(directory):
+        new = hold(directory)
+        os.close(old)
+        assert sweep(tmp_path) == [tmp_path / "holdfast-r-n.lost"]
+    assert is_held(directory, new)
+    os.close(new)

@@ -6,8 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from pyeclib.ec_iface import ECDriver
 
-from ckpt.erasure import Codec
+from ckpt import isal
+from ckpt.erasure import Codec, codec_named
 from ckpt.isal import cauchy_matrix
 
 LENGTH = 300
@@ -38,10 +40,11 @@ def encode(k: int, m: int) -> tuple[list[bytes], list[bytearray]]:
     return data, rows
 
 
-@pytest.mark.parametrize(("k", "m"), [(1, 1), (4, 1), (2, 2), (3, 3), (5, 2)])
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (1, 3), (4, 1), (2, 2), (3, 3), (5, 2)])
 def test_parity_is_what_the_textbook_says(k: int, m: int) -> None:
     data, rows = encode(k, m)
-    matrix = cauchy_matrix(k + m, k)[k:] if m > 1 else np.ones((1, k), dtype=np.uint8)
+    plain = m == 1 or k == 1
+    matrix = np.ones((m, k), dtype=np.uint8) if plain else cauchy_matrix(k + m, k)[k:]
     for row in range(m):
         expected = np.zeros(LENGTH, dtype=np.uint8)
         for column in range(k):
@@ -58,6 +61,70 @@ def test_any_k_fragments_give_every_column_back(k: int, m: int) -> None:
             into = bytearray(LENGTH)
             Codec(k, m).decode(lost, {number: fragments[number] for number in have}, into)
             assert bytes(into) == data[lost]
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 2), (4, 1), (2, 2), (3, 3), (5, 2)])
+def test_all_rows_in_one_pass_are_what_updates_make_of_them(k: int, m: int) -> None:
+    data, rows = encode(k, m)
+    made = {row: bytearray(b"\xff" * LENGTH) for row in range(m)}  # overwritten
+    Codec(k, m).encode(data, made)
+    assert list(made.values()) == rows
+    if k == 1:
+        assert all(row == data[0] for row in rows)
+    last = {m - 1: bytearray(LENGTH)}
+    Codec(k, m).encode(data, last)
+    assert last[m - 1] == rows[-1]
+
+
+def test_short_columns_stand_for_zeros_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isal, "_MAX_ENCODE_BYTES", 64)  # as if the rows were gigabytes
+    codec, length = Codec(3, 2), 200
+    data = [bytes(range(1, 1 + size)) for size in (150, 0, 70)]
+    full = [each + bytes(length - len(each)) for each in data]
+    short = {row: bytearray(b"\xff" * length) for row in (0, 1)}
+    whole = {row: bytearray(length) for row in (0, 1)}
+    codec.encode(data, short)
+    codec.encode(full, whole)
+    assert short == whole
+    updated = bytearray(length)
+    for column in range(3):
+        codec.encode_update(1, column, full[column], updated)
+    assert updated == whole[1]
+    lost = bytearray(length)
+    codec.decode(0, {1: b"", 2: data[2], 4: bytes(whole[1])}, lost)
+    assert bytes(lost) == full[0]
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "kind"),
+    [(4, 2, "isa_l_rs_cauchy"), (5, 3, "isa_l_rs_cauchy"), (6, 1, "isa_l_rs_vand")],
+)
+def test_pyeclib_computes_the_same_rows(k: int, m: int, kind: str) -> None:
+    header, length = 80, 4096  # of liberasurecode's fragments
+    rng = np.random.default_rng([k, m])
+    data = [rng.bytes(length) for _ in range(k)]
+    fragments = ECDriver(k=k, m=m, ec_type=kind).encode(b"".join(data))
+    assert [fragment[header:] for fragment in fragments[:k]] == data
+    rows = {row: bytearray(length) for row in range(m)}
+    Codec(k, m).encode(data, rows)
+    assert [fragment[header:] for fragment in fragments[k:]] == list(rows.values())
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs all 2 columns, got 1"):
+        Codec(2, 1).encode([b"ab"], {0: bytearray(2)})
+    with pytest.raises(ValueError, match=r"\[2, 3\] bytes do not fit into \[2\]"):
+        Codec(2, 1).encode([b"ab", b"abc"], {0: bytearray(2)})
+    with pytest.raises(ValueError, match=r"do not fit into \[2, 3\]"):
+        Codec(2, 2).encode([b"ab", b"ab"], {0: bytearray(2), 1: bytearray(3)})
+
+
+def test_codecs_are_known_by_name() -> None:
+    made = codec_named()(3, 1)
+    assert isinstance(made, Codec)
+    assert codec_named("isal-cauchy-1")(3, 1) is made
+    with pytest.raises(ValueError, match="no erasure codec 'raid'"):
+        codec_named("raid")
 
 
 def test_a_shape_that_cannot_be_is_refused() -> None:

@@ -25,12 +25,13 @@ for kind in structs:
 @pytest.mark.parametrize(
     "module",
     [
+        "ckpt.fallback",
         "ckpt.index",
         "ckpt.world",
         "ckpt.manifest",
         "ckpt.persist",
         "ckpt.sidecar.messages",
-        "ckpt.sidecar.logs",
+        "ckpt.sidecar.log_segment",
         "elastic.coordinator.base",
         "elastic.records",
         "adapters.rl.messages",

@@ -38,6 +38,20 @@ def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(tmp_p
     maps.close()
 
 
+def test_slots_are_mapped_ahead_on_another_thread(tmp_path: Path) -> None:
+    maps = SlotMaps()
+    paths = [make(tmp_path / "1.slot"), make(tmp_path / "2.slot"), str(tmp_path / "absent.slot")]
+    maps.map_ahead(paths)
+    maps.map_ahead(paths)
+    maps._ahead.shutdown() if maps._ahead else None
+    assert list(maps._slots) == paths[:2]
+    first = maps._slots[paths[0]][1]
+    assert maps.open(paths[0]) is first
+    maps.close()
+    maps.map_ahead(paths)
+    assert maps._slots == {}
+
+
 def test_planning_and_reading_need_no_torch() -> None:
     code = (
         "import sys, ckpt.memory, ckpt.maps, ckpt.reshard, ckpt.plain, ckpt.names, ckpt.layout;"

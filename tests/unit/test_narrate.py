@@ -72,3 +72,27 @@ def test_other_roles_are_told_but_do_not_explain_a_generation() -> None:
 
 def test_quiet_says_nothing() -> None:
     assert told(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []
+
+
+def checkpoint(what: str, **fields: Any) -> dict[str, Any]:
+    return {"t": 1.0, "kind": f"checkpoint_{what}", "step": 40, **fields}
+
+
+def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
+    assert told(
+        checkpoint("started", bytes=100),
+        checkpoint("progress", bytes=43, total_bytes=100),
+        checkpoint("retried", error="it failed: full", attempt=2),
+        checkpoint("skipped", reason="the store was still busy"),
+        checkpoint("carried", rebuilt=[]),
+        checkpoint("waiting", done=0.43),
+        checkpoint("failed", error="checkpoint of step 40 failed: full", fatal=False),
+        checkpoint("done", bytes=100, seconds=1.0),
+    ) == [
+        "checkpoint of step 40: 43% written",
+        "it failed: full; trying again (2)",
+        "checkpoint of step 40 was skipped: the store was still busy",
+        "checkpoint of step 40 is carried over to the new generation",
+        "waiting for the checkpoint of step 40: 43%",
+        "checkpoint of step 40 failed: full",
+    ]

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from elastic.agent.reporting import NodeProcesses
 from elastic.events import EventReader
 from elastic.launch import Launcher
 from tools import chaos
@@ -31,7 +30,7 @@ class Scene:
         launcher = SimpleNamespace(
             run_dir=run_dir,
             config=SimpleNamespace(wanted=WANTED),
-            processes=lambda: {n: NodeProcesses(agent=1, sidecar=2, workers={}) for n in "ab"},
+            lose_machine=lambda node: self.hit.append([1, 2]) or [1, 2],
         )
         self.nemesis = Nemesis(cast("Launcher", launcher), plan, seed=0, hold_file=run_dir / "hold")
         for at, seat in enumerate(("trainer/0", "rollout/0", "trainer/1", "rollout/1")):

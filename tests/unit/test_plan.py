@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ckpt.world import BlockSource
 from elastic.membership import View, identity
 from elastic.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
-from elastic.records import GenerationRecord, JobSpec, Origin, WorkerRecord
+from elastic.records import GenerationRecord, JobSpec, NodeRecord, Origin, WorkerRecord
 from elastic.testing import fakes
 
 
@@ -46,7 +47,7 @@ def test_first_generation_takes_ranks_by_seat() -> None:
     assert record.reason == reason
     assert reason == (
         "generation 1: 3 of 3 trainers (b/trainer/0 new, a/trainer/2 new, a/trainer/10 new); "
-        "nothing to restore yet"
+        "1 parity group of 3 nodes, any 1 may be lost; nothing to restore yet"
     )
 
 
@@ -71,7 +72,8 @@ def test_node_lost_and_its_seat_taken_elsewhere() -> None:
     rebuilder = record.restore.sources[1].node
     assert reason == (
         "generation 4: 2 of 2 trainers (a/trainer/0 kept, c/trainer/1 new); node b was lost; "
-        "restores step 17 of generation 3: rank 0 from node a's arena, "
+        "1 parity group of 2 nodes, any 1 may be lost; restores step 17 of generation 3: "
+        "rank 0 from node a's arena, "
         f"rank 1 rebuilt on {rebuilder} from parity, 1001 bytes move"
     )
 
@@ -237,3 +239,51 @@ def test_timeline_is_bounded_and_disowns_what_it_forgets() -> None:
     oldest = timeline[0].generation
     assert not on_timeline(oldest - 1, step=0, timeline=timeline)
     assert on_timeline(oldest, step=oldest - 1, timeline=timeline)
+
+
+def labelled(name: str, domain: str, *workers: WorkerRecord, fenced: int = 0) -> NodeRecord:
+    return msgspec.structs.replace(fakes.node(name, *workers, fenced=fenced), domain=domain)
+
+
+def test_nodes_guard_each_other_in_groups_over_their_domains() -> None:
+    spec = JobSpec(parity_group=2, memory_bytes=1 << 30)
+    nodes = [
+        labelled("a", "left", trainer(0, spec=spec)),
+        labelled("b", "left"),
+        labelled("c", "right"),
+        labelled("d", "right"),
+    ]
+    record, reason = plan(fakes.view(*nodes))
+    assert record.snapshots.groups == (("a", "c"), ("b", "d"))
+    assert [peer.domain for peer in record.snapshots.peers] == ["left", "left", "right", "right"]
+    assert (record.snapshots.columns, record.snapshots.memory_bytes) == (0, 1 << 30)
+    assert (
+        "2 parity groups of 2 nodes, any 1 of each may be lost; losing a whole domain is survived"
+        in reason
+    )
+
+
+def test_groups_stay_as_they_are_when_others_join() -> None:
+    spec = JobSpec(parity_group=2)
+    nodes = [labelled(name, name, fenced=1) for name in "abcd"]
+    nodes[0] = labelled("a", "a", trainer(0, spec=spec), fenced=1)
+    old = fakes.generation(1, nodes, ranks=[("a", trainer(0))])
+    kept = (("a", "d"), ("b", "c"))
+    old = msgspec.structs.replace(
+        old, snapshots=msgspec.structs.replace(old.snapshots, groups=kept)
+    )
+    joined = labelled("e", "e", fenced=1)
+    record, _ = plan(fakes.view(*nodes, joined, generation=old))
+    assert {frozenset(group) for group in record.snapshots.groups} == {
+        frozenset("ade"),
+        frozenset("bc"),
+    }
+
+
+def test_replicas_need_one_column_and_another_node() -> None:
+    spec = JobSpec(parity=1, columns=1)
+    record, _ = plan(fakes.view(fakes.node("a", trainer(0, spec=spec)), fakes.node("b")))
+    assert (record.snapshots.parity, record.snapshots.columns) == (1, 1)
+    alone, reason = plan(fakes.view(fakes.node("a", trainer(0, spec=spec))))
+    assert (alone.snapshots.parity, alone.snapshots.columns) == (0, 0)
+    assert "parity 1 was asked, 1 nodes allow 0: no parity: what a lost node held" in reason

@@ -39,6 +39,9 @@ class World:
         except KeyError:
             raise NotFoundError(f"no log {name} of {node}") from None
 
+    def log_drop(self, name: str, *, node: str) -> None:
+        self.logs.pop((name, node), None)
+
     def roster(self) -> Roster:
         workers = tuple(
             WorkerRecord(seat="rollout/0", incarnation=i, pid=1, state=WorkerState.READY)
@@ -227,3 +230,25 @@ def test_workers_are_told_when_it_is_over(world: World) -> None:
     world.lead()
     world.server.finish()
     assert ask(world.client(), "w", free=8, running=()).over
+
+
+def test_the_log_of_a_lost_worker_is_dropped_once_all_it_may_hold_is_trained(
+    world: World,
+) -> None:
+    world.alive = {"w", "v"}
+    world.lead()
+    client, other = world.client(), world.client()
+    ask(other, "v")
+    ask(client, "w")
+    world.logs["rollout-0-w", "n"] = []
+    until(lambda: ask(other, "v") is not None and bool(world.server._term.seen["w"].in_roster))
+    world.alive = {"v"}
+    until(lambda: ask(other, "v") is not None and "w" in world.server._term.lost)
+    until(lambda: not world.server._term.recovering)
+    admitted = world.ledger.admitted // PLAN.groups
+    world.server.advance(0, protected=admitted - 1)
+    assert world.server.workers()[-1].incarnation == "w"
+    assert world.logs
+    world.server.advance(0, protected=admitted)
+    until(lambda: not world.logs)
+    assert {worker.incarnation for worker in world.server.workers()} == {"v"}

@@ -13,7 +13,6 @@ from sidecar_group import (
     SidecarGroup,
     inventories,
     sidecar_group,
-    wait_until,
     write_step,
 )
 
@@ -206,28 +205,6 @@ def test_a_step_that_one_rank_gives_up_frees_the_others(three: SidecarGroup) -> 
         grant = client.acquire(generation=1, step=step, rank=2, size_bytes=1000, timeout_s=5)
         client.abandon(grant.slot_id)
     write_step(three, world, 7)
-
-
-def test_a_log_is_truncated_here_and_in_its_copy(three: SidecarGroup) -> None:
-    three.adopt()
-    writer = three.clients["a"]
-    writer.log_append("tokens", [b"0", b"1", b"2", b"3"])
-    writer.log_truncate("tokens", 2)
-    assert writer.log_append("tokens", [b"4"]) == 5
-    assert writer.log_open("tokens") == 5
-    wait_until(lambda: writer.status()["log_lag"] == {"tokens": 0}, "the copy is complete")
-    assert three.clients["c"].log_read("tokens", node="a") == [b"2", b"3", b"4"]
-    three.kill("a", wipe=True)
-    assert three.clients["b"].log_read("tokens", node="a") == [b"2", b"3", b"4"]
-
-
-def test_a_log_survives_its_sidecar(one: SidecarGroup) -> None:
-    one.adopt()
-    one.clients["a"].log_append("tokens", [b"x", b"", b"yz"])
-    one.kill("a", wipe=False)
-    one.start("a")
-    assert one.clients["a"].log_read("tokens", node="a") == [b"x", b"", b"yz"]
-    assert one.clients["a"].log_append("tokens", [b"!"]) == 4
 
 
 def test_a_checkpoint_is_written_by_all_and_committed_once(three: SidecarGroup) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,16 +15,19 @@ from torch import nn
 from ckpt.block import verify_block
 from ckpt.capture import gather_alone
 from ckpt.errors import (
+    BudgetError,
+    CapacityError,
     CorruptError,
     FencedError,
     GivenUpError,
     NotFoundError,
     PeerError,
+    StateError,
     StoreError,
 )
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
-from ckpt.snapshot import Snapshotter
+from ckpt.snapshot import CopySettings, Snapshotter
 from ckpt.target import CheckpointTarget
 from ckpt.testing.slots import FakeSidecar
 from ckpt.transport import RunKey
@@ -246,3 +251,194 @@ def test_a_step_that_another_rank_gave_up_costs_only_its_snapshot(
     snapshotter.snapshot(state, 2)
     snapshotter.fence()
     assert snapshotter.stats.last_step == 2
+
+
+def await_sample(snapshotter: Snapshotter) -> None:
+    """Wait until the thread has looked at its sample, which it does before it asks for a slot."""
+    deadline_s = time.monotonic() + 30
+    while snapshotter._task is None or snapshotter._task.job.sample is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def test_a_write_without_a_trace_is_found_by_looking_again(sidecar: FakeSidecar) -> None:
+    snapshotter = make_snapshotter(sidecar, copying=CopySettings(recheck=1.0))
+    state = {"model": nn.Linear(1200, 1200), "optimizer": None}
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 0)
+    await_sample(snapshotter)
+    state["model"].weight.data[7, 7] += 1
+    sidecar.gate.set()
+    snapshotter.fence()
+    assert snapshotter.stats.torn == "model.weight"
+    assert "written to while it was copied" in snapshotter.stats.reason
+    snapshotter.snapshot(state, 1)
+    snapshotter.fence()
+    assert list(sidecar.sealed) == [(1, 0)]
+    snapshotter.close()
+
+
+def test_a_write_without_a_trace_to_a_whole_tensor_is_found_in_a_sample(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = {"model": nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))}
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 0)
+    await_sample(snapshotter)
+    for parameter in state["model"].parameters():
+        parameter.data.mul_(2)
+    sidecar.gate.set()
+    snapshotter.fence()
+    assert (snapshotter.stats.taken, snapshotter.stats.discarded) == (0, 1)
+
+
+def test_what_changes_after_the_copy_harms_nothing(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    for step in range(3):
+        snapshotter.snapshot(state, step)
+        snapshotter.copied()
+        state["model"][0].weight.data.mul_(2)
+        with torch.no_grad():
+            state["model"][2].weight.add_(1)
+    snapshotter.fence()
+    assert (snapshotter.stats.taken, snapshotter.stats.discarded) == (3, 0)
+
+
+def test_a_tensor_whose_memory_is_swapped_is_captured_as_it_was(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = {"model": nn.Linear(3, 3)}
+    before = state["model"].weight.detach().clone()
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 0)
+    state["model"].weight.data = torch.full((3, 3), 9.0)
+    sidecar.gate.set()
+    snapshotter.snapshot(state, 1)
+    snapshotter.fence()
+    for step, expected in ((0, before), (1, torch.full((3, 3), 9.0))):
+        other = {"model": nn.Linear(3, 3)}
+        restore(other, source(sidecar, step), rank=0)
+        assert torch.equal(other["model"].weight, expected)
+
+
+def test_a_snapshot_without_room_is_left_out_and_training_goes_on(
+    sidecar: FakeSidecar, snapshotter: Snapshotter, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = make_state()
+    for step in range(3):
+        sidecar.refuse = CapacityError("no slot became free")
+        snapshotter.snapshot(state, step)
+        train(state)
+    snapshotter.fence()
+    assert (snapshotter.stats.left_out, snapshotter.stats.discarded) == (3, 3)
+    assert "no room" in snapshotter.stats.reason
+    assert caplog.text.count("discarded") == 2  # the first and the second, not the third
+    snapshotter.snapshot(state, 3)
+    snapshotter.fence()
+    assert list(sidecar.sealed) == [(3, 0)]
+
+
+def test_a_state_that_can_never_fit_ends_training(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    sidecar.refuse = BudgetError("two slots need more than the budget")
+    snapshotter.snapshot(make_state(), 0)
+    with pytest.raises(BudgetError, match="the budget"):
+        snapshotter.fence()
+
+
+def test_the_waiting_thread_copies_too(sidecar: FakeSidecar) -> None:
+    """At a pace that takes minutes, the fence returns because it does the work itself."""
+    snapshotter = make_snapshotter(sidecar, copying=CopySettings(niceness=0))
+    state = {"model": nn.Sequential(*(nn.Linear(700, 700) for _ in range(6)))}
+    snapshotter._pacer = type(snapshotter._pacer)(window_s=600.0)
+    snapshotter.snapshot(state, 0)
+    snapshotter.fence()
+    assert snapshotter.stats.taken == 1
+    assert snapshotter.stats.pace < 10**6
+    assert snapshotter.meters.status()["copy"]["bytes"] == snapshotter.stats.bytes
+    assert {"copy", "stall", "wait"} <= snapshotter.meters.status().keys()
+    snapshotter.close()
+
+
+def test_tensors_may_change_before_the_slot_is_sealed(sidecar: FakeSidecar) -> None:
+    sealing, seal = Event(), sidecar.seal
+
+    def slowly(**fields: Any) -> None:
+        assert sealing.wait(30)
+        seal(**fields)
+
+    snapshotter = make_snapshotter(_Slow(sidecar, slowly))
+    state = make_state()
+    snapshotter.snapshot(state, 0)
+    before = tensors_of(state)
+    train(state)  # its optimizer waits for the copy only
+    assert not sidecar.sealed
+    sealing.set()
+    snapshotter.fence()
+    other = make_state()
+    restore(other, source(sidecar, 0), rank=0)
+    assert all(map(torch.equal, tensors_of(other), before))
+    snapshotter.close()
+
+
+class _Slow:
+    """A sidecar that seals in its own time."""
+
+    def __init__(self, sidecar: FakeSidecar, seal: Any) -> None:
+        self.acquire, self.abandon, self.seal = sidecar.acquire, sidecar.abandon, seal
+
+
+def test_a_state_that_changes_shape_is_planned_anew(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    snapshotter.snapshot(state, 0)
+    train(state)  # makes the optimizer's state
+    snapshotter.snapshot(state, 1)
+    train(state)
+    snapshotter.snapshot(state, 2)
+    assert snapshotter.stats.replans == 1
+    state["model"][2] = nn.Linear(4, 3)
+    state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=0.1)
+    snapshotter.snapshot(state, 3)
+    state["optimizer"].step()  # the new one waits as well
+    snapshotter.fence()
+    assert snapshotter.stats.replans == 2
+    assert snapshotter.stats.taken == 4
+
+
+def test_a_rank_whose_state_alone_changed_is_told_what_changed(sidecar: FakeSidecar) -> None:
+    done, calls = Event(), list[Any]()
+
+    def gather(offer: Any) -> list[Any]:
+        calls.append(offer)
+        if len(calls) > 1:
+            done.wait(30)  # the other rank does not come
+        return [offer, offer]
+
+    snapshotter = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=2,
+        gather=gather,
+        replan_timeout_s=0.05,
+    )
+    state: dict[str, Any] = {"model": nn.Linear(2, 2)}
+    snapshotter.snapshot(state, 0)
+    state["model"].register_buffer("extra", torch.zeros(3))
+    with pytest.raises(StateError, match=r"tensor model\.extra is new .* other ranks did not come"):
+        snapshotter.snapshot(state, 1)
+    done.set()
+    snapshotter.close()
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="recheck=2"):
+        CopySettings(recheck=2)
+    with pytest.raises(ValueError, match="niceness=-1"):
+        CopySettings(niceness=-1)

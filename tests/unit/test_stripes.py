@@ -75,7 +75,7 @@ def test_more_lost_nodes_than_parity_are_refused_with_the_stripe() -> None:
     points, reason = restore_points([inventory("a", 2)])
     assert points == []
     assert "the block of rank 1 (node b) is gone" in reason
-    assert "of the 2 fragments it needs" in reason
+    assert "has 1 of the 2 fragments it needs: those of nodes b, c are missing" in reason
 
 
 def test_a_step_whose_parity_was_not_finished_falls_back_to_the_one_before() -> None:
@@ -121,6 +121,28 @@ def test_rebuilding_is_shared_out() -> None:
     points, _ = restore_points([inventory(node, 1, world=world) for node in "bcd"])
     rebuilding = [s.node for s in points[0].sources if s.rebuilt]
     assert len(rebuilding) == len(set(rebuilding)) == 2
+
+
+def test_groups_stand_alone_in_what_they_survive() -> None:
+    nodes = {name: f"tcp://{name}" for name in "abcdef"}
+    groups = (("a", "c", "e"), ("b", "d", "f"))
+    world = make_world(nodes, parity=1, groups=groups)
+    points, reason = restore_points([inventory(node, 1, world=world) for node in "cdef"])
+    assert [s.rank for s in points[0].sources if s.rebuilt] == [0, 1]
+    points, reason = restore_points([inventory(node, 1, world=world) for node in "bdef"])
+    assert points == []
+    assert "the block of rank 0 (node a) is gone and stripe" in reason
+    assert "those of nodes a, c are missing" in reason
+
+
+def test_copies_survive_the_loss_of_distant_nodes() -> None:
+    nodes = {name: f"tcp://{name}" for name in "abcd"}
+    world = make_world(nodes, parity=1, columns=1)
+    points, _ = restore_points([inventory(node, 1, world=world) for node in "bd"])
+    assert [(s.rank, s.rebuilt) for s in points[0].sources if s.rebuilt] == [(0, True), (2, True)]
+    points, reason = restore_points([inventory(node, 1, world=world) for node in "cd"])
+    assert points == []
+    assert "has 0 of the 1 fragments it needs: those of nodes a, b are missing" in reason
 
 
 def test_nothing_in_memory_is_said_plainly() -> None:

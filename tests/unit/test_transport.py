@@ -111,7 +111,7 @@ def test_without_the_runs_key_nothing_gets_through(server: Server, key: RunKey) 
     with pytest.raises(PeerError):
         intruder.call("echo", timeout_s=0.3)
     intruder.close()
-    assert server.refused >= 1
+    assert server.refusals["unauthenticated"] >= 1
 
 
 def test_without_encryption_nothing_gets_through(server: Server) -> None:
@@ -123,10 +123,10 @@ def test_without_encryption_nothing_gets_through(server: Server) -> None:
 
 
 def test_a_malformed_header_is_counted_and_dropped(server: Server, client: Client) -> None:
-    client._socket.send_multipart([b"\xffnot json"])
-    client._socket.send_multipart([b'{"op": 3}'])
+    client._control.socket.send_multipart([b"\xffnot json"])
+    client._control.socket.send_multipart([b'{"op": 3}'])
     assert client.call("echo", 5)[0] == 5
-    assert server.refused == 2
+    assert server.refusals == {"malformed": 2}
 
 
 def test_a_port_in_use_names_the_address(server: Server, key: RunKey) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,14 @@ import numpy as np
 from ckpt.erasure import Codec
 from ckpt.isal import crc32c
 from ckpt.sidecar.wire import PART_BYTES
-from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
+from tools.benching.samples import Case, Row, Setup, in_turn, timed
 
 MEMCPY, CRC, PEER_CRC = "memcpy", "CRC32C", "google-crc32c"
 SHAPES = ((2, 1), (4, 2))
 
 
 def parity(setup: Setup) -> list[Row]:
-    """Time parity rows over the whole state, and its checksum, on one core."""
+    """Time parity rows over the whole state, a lost column, and a checksum, on one core."""
     data = np.random.default_rng(0).integers(0, 256, max(setup.size_bytes, 4), dtype=np.uint8)
     data = data[: len(data) // 4 * 4]
     mirror = np.ones_like(data)
@@ -30,20 +29,29 @@ def parity(setup: Setup) -> list[Row]:
         frozen = data.tobytes()
         cases.append(timed(PEER_CRC, lambda: google.value(frozen)))
     for k, m in SHAPES:
-        cases.append(_encode(data, k, m))
+        cases += _coding(data, k, m)
         if eclib := _optional("pyeclib.ec_iface"):
             driver = eclib.ECDriver(k=k, m=m, ec_type="isa_l_rs_cauchy")
             cases.append(_peer_encode(driver, data, _pyeclib_name(k, m)))
     samples = in_turn(cases, setup)
-    rows = [
-        samples.row("parity", _name(k, m), data.nbytes, MEMCPY, _pyeclib_name(k, m))
-        for k, m in SHAPES
-    ]
+    rows = []
+    for k, m in SHAPES:
+        for name in dict.fromkeys((_one(k, m), _all(k, m))):
+            rows.append(samples.row("parity", name, data.nbytes, MEMCPY, _pyeclib_name(k, m)))
+        rows.append(samples.row("parity", _lost(k, m), data.nbytes, MEMCPY))
     return [*rows, samples.row("parity", CRC, data.nbytes, MEMCPY, PEER_CRC)]
 
 
-def _name(k: int, m: int) -> str:
-    return f"encode {k} + {m}"
+def _one(k: int, m: int) -> str:
+    return f"encode {k} + {m}, one row"
+
+
+def _all(k: int, m: int) -> str:
+    return _one(k, m) if m == 1 else f"encode {k} + {m}, all rows"
+
+
+def _lost(k: int, m: int) -> str:
+    return f"decode a column of {k} + {m}, per byte read"
 
 
 def _pyeclib_name(k: int, m: int) -> str:
@@ -58,24 +66,22 @@ def _optional(name: str) -> Any:
         return None
 
 
-def _encode(data: np.ndarray[Any, np.dtype[np.uint8]], k: int, m: int) -> Case:
-    """Add the columns to the rows part by part, as they arrive over the wire."""
+def _coding(data: np.ndarray[Any, np.dtype[np.uint8]], k: int, m: int) -> list[Case]:
+    """Return what a holder of one row does, what it takes for all rows, and the way back."""
     codec, width = Codec(k, m), len(data) // k
-    rows = [np.zeros(width, dtype=np.uint8) for _ in range(m)]
-
-    def case() -> Mapping[str, float]:
-        for row in rows:
-            row.fill(0)
-        with stopwatch() as seconds:
-            for column in range(k):
-                fragment = data[column * width : (column + 1) * width].data
-                for at in range(0, width, PART_BYTES):
-                    part = fragment[at : at + PART_BYTES]
-                    for number, row in enumerate(rows):
-                        codec.encode_update(number, column, part, row.data[at : at + part.nbytes])
-        return {_name(k, m): seconds[0]}
-
-    return case
+    columns = [data[at * width : (at + 1) * width].data for at in range(k)]
+    rows = {row: np.zeros(width, dtype=np.uint8).data for row in range(m)}
+    room = np.zeros(width, dtype=np.uint8).data
+    codec.encode(columns, rows)
+    left = dict(enumerate(columns)) | {k: rows[0]}
+    del left[0]
+    cases = [
+        timed(_one(k, m), lambda: codec.encode(columns, {0: rows[0]})),
+        timed(_lost(k, m), lambda: codec.decode(0, left, room)),
+    ]
+    if m > 1:
+        cases.append(timed(_all(k, m), lambda: codec.encode(columns, rows)))
+    return cases
 
 
 def _peer_encode(driver: Any, data: np.ndarray[Any, np.dtype[np.uint8]], name: str) -> Case:

@@ -1,38 +1,31 @@
-"""Sections snapshot and recall: the state of one rank in the memory of a real sidecar."""
+"""Section snapshot: the state of one rank copied into the memory of a real sidecar."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from ckpt.arena import arena_path, hold, sweep
 from ckpt.capture import gather_alone
 from ckpt.errors import CkptError
 from ckpt.maps import SlotMaps
-from ckpt.memory import MemorySource
-from ckpt.restore import restore
 from ckpt.snapshot import Snapshotter
 from tools.benching.nodes import SLOTS, Nodes
 from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
-from tools.benching.state import Mirror, State
+from tools.benching.state import MANY_LAYERS, Mirror, State
 
 MEMCPY = "memcpy"
 CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum, seal"
 FIRST = "first copy, new memory"
-RESTORE = "restore from memory"
-ASYNC_SAVE, TMPFS_LOAD = "DCP async_save returns", "DCP load from tmpfs"
+ASYNC_SAVE = "DCP async_save returns"
 
 
-class _Trainer:
+class Trainer:
     """One rank, its sidecar, and the steps it has taken."""
 
     def __init__(self, nodes: Nodes, state: State) -> None:
@@ -76,9 +69,9 @@ class _Trainer:
 
 def snapshot(setup: Setup) -> list[Row]:
     """Time what a snapshot holds the trainer up, and its copy."""
-    state = State(setup.size_bytes, seed=0)
+    state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
     mirror = Mirror(state)
-    with Nodes(setup.directory, ["a"]) as nodes, closing(_Trainer(nodes, state)) as trainer:
+    with Nodes(setup.directory, ["a"]) as nodes, closing(Trainer(nodes, state)) as trainer:
         first_s = trainer.warm_up()
         cases = [timed(MEMCPY, mirror.copy), trainer.take, _async_save(state, setup.directory)]
         samples = in_turn(cases, setup)
@@ -110,49 +103,3 @@ def _async_save(state: State, directory: Path) -> Case:
         return {ASYNC_SAVE: held[0]}
 
     return case
-
-
-def recall(setup: Setup) -> list[Row]:
-    """Time the way back, verified, from a mapped slot into live tensors."""
-    state, target = State(setup.size_bytes, seed=0), State(setup.size_bytes, seed=1)
-    mirror = Mirror(state)
-    with (
-        Nodes(setup.directory, ["a"]) as nodes,
-        closing(_Trainer(nodes, state)) as trainer,
-        _shared_directory(nodes.run) as files,
-    ):
-        trainer.take()
-        point = trainer.client.locate(generation=trainer.world.generation, step=trainer.step)
-
-        def ours() -> Mapping[str, float]:
-            target.wipe()
-            source = MemorySource(
-                point,
-                local=trainer.client,
-                local_node="a",
-                addresses=nodes.addresses,
-                key=nodes.key,
-                maps=trainer.maps,
-            )
-            with stopwatch() as seconds, source:
-                restore(target.tracked, source, rank=0)
-            state.require_equal(target, what=RESTORE)
-            return {RESTORE: seconds[0]}
-
-        dcp_save(cast("dict[str, Any]", state.tensors), checkpoint_id=files, no_dist=True)
-        wanted = cast("dict[str, Any]", target.tensors)
-        peer = timed(TMPFS_LOAD, lambda: dcp_load(wanted, checkpoint_id=files, no_dist=True))
-        samples = in_turn([timed(MEMCPY, mirror.copy), ours, peer], setup)
-    return [samples.row("recall", RESTORE, state.size_bytes, MEMCPY, TMPFS_LOAD)]
-
-
-@contextmanager
-def _shared_directory(run: str) -> Iterator[Path]:
-    """Yield a directory in shared memory that, like an arena, no crash leaves behind."""
-    directory = arena_path(run, "files")
-    lock_fd = hold(directory)
-    try:
-        yield directory
-    finally:
-        os.close(lock_fd)
-        sweep(exactly=directory.name)

@@ -27,15 +27,23 @@ class Nodes:
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         self.run = f"bench-{os.getpid()}-{time.time_ns()}"
         self.key = RunKey.new()
-        key_file = directory / f"{self.run}.key"
-        self.key.save(key_file)
+        self._key_file = directory / f"{self.run}.key"
+        self.key.save(self._key_file)
         self._sidecars: dict[str, NodeSidecar] = {}
         with ExitStack() as on_failure:
+            on_failure.callback(self._stop_all)
             for name in names:
-                plan = SidecarPlan(run=self.run, node=name, key=self.key, key_file=key_file)
-                self._sidecars[name] = NodeSidecar(plan)
-                on_failure.callback(self._sidecars[name].stop)
+                self.start(name)
             self._stack = on_failure.pop_all()
+
+    def start(self, name: str) -> None:
+        """Start a node that is not there."""
+        plan = SidecarPlan(run=self.run, node=name, key=self.key, key_file=self._key_file)
+        self._sidecars[name] = NodeSidecar(plan)
+
+    def _stop_all(self) -> None:
+        while self._sidecars:
+            self._sidecars.popitem()[1].stop()
 
     def __enter__(self) -> Nodes:
         return self
@@ -54,14 +62,19 @@ class Nodes:
         return {name: sidecar.address for name, sidecar in self._sidecars.items()}
 
     def adopt(
-        self, *, generation: int = 1, parity: int = 0, restore: RestorePoint | None = None
+        self,
+        *,
+        generation: int = 1,
+        parity: int = 0,
+        rank_nodes: Sequence[str] | None = None,
+        restore: RestorePoint | None = None,
     ) -> SnapshotWorld:
-        """Have all living nodes enter a generation with one rank each."""
+        """Have all living nodes enter a generation; one rank each unless said otherwise."""
         world = SnapshotWorld(
             run=self.run,
             generation=generation,
             peers=tuple(SidecarPeer(node=n, address=at) for n, at in self.addresses.items()),
-            rank_nodes=tuple(self.addresses),
+            rank_nodes=tuple(self.addresses if rank_nodes is None else rank_nodes),
             parity=parity,
             keep=KEEP,
         )

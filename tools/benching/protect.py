@@ -1,66 +1,81 @@
-"""Section protect: from sealed to protected on three nodes, and a lost block rebuilt.
+"""Section protect: from sealed to protected on three nodes.
 
-Three sidecar processes on this machine stand for three nodes. Every byte between them goes
-encrypted through the loopback, so on few cores this measures the cipher more than the codec.
+Three sidecar processes on this machine stand for three nodes, so their work shares its cores.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+
+import numpy as np
 
 from ckpt.arena import SlotFile
 from ckpt.errors import CorruptError, PeerError
 from ckpt.sidecar.client import SidecarClient
 from ckpt.stripes import restore_points
-from ckpt.testing.blocks import INDEX_ROOM_BYTES, make_index, random_payload
+from ckpt.testing.blocks import INDEX_ROOM_BYTES, make_index
 from ckpt.world import BlockEntry, RestorePoint
 from tools.benching.nodes import Nodes
-from tools.benching.samples import Row, Setup, Yardstick, in_turn, stopwatch, timed
+from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
 
 NAMES = ("a", "b", "c")
-PROTECT, REBUILD = "3 nodes: seal to protected", "rebuild of a lost block"
-LOOPBACK = "plain TCP on loopback"
+PROTECT, LITTLE = "3 nodes: seal to protected", "3 nodes: the same, a tenth has changed"
+MEMCPY, LOOPBACK = "memcpy", "plain TCP on loopback"
+_LITTLE = 10
 _TIMEOUT_S = 60.0
 _PART_BYTES = 1 << 20
+_GRAIN_BYTES = 1 << 20
 
 
 def protect(setup: Setup) -> list[Row]:
-    """Spread the state over three nodes with one parity, then lose one of them."""
-    share = max(setup.size_bytes // len(NAMES), 8)
-    payloads = [random_payload(share, seed=(rank,)) for rank in range(len(NAMES))]
-    with Nodes(setup.directory, NAMES) as nodes, ThreadPoolExecutor(len(NAMES)) as pool:
-        trainers = _Trainers(nodes, payloads, pool)
-        samples = in_turn([timed(LOOPBACK, lambda: _send_through(payloads)), trainers.take], setup)
-        rebuild_s = trainers.lose_the_last()
-    whole = share * len(NAMES)
-    loopback = samples.yardstick(LOOPBACK)
-    return [
-        samples.row("protect", PROTECT, whole, LOOPBACK),
-        Row(
-            section="protect",
-            name=REBUILD,
-            size_bytes=share,
-            samples_s=(rebuild_s,),
-            beside=(Yardstick(name=LOOPBACK, seconds=loopback.seconds / len(NAMES)),),
-        ),
-    ]
+    """Spread the state over three nodes with one parity: all anew, and with little changed."""
+    with Nodes(setup.directory, NAMES) as nodes, closing(Ranks(nodes, setup.size_bytes)) as ranks:
+        mirrors = [np.ones_like(payload) for payload in ranks.payloads]
+
+        def copy() -> None:
+            for mirror, payload in zip(mirrors, ranks.payloads, strict=True):
+                np.copyto(mirror, payload)
+
+        cases: list[Case] = [
+            timed(MEMCPY, copy),
+            timed(LOOPBACK, lambda: _send_through([each.data for each in ranks.payloads])),
+            lambda: {PROTECT: ranks.take()},
+            lambda: {LITTLE: ranks.take(one_in=_LITTLE)},
+        ]
+        samples = in_turn(cases, setup)
+    whole = sum(payload.nbytes for payload in ranks.payloads)
+    return [samples.row("protect", name, whole, MEMCPY, LOOPBACK) for name in (PROTECT, LITTLE)]
 
 
-class _Trainers:
-    """A rank on each node; all seal at once, as after a step of data-parallel training."""
+class Ranks:
+    """A rank on each of the nodes `NAMES`; all seal at once, as after a step of training."""
 
-    def __init__(self, nodes: Nodes, payloads: list[bytes], pool: ThreadPoolExecutor) -> None:
-        self._nodes, self._payloads, self._pool = nodes, payloads, pool
+    def __init__(self, nodes: Nodes, size_bytes: int) -> None:
+        self._nodes, self._pool = nodes, ThreadPoolExecutor(len(NAMES))
+        draw = np.random.default_rng(0)
+        share = max(size_bytes // len(NAMES), 8)
+        self.payloads = [draw.integers(0, 256, share, dtype=np.uint8) for _ in NAMES]
+        self._generation = 1
         self._world = nodes.adopt(parity=1)
         self._step = 0
 
-    def take(self) -> Mapping[str, float]:
-        """Write all blocks, then time their seals and what follows until all is protected."""
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def take(self, *, one_in: int = 1) -> float:
+        """Change every byte, or of every ``one_in`` MiB one; write and seal all blocks.
+
+        Returns the seconds from the first seal until every node knows the step protected.
+        """
         self._step += 1
+        for payload in self.payloads:
+            for at in range(0, payload.nbytes, _GRAIN_BYTES * one_in):
+                payload[at : at + _GRAIN_BYTES] += 1
         written = [
             (client, *self._write(client, rank))
             for rank, client in enumerate(self._nodes.clients.values())
@@ -73,12 +88,12 @@ class _Trainers:
             for each in sealing:
                 each.result()
             self._nodes.await_protected(self._world, self._step)
-        return {PROTECT: seconds[0]}
+        return seconds[0]
 
     def _write(self, client: SidecarClient, rank: int) -> tuple[int, BlockEntry]:
-        world, payload = self._world, self._payloads[rank]
+        world, payload = self._world, self.payloads[rank]
         index = make_index(
-            payload,
+            payload.tobytes(),
             run=world.run,
             generation=world.generation,
             step=self._step,
@@ -89,45 +104,51 @@ class _Trainers:
             generation=world.generation,
             step=self._step,
             rank=rank,
-            size_bytes=len(payload) + INDEX_ROOM_BYTES,
+            size_bytes=payload.nbytes + INDEX_ROOM_BYTES,
             timeout_s=_TIMEOUT_S,
         )
         with closing(SlotFile.open(grant.path)) as slot:
-            slot.block(len(payload))[:] = payload
+            slot.block(payload.nbytes)[:] = payload.data
             return grant.slot_id, slot.finish(index)
 
     def lose_the_last(self) -> float:
-        """Lose the last node; return the seconds until its block is there again."""
-        rank = len(NAMES) - 1
+        """Lose the last node; return the seconds until its block is there again.
+
+        Afterwards the node is back, empty, and all are in a new generation.
+        """
+        rank, saved = len(NAMES) - 1, self._world
         self._nodes.lose(NAMES[rank])
         point = self._point()
-        self._nodes.adopt(generation=self._world.generation + 1, restore=point)
+        self._adopt(point)
         source = point.sources[rank]
         client = self._nodes.clients[source.node]
         with stopwatch() as seconds:
-            handle = client.open_block(self._world, point.step, source)
-        parts = client.read(self._world, point.step, rank, [(0, handle.payload_bytes)])
-        if (
-            not source.rebuilt
-            or bytes(parts[0][: len(self._payloads[rank])]) != self._payloads[rank]
-        ):
-            raise CorruptError(f"{REBUILD}: it came back other than it was")
+            handle = client.open_block(saved, point.step, source)
+        parts = client.read(saved, point.step, rank, [(0, handle.payload_bytes)])
+        if not source.rebuilt or parts[0] != self.payloads[rank].data:
+            raise CorruptError(f"node {NAMES[rank]}: its block came back other than it was")
+        self._nodes.start(NAMES[rank])
+        self._adopt(None)
         return seconds[0]
+
+    def _adopt(self, restore: RestorePoint | None) -> None:
+        self._generation += 1
+        self._world = self._nodes.adopt(generation=self._generation, parity=1, restore=restore)
 
     def _point(self) -> RestorePoint:
         inventories = [client.inventory() for client in self._nodes.clients.values()]
         points, reason = restore_points(inventories)
         if not points:
-            raise PeerError(f"{REBUILD}: nothing can be restored: {reason}")
+            raise PeerError(f"nothing can be restored: {reason}")
         return points[0]
 
 
-def _send_through(payloads: list[bytes]) -> None:
+def _send_through(payloads: Sequence[memoryview]) -> None:
     """Send the bytes from one thread to another over a TCP connection, neither coded nor checked.
 
     With one parity every byte crosses once: as much as the sidecars exchange.
     """
-    wanted = sum(map(len, payloads))
+    wanted = sum(payload.nbytes for payload in payloads)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_TIMEOUT_S)
         sender = threading.Thread(target=_send, args=(server.getsockname(), payloads), daemon=True)
@@ -143,7 +164,7 @@ def _send_through(payloads: list[bytes]) -> None:
         sender.join()
 
 
-def _send(address: tuple[str, int], payloads: list[bytes]) -> None:
+def _send(address: tuple[str, int], payloads: Sequence[memoryview]) -> None:
     with socket.create_connection(address, _TIMEOUT_S) as connection:
         for payload in payloads:
             connection.sendall(payload)

@@ -16,16 +16,19 @@ from ckpt.errors import CorruptError
 from ckpt.isal import address_of
 
 LAYERS = 12
+MANY_LAYERS = 66
+"""396 tensors: as many as a model of some hundred million parameters has."""
+
 _PER_LAYER = 3 * 4  # weight and two moments, four bytes each
 
 
 class State:
-    """About ``size_bytes`` in 72 tensors; ``size_bytes`` then says how many exactly."""
+    """About ``size_bytes`` in 6 tensors a layer; ``size_bytes`` then says how many exactly."""
 
-    def __init__(self, size_bytes: int, *, seed: int) -> None:
+    def __init__(self, size_bytes: int, *, seed: int, layers: int = LAYERS) -> None:
         torch.manual_seed(seed)
-        side = max(int((size_bytes / LAYERS / _PER_LAYER) ** 0.5), 1)
-        self.model = nn.Sequential(*(nn.Linear(side, side) for _ in range(LAYERS)))
+        side = max(int((size_bytes / layers / _PER_LAYER) ** 0.5), 1)
+        self.model = nn.Sequential(*(nn.Linear(side, side) for _ in range(layers)))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         for parameter in self.model.parameters():
             parameter.grad = torch.rand_like(parameter)

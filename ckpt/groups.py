@@ -1,0 +1,228 @@
+"""Which nodes guard each other: parity groups over labelled failure domains. Pure.
+
+Many small groups, not one large one: a snapshot is lost as soon as one group loses more nodes than
+it has parity, and with ``n`` nodes in groups of ``g`` far fewer sets of nodes are such that their
+loss costs data than with fragments strewn over all ``n`` (Cidon et al., "Copysets: Reducing the
+Frequency of Data Loss in Cloud Storage", USENIX ATC 2013). A rebuild also reads from ``g`` nodes
+instead of ``n``. The price is memory: a group of ``g`` spends ``m / (g - m)`` of its state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
+
+GROUP_SIZE = 8
+"""The preferred size; with parity 1 such a group spends a seventh of the state."""
+
+_NAMED_DOMAINS = 3
+_PLACED_SHARE, _PLACED_MOST = 8, 64
+"""Up to an eighth of the nodes is fitted into previous groups: each looks at every group."""
+
+
+def form_groups(
+    domains: Mapping[str, str],
+    *,
+    parity: int,
+    size: int = GROUP_SIZE,
+    columns: int = 0,
+    previous: Groups = (),
+) -> tuple[Groups, str]:
+    """Partition the nodes into parity groups; return them, and what they survive in a sentence.
+
+    ``domains`` maps nodes to the label of what they fail together with; an empty label is a
+    domain of its own. ``columns`` as in `SnapshotWorld`. Every group has more than ``parity``
+    nodes (at least ``columns + parity``) and about ``size``, down to half of it where that makes
+    the loss of a whole domain cost no group more than ``parity`` of its nodes. ``previous``
+    groups are kept as far as they stay good. Raises ``ValueError`` when the nodes are too few.
+    """
+    least = parity + max(columns, 1)
+    if parity < 0 or least > max(len(domains), 1):
+        raise ValueError(
+            f"parity {parity} needs {least} nodes in a group, there are {len(domains)}"
+        )
+    labels = _labels(domains)
+    if parity == 0 or len(domains) < 2 * least:
+        groups: Groups = (_spread(sorted(domains), labels),)
+        return groups, explain(groups, domains, parity=parity, columns=columns)
+    count = _group_count(labels, parity, (least, max(size, least)), len(previous))
+    draft = _Draft(labels, count=count)
+    draft.keep(previous)
+    draft.level()
+    groups = tuple(sorted(_spread(group, labels) for group in draft.groups))
+    return groups, explain(groups, domains, parity=parity, columns=columns)
+
+
+def explain(groups: Groups, domains: Mapping[str, str], *, parity: int, columns: int = 0) -> str:
+    """Say what losses the groups survive, and the domains whose loss they do not."""
+    if parity == 0:
+        return "no parity: what a lost node held is lost with it"
+    labels = _labels(domains)
+    text = f"{_sizes(groups)}, any {parity}{' of each' * (len(groups) > 1)} may be lost"
+    if max(Counter(labels.values()).values()) == 1:
+        return text
+    worst = _worst_losses(groups, labels, parity + columns if columns else 0)
+    broken = {label: most for label, most in worst.items() if most > parity}
+    if not broken:
+        return f"{text}; losing a whole domain is survived"
+    named = sorted(broken, key=lambda label: (-broken[label], label))
+    parts = [f"domain {label} holds {broken[label]}" for label in named[:_NAMED_DOMAINS]]
+    if len(named) > _NAMED_DOMAINS:
+        parts.append(f"{len(named) - _NAMED_DOMAINS} more hold several")
+    remedy = _remedy(labels, parity, least=parity + max(columns, 1))
+    what = "nodes of one stripe" if columns else "nodes of one group"
+    return f"{text}; {', '.join(parts)} {what}: losing it whole is not survived{remedy}"
+
+
+def _remedy(labels: Mapping[str, str], parity: int, *, least: int) -> str:
+    """Name the group size that would survive the loss of every domain, if there is one."""
+    needed = -(-max(Counter(labels.values()).values()) // parity)
+    size = len(labels) // needed
+    return f" (groups of {size} would)" if size >= least else ""
+
+
+def _labels(domains: Mapping[str, str]) -> dict[str, str]:
+    """Return every node's domain; a node without a label is one of its own."""
+    return {node: label or f"\0{node}" for node, label in domains.items()}
+
+
+def _sizes(groups: Groups) -> str:
+    sizes = sorted({len(group) for group in groups})
+    nodes = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+    return f"{len(groups)} parity group{'s' * (len(groups) > 1)} of {nodes} nodes"
+
+
+def _group_count(
+    labels: Mapping[str, str], parity: int, sizes: tuple[int, int], before: int
+) -> int:
+    """Return into how many groups the nodes go.
+
+    ``sizes`` are the least and the preferred size. The count that was there ``before`` (0: none)
+    changes only as far as it must: for groups near the preferred size, safe where that can be had.
+    """
+    least, size = sizes
+    nodes = len(labels)
+    smallest = max(least, -(-size // 2))
+    most = max(nodes // smallest, 1)
+    nearest = max((2 * nodes + size) // (2 * size), 1)
+    largest_domain = max(Counter(labels.values()).values())
+    safe = -(-largest_domain // parity)  # so many groups have at most ``parity`` of each domain
+    wanted = safe if safe <= most else 1
+    fewest = max(-(-nodes // (size + size // 2)), wanted)
+    return min(max(before or nearest, fewest), most)
+
+
+class _Draft:
+    """Groups in the making: ``count`` of them, whose sizes shall differ by one at most."""
+
+    def __init__(self, labels: Mapping[str, str], *, count: int) -> None:
+        self._labels = labels
+        self._fewest, self._most = len(labels) // count, -(-len(labels) // count)
+        self.groups: list[list[str]] = [[] for _ in range(count)]
+        self._held: list[Counter[str]] = [Counter() for _ in range(count)]
+
+    def keep(self, previous: Groups) -> None:
+        """Take over what is left of the previous groups; place the other nodes.
+
+        Where that would be many, all are dealt out afresh.
+        """
+        left = [[node for node in group if node in self._labels] for group in previous]
+        left.sort(key=lambda group: (-len(group), group))
+        kept = left[: len(self.groups)]
+        staying = sum(min(len(group), self._most) for group in kept)
+        if len(self._labels) - staying > max(len(self._labels) // _PLACED_SHARE, _PLACED_MOST):
+            kept = []
+        for number, group in enumerate(kept):
+            for node in sorted(group):
+                self._put(node, number)
+            while len(self.groups[number]) > self._most:
+                self._take(self._most_alike(number), number)
+        placed = {node for group in self.groups for node in group}
+        rest = sorted(set(self._labels) - placed, key=lambda node: (self._labels[node], node))
+        for at, node in enumerate(rest):
+            # a deal, one domain after the other, spreads each as evenly as can be
+            self._put(node, self._best_for(node) if placed else at % len(self.groups))
+
+    def level(self) -> None:
+        """Even out the sizes, then the share that every domain has in every group."""
+        while min(sizes := [len(group) for group in self.groups]) < self._fewest:
+            poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
+            have = self._held[poor]
+            node = min(self.groups[rich], key=lambda name: (have[self._labels[name]], name))
+            self._move(node, rich, poor)
+        totals = Counter(self._labels.values())
+        shared = sorted((label, total) for label, total in totals.items() if total > 1)
+        for label, total in shared:
+            fair = -(-total // len(self.groups))
+            while (over := self._over(label, fair)) is not None:
+                self._swap_out(label, over)
+
+    def _over(self, label: str, fair: int) -> int | None:
+        return next((i for i, held in enumerate(self._held) if held[label] > fair), None)
+
+    def _swap_out(self, label: str, over: int) -> None:
+        """Exchange a node of a domain for one of a domain that is rarer here than there.
+
+        There always is one: the groups are of equal size but for one, and differ by two in
+        ``label``. The sum of squared shares falls with each exchange, so this comes to an end.
+        """
+        under = min(range(len(self.groups)), key=lambda i: (self._held[i][label], i))
+        here, there = self._held[over], self._held[under]
+        back = min(
+            self.groups[under],
+            key=lambda node: (here[self._labels[node]] - there[self._labels[node]], node),
+        )
+        out = max(node for node in self.groups[over] if self._labels[node] == label)
+        self._move(out, over, under)
+        self._move(back, under, over)
+
+    def _best_for(self, node: str) -> int:
+        label = self._labels[node]
+        open_ = [i for i, group in enumerate(self.groups) if len(group) < self._most]
+        return min(open_, key=lambda i: (self._held[i][label], len(self.groups[i]), i))
+
+    def _most_alike(self, number: int) -> str:
+        held = self._held[number]
+        return max(self.groups[number], key=lambda node: (held[self._labels[node]], node))
+
+    def _put(self, node: str, number: int) -> None:
+        self.groups[number].append(node)
+        self._held[number][self._labels[node]] += 1
+
+    def _take(self, node: str, number: int) -> None:
+        self.groups[number].remove(node)
+        self._held[number][self._labels[node]] -= 1
+
+    def _move(self, node: str, source: int, target: int) -> None:
+        self._take(node, source)
+        self._put(node, target)
+
+
+def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Order a group so that the nodes of one domain lie far apart.
+
+    Where a stripe is shorter than its group, neighbours hold its fragments.
+    """
+    held = Counter(labels[node] for node in group)
+    seen: Counter[str] = Counter()
+    places = []
+    for node in sorted(group):
+        label = labels[node]
+        places.append(((2 * seen[label] + 1) / (2 * held[label]), -held[label], label, node))
+        seen[label] += 1
+    return tuple(node for *_, node in sorted(places))
+
+
+def _worst_losses(groups: Groups, labels: Mapping[str, str], stripe: int) -> dict[str, int]:
+    """Return by domain the most nodes it has in a stripe; ``stripe`` nodes long, 0 for a group."""
+    worst: dict[str, int] = {}
+    for group in groups:
+        length = min(stripe or len(group), len(group))
+        for start in range(len(group) if length < len(group) else 1):
+            nodes = [group[(start + step) % len(group)] for step in range(length)]
+            for label, most in Counter(labels[node] for node in nodes).items():
+                worst[label] = max(worst.get(label, 0), most)
+    return worst

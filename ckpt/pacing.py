@@ -1,0 +1,65 @@
+"""How fast to copy so that training notices least. Pure: no clock, no thread.
+
+The copy of a snapshot has from the call until the next optimizer step. Done at full speed at once
+it takes memory bandwidth from the forward pass; done too slowly it is waited for. The controller
+spreads it over a share of the window it has come to expect: the share shrinks at once when
+somebody had to wait, and grows back slowly (additive increase, multiplicative decrease).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+FULL_SPEED = math.inf
+_FIRST_SHARE = 0.5
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.8
+_GROWTH = 0.02
+_CUT = 0.6
+_TOLERATED = 0.01
+_WEIGHT = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacer:
+    """What has been learned of the windows so far.
+
+    ``window_s`` is the expected time from a snapshot to the moment its tensors change, 0 while
+    unknown; ``share`` the part of it the copy is spread over. Not ``enabled``: always full speed.
+    """
+
+    enabled: bool = True
+    window_s: float = 0.0
+    share: float = _FIRST_SHARE
+
+    def __post_init__(self) -> None:
+        if self.window_s < 0:
+            raise ValueError(f"a window of {self.window_s} s")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"a share of {self.share} of the window; use 0 < share <= 1")
+
+    def speed(self, nbytes: int) -> float:
+        """Return the bytes per second to copy ``nbytes`` at, `FULL_SPEED` for as fast as can be."""
+        spread_s = self.share * self.window_s
+        return nbytes / spread_s if self.enabled and spread_s > 0 else FULL_SPEED
+
+    def after(self, *, window_s: float, waited_s: float) -> Pacer:
+        """Return what is known after one more snapshot.
+
+        ``window_s`` went by until its tensors were to change, ``waited_s`` more until they could.
+        A window that is shorter than expected is believed at once.
+        """
+        if self.window_s == 0 or window_s < self.window_s:
+            window = window_s
+        else:
+            window = self.window_s + _WEIGHT * (window_s - self.window_s)
+        if waited_s > _TOLERATED * max(window_s, 0.0):
+            share = max(self.share * _CUT, _LEAST_SHARE)
+        else:
+            share = min(self.share + _GROWTH, _MOST_SHARE)
+        return replace(self, window_s=window, share=share)
+
+
+def pause_s(*, speed: float, copied_bytes: int, elapsed_s: float) -> float:
+    """Return how long to rest after ``copied_bytes`` so as not to exceed ``speed``."""
+    return max(copied_bytes / speed - elapsed_s, 0.0)

@@ -1,0 +1,412 @@
+"""Build the parity rows this node holds: ask the columns' owners, encode, seal.
+
+The holder of a row asks for everything and so knows when it has it: a row is sealed once every
+byte of every column is in it. Asking twice, or an answer that comes twice, changes nothing.
+
+- Where all columns lie on this host they are mapped, and the row is encoded in one pass, in runs
+  that stay in the cache. Nothing is compared: looking at two steps costs more than encoding one.
+- Otherwise the columns travel. Parity is linear, so a row may begin as a copy of the row of an
+  earlier protected step, and only what differs is sent, as the exclusive or of both steps. That
+  needs every owner to have that step still; else whole columns are sent into a row of zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+import msgspec
+
+from ckpt.erasure import codec_named
+from ckpt.errors import CapacityError, CkptError, CorruptError, PeerError
+from ckpt.isal import crc32c
+from ckpt.maps import SlotMaps
+from ckpt.sidecar.build import Build, Encoding, MovedError
+from ckpt.sidecar.changes import Range, batches
+from ckpt.sidecar.core import THREADS, Core
+from ckpt.sidecar.hosts import host_id
+from ckpt.sidecar.links import Job, Link
+from ckpt.sidecar.mapped import MappedColumn, sums_in
+from ckpt.sidecar.messages import AskBytes, AskColumn, Column, unparse
+from ckpt.sidecar.parity import Parities, Row, RowPlace
+from ckpt.sidecar.state import Phase, Snapshot, SnapshotKey
+from ckpt.sidecar.wire import split_checked
+from ckpt.stripes import Geometry
+from ckpt.transport import Client
+from ckpt.types import Json
+from ckpt.world import ParityEntry
+
+_log = logging.getLogger(__name__)
+
+BATCH_BYTES = 4 << 20
+"""What is asked for at once over the wire."""
+
+RETRY_S = 0.3
+NICE = 10
+"""Of the threads that encode: trainers go first, but a row is finished beside busy ones too."""
+
+
+class Builder:
+    """Builds rows for committed snapshots. ``link(node)`` is the queue to a node.
+
+    ``on_sealed(entry)`` is told of every complete row.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        parities: Parities,
+        *,
+        link: Callable[[str], Link],
+        on_sealed: Callable[[ParityEntry], None],
+    ) -> None:
+        self._core, self._parities = core, parities
+        self._link, self._on_sealed = link, on_sealed
+        self._builds: dict[tuple[SnapshotKey, RowPlace], Build] = {}
+        self._maps = SlotMaps()
+        self.host = host_id()
+        self.priority = "not known yet"
+        self.why: dict[SnapshotKey, str] = {}
+        self._closed = threading.Event()
+        self._notes = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._notes.submit(int)  # starts the thread, here
+        self._pool = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="encode", initializer=self._stand_back
+        )
+
+    def _stand_back(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            self.priority = f"nice {NICE}"
+        except OSError as error:
+            self.priority = f"usual ({error.strerror})"
+
+    # -- beginning and ending --------------------------------------------------------------------
+
+    def begin(self, snapshot: Snapshot, geometry: Geometry) -> None:
+        """Begin with this node's rows of a committed snapshot; called under the core's lock."""
+        places = geometry.rows_of(self._core.node)
+        self._parities.expect(len(places))
+        for place in places:
+            if self._parities.get(snapshot.key, place) is None:
+                self._start(self._plan(snapshot, geometry, place))
+
+    def _plan(self, snapshot: Snapshot, geometry: Geometry, place: RowPlace) -> Build:
+        k = geometry.columns(place[0])
+        return Build(
+            key=snapshot.key,
+            place=place,
+            geometry=geometry,
+            codec=codec_named()(k, geometry.m),
+            owners={
+                column: geometry.nodes[geometry.node_of(place[0], column)]
+                for column in range(k)
+                if geometry.filled_bytes(place[0], column)
+            },
+            base=self._base(snapshot.key, place),
+        )
+
+    def _base(self, key: SnapshotKey, place: RowPlace) -> Row | None:
+        """Return the row of the newest protected step before ``key``, if it is still here."""
+        snapshots = self._core.book.snapshots
+        rows = [
+            row
+            for row in self._parities.sealed()
+            if row.place == place and row.key[0] == key[0] and row.key[1] < key[1]
+            if row.key in snapshots and snapshots[row.key].phase is Phase.PROTECTED
+        ]
+        return max(rows, key=lambda row: row.key, default=None)
+
+    def _start(self, build: Build) -> None:
+        self._builds[build.key, build.place] = build
+        for column, owner in build.owners.items():
+            self._put(build, owner, self._asker(build, column))
+        if not build.owners:
+            self._work(build, self._finish, 0)
+
+    def cancel(self, key: SnapshotKey | None = None) -> None:
+        """Give up the rows of a snapshot, or all."""
+        for at in [at for at in self._builds if key in (None, at[0])]:
+            self._drop(self._builds.pop(at))
+        if key is None:
+            self.why.clear()
+        else:
+            self.why.pop(key, None)
+
+    def _drop(self, build: Build) -> None:
+        build.is_over = True
+        with build.lock:
+            file, build.file = build.file, None
+        if file is not None:
+            self._parities.give_back(file)
+
+    def _again(self, build: Build, *, base: Row | None = None, by_wire: bool) -> None:
+        """Begin a row anew, from nothing."""
+        with self._core.lock:
+            if build.is_over or self._builds.get((build.key, build.place)) is not build:
+                return
+            self._drop(build)
+            fresh = Build(
+                key=build.key,
+                place=build.place,
+                geometry=build.geometry,
+                codec=build.codec,
+                owners=build.owners,
+                base=base,
+                by_wire=by_wire,
+            )
+            self._start(fresh)
+
+    def close(self) -> None:
+        """Build nothing more; what runs is not waited for."""
+        self._closed.set()
+        self.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._notes.shutdown(wait=False, cancel_futures=True)
+
+    def status(self) -> dict[str, Json]:
+        """Return what is being built, why some rows are not, and the threads' priority."""
+        return {
+            "rows_building": len(self._builds),
+            "unprotected": {f"{key[0]}/{key[1]}": why for key, why in sorted(self.why.items())},
+            "encode_priority": self.priority,
+        }
+
+    # -- work ------------------------------------------------------------------------------------
+
+    def _is_wanted(self, build: Build) -> bool:
+        return not (build.is_over or self._closed.is_set())
+
+    def _put(self, build: Build, owner: str, job: Job) -> None:
+        def run(client: Client) -> None:
+            try:
+                job(client)
+            except PeerError as error:
+                if error.kind == "GivenUpError":
+                    self._note(build, str(error))
+                raise
+
+        self._link(owner).put(run, is_wanted=lambda: self._is_wanted(build))
+
+    def _note(self, build: Build, why: str) -> None:
+        if not build.is_over and self.why.get(build.key) != why:
+            self.why[build.key] = why
+            _log.warning("%s: step %d is not protected: %s", self._core.node, build.key[1], why)
+
+    def _work(
+        self, build: Build, task: Callable[..., None], *arguments: object
+    ) -> Future[None] | None:
+        """Run a task on a thread that encodes; what goes wrong there is looked at here."""
+
+        def run() -> None:
+            try:
+                if self._is_wanted(build):
+                    task(build, *arguments)
+            except MovedError:
+                self._note_down(lambda: self._again(build, by_wire=True))
+            except CapacityError as error:
+                self._note(build, str(error))
+                self._later(build)
+            except CkptError as error:
+                self._note(build, str(error))
+            except Exception:
+                _log.exception("%s: parity row %s failed", self._core.node, build.place)
+                raise
+
+        with contextlib.suppress(RuntimeError):  # shut down meanwhile
+            return self._pool.submit(run)
+        return None
+
+    def _later(self, build: Build) -> None:
+        """Try again for room: snapshots are released, and memory may be enlarged."""
+        timer = threading.Timer(RETRY_S, lambda: self._work(build, self._encode))
+        timer.daemon = True
+        timer.start()
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _asker(self, build: Build, column: int) -> Job:
+        body = AskColumn(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            column=column,
+            base=build.base.key[1] if build.base is not None else -1,
+            host="" if build.by_wire else self.host,
+        )
+
+        def ask(client: Client) -> None:
+            answer, frames = client.call("column", unparse(body))
+            try:
+                found = msgspec.convert(answer, Column)
+            except msgspec.ValidationError as error:
+                raise PeerError(f"column: malformed answer: {error}", kind="malformed") from error
+            with build.lock:
+                if column in build.columns:
+                    return
+                build.columns[column] = (found, sums_in(frames))
+                is_complete = len(build.columns) == len(build.owners)
+            if is_complete:
+                self._work(build, self._encode)
+
+        return ask
+
+    def _encode(self, build: Build) -> None:
+        """Every column is described: choose how to get it, and begin."""
+        mapped = None if build.by_wire else self._map(build)
+        file = self._parities.take(build.nbytes)
+        with build.lock:
+            if build.is_over:
+                self._parities.give_back(file)
+                return
+            build.file, build.view = file, file.row(build.nbytes)
+        if mapped is None:
+            self._send_for(build)
+            return
+        encoding = Encoding(build, mapped)
+        for lo, hi in encoding.parts:
+            self._work(build, self._encode_part, encoding, lo, hi)
+
+    # -- by mapping ------------------------------------------------------------------------------
+
+    def _map(self, build: Build) -> dict[int, MappedColumn] | None:
+        found = {}
+        for column, (answer, sums) in build.columns.items():
+            owner, run = build.owners[column], self._core.arena.run
+            mapped = (
+                MappedColumn.open(answer, sums, self._maps, node=owner, run=run)
+                if answer.host == self.host
+                else None
+            )
+            if mapped is None:
+                return None
+            found[column] = mapped
+        return found
+
+    def _encode_part(self, build: Build, encoding: Encoding, lo: int, hi: int) -> None:
+        began_s = perf_counter()
+        read, checksum = encoding.encode(lo, hi)
+        self._core.meters.add("exchange", perf_counter() - began_s, read)
+        self._core.counters["fragment_bytes_mapped"] += read
+        if checksum is not None:
+            self._finish(build, checksum)
+
+    # -- over the wire ---------------------------------------------------------------------------
+
+    def _send_for(self, build: Build) -> None:
+        """Ask for what is missing: the differences from the base, or everything."""
+        base = build.base
+        if any(answer.changed is None for answer, _ in build.columns.values()):
+            base = None
+        is_based = base is not None and build.begin_as(base)
+        if not is_based:
+            build.begin_empty()
+        jobs = []
+        for column, (answer, _) in build.columns.items():
+            filled = build.geometry.filled_bytes(build.place[0], column)
+            whole: tuple[Range, ...] = ((0, filled),)
+            ranges = whole if not is_based or answer.changed is None else answer.changed
+            spared = filled - sum(hi - lo for lo, hi in ranges)
+            self._core.counters["fragment_bytes_spared"] += max(spared, 0)
+            jobs += [(column, batch) for batch in batches(ranges, BATCH_BYTES)]
+        with build.lock:
+            build.missing = {(column, batch[0][0]) for column, batch in jobs}
+        step = base.key[1] if is_based and base is not None else -1
+        for column, batch in jobs:
+            self._put(build, build.owners[column], self._fetcher(build, column, batch, step))
+        if not jobs:
+            self._complete(build)
+
+    def _fetcher(self, build: Build, column: int, batch: tuple[Range, ...], base: int) -> Job:
+        body = AskBytes(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            column=column,
+            ranges=batch,
+            base=base,
+        )
+        owner, lengths = build.owners[column], [hi - lo for lo, hi in batch]
+
+        def fetch(client: Client) -> None:
+            try:
+                answer, frames = client.call("column_bytes", unparse(body), bulk=True)
+                parts = split_checked(answer, frames, lengths, origin=f"{owner}: column_bytes")
+            except CorruptError as error:
+                raise PeerError(str(error), kind="CorruptError") from error
+            except PeerError as error:
+                if error.kind == "MismatchError":  # the base was released meanwhile
+                    self._again(build, by_wire=build.by_wire)
+                raise
+            done = self._work(build, self._add, column, batch, parts)
+            if done is not None:
+                done.result()
+
+        return fetch
+
+    def _add(
+        self, build: Build, column: int, batch: tuple[Range, ...], parts: list[memoryview]
+    ) -> None:
+        """Add what a column contributes; what was added before changes nothing."""
+        with build.lock, self._core.meters.timed("exchange", sum(map(len, parts))):
+            if build.is_over or (column, batch[0][0]) not in build.missing:
+                return
+            row = build.buffer()
+            for (lo, hi), part in zip(batch, parts, strict=True):
+                build.codec.encode_update(build.place[1], column, part, row[lo:hi])
+            build.missing.discard((column, batch[0][0]))
+            is_complete = not build.missing
+        if is_complete:
+            self._complete(build)
+
+    # -- sealing ---------------------------------------------------------------------------------
+
+    def _complete(self, build: Build) -> None:
+        self._finish(build, crc32c(build.buffer()))
+
+    def _finish(self, build: Build, checksum: int) -> None:
+        """Have a complete row sealed."""
+        self._note_down(lambda: self._seal(build, checksum))
+
+    def _note_down(self, task: Callable[[], None]) -> None:
+        """Run a task on the thread that tells others; it has the usual priority.
+
+        A thread inherits the priority of the one that starts it: what follows from a complete
+        row (gossip, a checkpoint) must not be started by a thread that encodes.
+        """
+
+        def run() -> None:
+            try:
+                task()
+            except CkptError as error:
+                _log.warning("%s: %s", self._core.node, error)
+            except Exception:
+                _log.exception("%s: noting a parity row failed", self._core.node)
+                raise
+
+        with contextlib.suppress(RuntimeError):  # shut down meanwhile
+            self._notes.submit(run)
+
+    def _seal(self, build: Build, checksum: int) -> None:
+        """Seal a complete row, unless it is not wanted any more."""
+        entry = ParityEntry(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            row=build.place[1],
+            nbytes=build.nbytes,
+            crc32c=checksum,
+        )
+        with self._core.lock:
+            if build.is_over or self._builds.get((build.key, build.place)) is not build:
+                return
+            del self._builds[build.key, build.place]
+            build.is_over = True
+            self.why.pop(build.key, None)
+            self._parities.seal(build.file, entry)
+            self._on_sealed(entry)

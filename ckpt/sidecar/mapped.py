@@ -1,0 +1,108 @@
+"""Data columns of other sidecars on this host, read where they lie: no copy, no cipher.
+
+The owner may give a slot to the next snapshot at any time. So a reader looks at the slot's header
+before it begins and after it has ended, as with a sequence lock: if both times it names the block
+that was meant, nobody wrote in between. Every run read is checked against the owner's sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckpt.arena import SlotFile
+from ckpt.block import SlotState, block_bytes
+from ckpt.errors import CkptError
+from ckpt.maps import SlotMaps
+from ckpt.sidecar.hosts import host_id
+from ckpt.sidecar.messages import Column, ColumnSpan
+from ckpt.sums import CheckedBlock, Sums
+
+_HELD = (SlotState.SEALED, SlotState.COMMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    span: ColumnSpan
+    slot: SlotFile
+    sums: Sums
+
+
+class MappedColumn:
+    """A column whose blocks are all mapped here."""
+
+    def __init__(self, parts: tuple[_Part, ...], *, node: str, run: bytes) -> None:
+        self._parts, self._node, self._run = parts, node, run
+
+    @classmethod
+    def open(
+        cls, column: Column, sums: Sums, maps: SlotMaps, *, node: str, run: bytes
+    ) -> MappedColumn | None:
+        """Map the blocks of a column, or return None where they cannot be had that way."""
+        if not column.host or column.host != host_id():
+            return None
+        parts, at = [], 0
+        for span in column.spans:
+            if not span.file.is_here():
+                return None
+            try:
+                slot = maps.open(span.file.path)
+            except CkptError:
+                return None
+            if slot.capacity < block_bytes(span.entry):
+                return None
+            parts.append(_Part(span=span, slot=slot, sums=sums[at : at + span.count]))
+            at += span.count
+        mapped = cls(tuple(parts), node=node, run=run)
+        return mapped if mapped.is_current() else None
+
+    def is_current(self) -> bool:
+        """Return whether every slot still holds the block that was meant."""
+        for part in self._parts:
+            header = part.slot.read_header(run=self._run)
+            if header is None or header.state not in _HELD or header.entry() != part.span.entry:
+                return False
+        return True
+
+    def reader(self) -> ColumnReader:
+        """Return a reader for one thread."""
+        blocks = [
+            (
+                part.span,
+                CheckedBlock(
+                    part.slot.block(block_bytes(part.span.entry)),
+                    part.sums,
+                    first=part.span.first,
+                    origin=f"node {self._node}, rank {part.span.entry.rank}",
+                ),
+            )
+            for part in self._parts
+        ]
+        return ColumnReader(blocks)
+
+
+class ColumnReader:
+    """Reads on through a column."""
+
+    def __init__(self, blocks: list[tuple[ColumnSpan, CheckedBlock]]) -> None:
+        self._blocks = blocks
+
+    def parts(self, lo: int, hi: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield what fills bytes ``lo … hi``: where it begins in the column, and the bytes.
+
+        Raises ``CorruptError`` for bytes that are not what was sealed.
+        """
+        for span, block in self._blocks:
+            a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
+            if a < b:
+                yield a, block.take(span.at + a - span.into, b - a)
+
+
+def sums_in(frames: list[memoryview]) -> Sums:
+    """Return the sums that came in an answer's frame."""
+    return np.frombuffer(frames[0], dtype="<u4").astype(np.uint32) if frames else _NONE
+
+
+_NONE: Sums = np.zeros(0, dtype=np.uint32)

@@ -1,0 +1,236 @@
+"""How many slots a node's shared memory holds: the declared budget, what is free, and the mode.
+
+*Full*: a rank writes a snapshot while the one before is being protected. *Small*, where the memory
+does not hold that: one slot less, so a snapshot waits until the one before is protected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ckpt.arena import HEADER_BYTES, slot_capacity
+from ckpt.block import SlotState, block_bytes
+from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, MemoryNeed, memory_need
+from ckpt.errors import BudgetError
+from ckpt.pages import huge_pages
+from ckpt.sidecar.core import Core
+from ckpt.sidecar.slots import Slot, fits
+from ckpt.types import Json
+from ckpt.world import SnapshotWorld
+
+_log = logging.getLogger(__name__)
+
+
+class Mode(StrEnum):
+    """How many snapshots of a rank may be in flight."""
+
+    FULL = "full"
+    SMALL = "small"
+
+
+IN_FLIGHT = {Mode.FULL: FULL_IN_FLIGHT, Mode.SMALL: SMALL_IN_FLIGHT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The mode that fits, and the most it needs."""
+
+    mode: Mode
+    need: MemoryNeed
+
+
+def fit(
+    world: SnapshotWorld, lengths: Mapping[int, int], *, node: str, room_bytes: int
+) -> Fit | MemoryNeed:
+    """Return the larger mode that ``room_bytes`` hold; where none does, what the smaller needs.
+
+    ``lengths`` are the ranks' block lengths in bytes, as far as they are known.
+    """
+    for mode, in_flight in IN_FLIGHT.items():
+        slots = world.keep + in_flight
+        need = memory_need(world, lengths, node=node, slots_per_rank=slots)
+        if need.total <= room_bytes:
+            return Fit(mode=mode, need=need)
+    return need
+
+
+class Room:
+    """The memory of this node's slots in one generation; called under the lock.
+
+    ``parity_bytes`` tells what parity rows take just now.
+    """
+
+    def __init__(self, core: Core, *, parity_bytes: Callable[[], int]) -> None:
+        self._core, self._parity_bytes = core, parity_bytes
+        self._lengths: dict[int, int] = {}
+        self._coming_bytes = 0
+        self._fit: Fit | None = None
+        self._mode = Mode.FULL
+        self._refusal = ""
+        core.on.adopt.append(self._adopt)
+
+    @property
+    def slots_per_rank(self) -> int:
+        """The most slots of a rank in one generation."""
+        world = self._core.book.world
+        return (world.keep if world else 0) + IN_FLIGHT[self._mode]
+
+    def lengths(self) -> Mapping[int, int]:
+        """Return the block lengths that ranks of this node have asked for."""
+        return self._lengths
+
+    def _adopt(self, world: SnapshotWorld) -> None:
+        self._lengths, self._fit, self._mode = {}, None, Mode.FULL
+        self._core.in_flight = FULL_IN_FLIGHT
+        ranks = world.rank_nodes.count(self._core.node)
+        free = self._free_slots()
+        for slot in free[: max(0, len(self._core.slots.all()) - ranks * self.slots_per_rank)]:
+            self._core.slots.discard(slot)
+
+    def admit(self, rank: int, size_bytes: int) -> None:
+        """Note what a rank needs. Raises ``BudgetError`` where this can never be had."""
+        wanted = slot_capacity(size_bytes)
+        if self._lengths.get(rank) == wanted:
+            return
+        self._lengths[rank] = wanted
+        world = self._core.book.world
+        assert world is not None
+        found = fit(world, self._known(world), node=self._core.node, room_bytes=self._room(world))
+        if isinstance(found, Fit):
+            self._enter(found)
+        elif not self._core.slots.all() or 0 < world.memory_bytes < found.total:
+            del self._lengths[rank]
+            raise self._too_little(world, found)
+        else:  # it went well before: go on with what there is, others may make room
+            self._enter(Fit(mode=Mode.SMALL, need=found))
+
+    def _known(self, world: SnapshotWorld) -> dict[int, int]:
+        """Return the lengths of all ranks that are known, those of peers by what they sealed."""
+        lengths: dict[int, int] = {}
+        for key, snapshot in sorted(self._core.book.snapshots.items()):
+            if key[0] == world.generation:
+                lengths |= {rank: block_bytes(each) for rank, each in snapshot.entries.items()}
+        return lengths | self._lengths
+
+    def _room(self, world: SnapshotWorld) -> int:
+        """What there is: the budget, or less where the file system has less."""
+        held = self.slot_bytes() + self._parity_bytes()
+        there = self._core.arena.free_bytes() + held
+        return min(world.memory_bytes, there) if world.memory_bytes else there
+
+    def _enter(self, found: Fit) -> None:
+        if found.mode is not self._mode:
+            _log.warning(
+                "%s: %s: up to %s bytes for slots and %s for parity",
+                self._core.node,
+                "the smaller mode, a snapshot waits until the one before is protected"
+                if found.mode is Mode.SMALL
+                else "the full mode",
+                f"{found.need.slots:,}",
+                f"{found.need.parity:,}",
+            )
+        self._fit, self._mode = found, found.mode
+        self._core.in_flight = IN_FLIGHT[found.mode]
+
+    def _too_little(self, world: SnapshotWorld, need: MemoryNeed) -> BudgetError:
+        declared = world.memory_bytes and need.total > world.memory_bytes
+        root = self._core.arena.directory.parent
+        have = (
+            f"{world.memory_bytes:,} bytes are declared for a node"
+            if declared
+            else f"{root} has {self._core.arena.free_bytes():,} bytes free"
+        )
+        more = "declare more" if declared else "enlarge it (mount -o remount,size=...)"
+        return BudgetError(
+            f"node {self._core.node} needs {need.total:,} bytes of shared memory even in the "
+            f"smaller mode ({need.slots:,} for slots with keep={world.keep}, {need.parity:,} for "
+            f"parity={world.parity}) and {have}: {more}, keep fewer snapshots (keep=1), use less "
+            "parity, or spread the ranks over more nodes"
+        )
+
+    # -- one slot more ---------------------------------------------------------------------------
+
+    def slot_bytes(self) -> int:
+        """Return the size of all slot files."""
+        here = [slot for slot in self._core.slots.all() if not slot.borrowed]
+        return sum(slot.file.capacity + HEADER_BYTES for slot in here)
+
+    def holds(self, size_bytes: int) -> bool:
+        """Return whether the budget allows one more slot for ``size_bytes``."""
+        world = self._core.book.world
+        if world is None or not world.memory_bytes or self._fit is None:
+            return True
+        wanted = slot_capacity(size_bytes) + HEADER_BYTES
+        allowed = world.memory_bytes - self._fit.need.parity
+        return self.slot_bytes() + self._coming_bytes + wanted <= allowed
+
+    def begin(self, size_bytes: int) -> None:
+        """Count a slot that is being made."""
+        self._coming_bytes += slot_capacity(size_bytes) + HEADER_BYTES
+
+    def end(self, size_bytes: int) -> None:
+        """Count it no more: it is in the table, or was not made."""
+        self._coming_bytes -= slot_capacity(size_bytes) + HEADER_BYTES
+
+    def trim(self) -> None:
+        """Remove free slots that fit no rank's state any more, once all have said theirs."""
+        world = self._core.book.world
+        if world is None or len(self._lengths) < world.rank_nodes.count(self._core.node):
+            return
+        for slot in self._free_slots():
+            if not any(fits(slot.file.capacity, each) for each in self._lengths.values()):
+                self._core.slots.discard(slot)
+
+    def make_room(self, size_bytes: int) -> bool:
+        """Remove free slots, and what the budget does not hold; return whether one more fits.
+
+        Of older generations only the newest snapshot has to stay: the one restored from.
+        """
+        self.trim()
+        for slot in self._free_slots():
+            if self.holds(size_bytes):
+                return True
+            self._core.slots.discard(slot)
+        while not self.holds(size_bytes) and (released := self._core.book.shed()):
+            self._core.apply(released)
+            for slot in self._free_slots():
+                self._core.slots.discard(slot)
+        return self.holds(size_bytes)
+
+    def _free_slots(self) -> list[Slot]:
+        free = [
+            slot
+            for slot in self._core.slots.all()
+            if slot.state is SlotState.EMPTY and slot.key is None and not slot.busy
+        ]
+        return sorted(free, key=lambda slot: slot.file.capacity)
+
+    # -- what others are told ----------------------------------------------------------------------
+
+    def refuse(self, reason: str) -> None:
+        """Note that a snapshot found no room."""
+        if not self._refusal:
+            _log.warning("%s: snapshots are left out: %s", self._core.node, reason)
+        self._core.counters["left_out"] += 1
+        self._refusal = reason
+
+    def granted(self) -> None:
+        """Note that a snapshot found room."""
+        if self._refusal:
+            _log.warning("%s: there is room for snapshots again", self._core.node)
+        self._refusal = ""
+
+    def status(self) -> dict[str, Json]:
+        """Return the mode, the need in bytes, why snapshots are left out just now, and pages."""
+        need = self._fit.need.total if self._fit else 0
+        return {
+            "memory": {
+                "mode": self._mode.value,
+                "need_bytes": need,
+                "left_out": self._refusal or None,
+                "huge_pages": huge_pages(),
+            }
+        }

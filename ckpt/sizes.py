@@ -1,0 +1,24 @@
+"""Sizes as people write them. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a size such as ``2GiB``, ``512M`` (both binary), ``1.5GB`` (decimal) or ``4096``.
+
+    Raises ``ValueError`` for anything else, and for less than one byte.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write it as in 2GiB or 512MiB")
+    number, prefix, binary, unit = match.groups()
+    base = 1000 if unit and prefix and not binary else 1024
+    nbytes = int(float(number) * base ** " kmgtp".index(prefix.lower() or " "))
+    if nbytes < 1:
+        raise ValueError(f"{text!r} is less than one byte; write it as in 512MiB")
+    return nbytes

@@ -1,0 +1,22 @@
+"""Authenticated request and reply between the processes of a run.
+
+A `Server` answers requests; a `Client` asks with a deadline. There are two ways to ask, and the
+answer comes the way of its request:
+
+- *control*: ZeroMQ with CURVE. The handshake admits one client key (ZAP), and that key is in the
+  run's key file. Every byte is encrypted by libsodium, at a few hundred megabytes a second.
+- *bulk*: a second ZeroMQ socket of the same server without CURVE, whose messages are sealed with
+  AES-GCM under the key of a session (`ckpt.envelope`, `ckpt.transport.sealing`). Sessions are
+  asked for over the control path, so whoever has no run key gets none.
+
+A handler must not block: what takes long keeps the `Request` and calls `Request.reply` later, from
+any thread. See docs/adr/0007 for what is promised.
+"""
+
+from ckpt.transport.client import Client
+from ckpt.transport.keys import RunKey
+from ckpt.transport.limits import Limits
+from ckpt.transport.request import Handler, Request
+from ckpt.transport.server import Server
+
+__all__ = ["Client", "Handler", "Limits", "Request", "RunKey", "Server"]

@@ -1,0 +1,101 @@
+"""Memory for frames on their way, used again: warm pages take bytes several times faster."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, defaultdict, deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckpt.errors import PeerError
+
+_Block = NDArray[np.uint8]
+
+_SMALL_BYTES = 64 << 10
+
+
+class Exhausted(PeerError):
+    """More bytes are under way than allowed: ask again later."""
+
+
+class Buffers:
+    """Lends memory that comes back by itself when the last view of it is gone.
+
+    Keeps up to ``keep_bytes`` of it for the next borrower. `check` refuses whoever would bring what
+    is lent above ``limit_bytes``, or what one owner has above a quarter of that. Safe to share
+    between threads.
+    """
+
+    def __init__(self, *, keep_bytes: int, limit_bytes: int | None = None) -> None:
+        self._keep_bytes, self._limit_bytes = keep_bytes, limit_bytes
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[_Block]] = defaultdict(list)
+        self._kept_bytes = 0
+        self._held: Counter[bytes] = Counter()
+        self._lent_bytes = 0
+        # Views may die in any thread, even inside one of our own critical sections when garbage
+        # is collected there: what comes back is only queued, without a lock.
+        self._returned: deque[tuple[_Block, bytes]] = deque()
+
+    def take(self, nbytes: int, *, owner: bytes = b"") -> memoryview:
+        """Return ``nbytes`` of writable memory, of any contents."""
+        size = _rounded(nbytes)
+        with self._lock:
+            self._collect()
+            if self._free[size]:
+                block = self._free[size].pop()
+                self._kept_bytes -= size
+            else:
+                block = np.empty(size, np.uint8)
+            self._lent_bytes += size
+            self._held[owner] += size
+        lease = block[:nbytes]
+        weakref.finalize(lease, self._returned.append, (block, owner)).atexit = False
+        return lease.data
+
+    def check(self, nbytes: int, *, owner: bytes) -> None:
+        """Raise `Exhausted` where ``owner`` may not have ``nbytes`` more just now."""
+        if self._limit_bytes is None:
+            return
+        whole, share = self._limit_bytes, self._limit_bytes // 4
+        with self._lock:
+            self._collect()
+            lent, held = self._lent_bytes, self._held.get(owner, 0)
+        if lent + nbytes > whole or held + nbytes > share:
+            raise Exhausted(
+                f"{lent:,} bytes are unanswered, {held:,} of them by this client; at most "
+                f"{whole:,} and {share:,} may be: ask again later"
+            )
+
+    @property
+    def lent_bytes(self) -> int:
+        """How much is lent just now."""
+        with self._lock:
+            self._collect()
+            return self._lent_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much is kept for the next borrower."""
+        with self._lock:
+            self._collect()
+            return self._kept_bytes
+
+    def _collect(self) -> None:
+        while self._returned:
+            block, owner = self._returned.popleft()
+            self._lent_bytes -= block.nbytes
+            self._held[owner] -= block.nbytes
+            if not self._held[owner]:
+                del self._held[owner]
+            if self._kept_bytes + block.nbytes <= self._keep_bytes:
+                self._free[block.nbytes].append(block)
+                self._kept_bytes += block.nbytes
+
+
+def _rounded(nbytes: int) -> int:
+    """Return a size that others ask for too, an eighth larger at most."""
+    grain = max(_SMALL_BYTES, 1 << max(0, nbytes.bit_length() - 3))
+    return max(1, -(-nbytes // grain)) * grain

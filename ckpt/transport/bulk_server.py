@@ -1,0 +1,148 @@
+"""The bulk socket of a server: opens what is sealed on a thread of its own."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from ckpt.envelope import Envelope, EnvelopeError, Header, Kind, Reason, parse_sealed
+from ckpt.transport.buffers import Buffers, Exhausted
+from ckpt.transport.limits import Limits
+from ckpt.transport.outbox import Outbox
+from ckpt.transport.request import Request
+from ckpt.transport.sessions import Session, Sessions
+
+_log = logging.getLogger(__name__)
+
+KEEP_BYTES = 32 << 20
+"""Of buffers kept warm."""
+
+RECEIVED, QUEUED = 4, 16
+"""Messages that wait from one peer, and for one, at most; a client has one under way. What is
+queued beyond is dropped, and ZeroMQ learns a little late what a peer has fetched: some slack."""
+
+
+class BulkServer:
+    """Takes sealed requests and sends sealed answers; made by a `Server` for its first session.
+
+    What a peer does not fetch is dropped with its connection. Where requests and answers under way
+    hold more memory than allowed (`Limits`), further requests are refused as busy, before anything
+    is done for them; clients repeat those by themselves until their deadline.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        *,
+        bind: str,
+        sessions: Sessions,
+        limits: Limits,
+        dispatch: Callable[[Request], None],
+        refused: Callable[[Reason], None],
+    ) -> None:
+        self._sessions, self._limits = sessions, limits
+        self._dispatch, self._refused = dispatch, refused
+        self._buffers = Buffers(keep_bytes=KEEP_BYTES, limit_bytes=limits.unanswered_bytes)
+        self._closed = threading.Event()
+        self._router = _listen(context, bind, limits)
+        self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._outbox = Outbox(context, "bulk")
+        self._thread = threading.Thread(target=self._serve, name="transport-bulk", daemon=True)
+        self._thread.start()
+
+    def is_thread(self, thread: threading.Thread) -> bool:
+        """Return whether ``thread`` is the one that serves here."""
+        return thread is self._thread
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Stop serving; return whether the thread has ended."""
+        self._closed.set()
+        self._outbox.ring()
+        self._thread.join(timeout=timeout_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        self._outbox.own()
+        poller = zmq.Poller()
+        for socket in (self._router, self._outbox.socket):
+            poller.register(socket, zmq.POLLIN)
+        try:
+            while not self._closed.is_set():
+                if self._router in dict(poller.poll()):
+                    self._receive()
+                self._outbox.send_all(self._router)
+        finally:
+            self._outbox.close()
+            self._router.close(0)
+
+    def _receive(self) -> None:
+        for _ in range(RECEIVED):  # stay fair to replies
+            try:
+                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                request = self._open(peer.bytes, [part.buffer for part in parts])
+            except EnvelopeError as error:
+                _log.debug("a bulk message is refused: %s", error)
+                self._refused(error.reason)
+            else:
+                self._dispatch(request)
+
+    def _open(self, peer: bytes, parts: list[Any]) -> Request:
+        """Return the request of a message, which is then used up; a refused one is not."""
+        envelope = parse_sealed(parts, limit_bytes=self._limits.message_bytes)
+        if envelope.kind is not Kind.REQUEST:
+            raise EnvelopeError(Reason.MALFORMED, "not a request")
+        session, counter = self._session(peer, envelope), envelope.counter
+        if counter <= session.counter:  # looked at again when it is taken
+            raise EnvelopeError(Reason.REPLAYED, f"counter {counter} was there already")
+        header = session.sealer.open_header(envelope, parts)
+        answer = functools.partial(self._send, peer, session, counter)
+        take = functools.partial(self._buffers.take, owner=envelope.session)
+        try:
+            self._buffers.check(sum(header.lengths), owner=envelope.session)
+        except Exhausted as error:
+            self._sessions.take(envelope.session, counter)  # first: it must be answered only once
+            Request(header, [], peer=envelope.session, answer=answer).refuse(error)
+            raise EnvelopeError(Reason.BUSY, str(error)) from None
+        frames = session.sealer.open_frames(envelope, parts, header.lengths, take=take)
+        self._sessions.take(envelope.session, counter)
+        return Request(header, frames, peer=envelope.session, answer=answer)
+
+    def _session(self, peer: bytes, envelope: Envelope) -> Session:
+        try:
+            return self._sessions.find(envelope.session)
+        except EnvelopeError:
+            hint = Envelope(kind=Kind.UNKNOWN, session=envelope.session, counter=envelope.counter)
+            self._router.send_multipart([peer, hint.encode()])
+            raise
+
+    def _send(
+        self, peer: bytes, session: Session, counter: int, header: Header, frames: Sequence[Any]
+    ) -> None:
+        """Seal an answer on the thread that gives it and queue it."""
+        take = functools.partial(self._buffers.take, owner=session.sealer.session)
+        parts = session.sealer.seal(Kind.REPLY, counter, header, frames, take=take)
+        self._outbox.put([peer, *parts])
+
+
+def _listen(context: zmq.Context[Any], bind: str, limits: Limits) -> zmq.Socket[bytes]:
+    router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    try:
+        router.plain_server = True
+        router.setsockopt(zmq.ZAP_DOMAIN, b"bulk")
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
+        router.setsockopt(zmq.SNDHWM, QUEUED)
+        router.setsockopt(zmq.RCVHWM, RECEIVED)
+        router.bind(bind)
+    except zmq.ZMQError:
+        router.close(0)
+        raise
+    return router

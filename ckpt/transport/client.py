@@ -1,0 +1,162 @@
+"""The asking side."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+import zmq
+
+from ckpt.envelope import (
+    CONTROL_BYTES,
+    MAX_FRAMES,
+    EnvelopeError,
+    Header,
+    decode_header,
+    encode_header,
+)
+from ckpt.errors import FencedError, PeerError
+from ckpt.transport.bulk_client import BulkClient
+from ckpt.transport.connection import LOST, REFUSED, Connection, Lost
+from ckpt.transport.keys import RunKey
+from ckpt.transport.request import BUSY
+from ckpt.transport.sessions import SESSION, Ask, Grant
+from ckpt.types import Json
+
+BULK_FROM_BYTES = 256 << 10
+"""Frames of so many bytes in all go by the bulk path unless the caller says otherwise: below,
+libsodium takes less time than the second path costs."""
+
+_REFUSALS = 3
+
+
+class Client:
+    """Asks one server; safe to share between threads, one request at a time.
+
+    Reconnects by itself. A reply that comes after its deadline is dropped. With ``watch`` a call
+    also ends as soon as the connection is lost or refused: for a server that, once gone, does not
+    come back at this address.
+    """
+
+    def __init__(
+        self, address: str, key: RunKey, *, timeout_s: float = 10.0, watch: bool = False
+    ) -> None:
+        self.address, self._key, self._timeout_s = address, key, timeout_s
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._context = zmq.Context()
+        self._control = self._connect()
+        host = address.rpartition(":")[0]
+        self._bulk = BulkClient(self._context, host, ask=self._ask_session)
+
+    def _connect(self) -> Connection:
+        return Connection(self._context, self.address, configure=self._configure, watch=self._watch)
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_serverkey = self._key.server_public.encode()
+        socket.curve_publickey = self._key.client_public.encode()
+        socket.curve_secretkey = self._key.client_secret.encode()
+        socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+
+    def call(
+        self,
+        op: str,
+        body: Json = None,
+        frames: Sequence[Any] = (),
+        *,
+        timeout_s: float | None = None,
+        bulk: bool | None = None,
+    ) -> tuple[Json, list[memoryview]]:
+        """Send a request and return the reply's body and frames.
+
+        The answer comes the way of its request: callers that expect much say ``bulk=True``;
+        otherwise the size of ``frames`` decides. Raises ``FencedError`` when the server says the
+        caller is of an older generation, and ``PeerError`` for any other refusal, a deadline
+        passed, or a closed client.
+        """
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        if bulk is None:
+            bulk = nbytes >= BULK_FROM_BYTES and len(frames) <= MAX_FRAMES
+        with self._lock:
+            deadline_s = monotonic() + wait_s
+            try:
+                if bulk:
+                    header, answer = self._bulk.call(op, body, frames, deadline_s=deadline_s)
+                else:
+                    header, answer = self._call_control(op, body, frames, deadline_s=deadline_s)
+            except Lost as lost:
+                self._bulk.disconnect()
+                why = str(lost) or f"no answer to {op} within {wait_s:g} s"
+                raise PeerError(f"{self.address}: {why}") from None
+            except zmq.ZMQError as error:
+                raise PeerError(f"{self.address}: {op}: {error}") from error
+        return _body(header), answer
+
+    def _ask_session(self, ask: Ask, deadline_s: float) -> Grant:
+        body = msgspec.to_builtins(ask)
+        header, _ = self._call_control(SESSION, body, (), deadline_s=deadline_s)
+        try:
+            return msgspec.convert(_body(header), Grant)
+        except msgspec.ValidationError as error:
+            raise PeerError(f"{self.address}: malformed session: {error}") from error
+
+    def _call_control(
+        self, op: str, body: Json, frames: Sequence[Any], *, deadline_s: float
+    ) -> tuple[Header, list[memoryview]]:
+        number = next(self._numbers)
+        text = encode_header(Header(id=number, op=op, body=body))
+        nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
+        if nbytes > CONTROL_BYTES:
+            raise PeerError(
+                f"{op}: {nbytes:,} bytes are more than the {CONTROL_BYTES:,} of a control message; "
+                "send fewer at once or with bulk=True"
+            )
+        self._control.events()  # of before this call
+        try:
+            if not self._control.send([text, *frames]):
+                raise Lost(f"the connection is refused: {op} was not sent; check the run's key")
+            return self._await(number, op, deadline_s)
+        except Lost:
+            # A server that comes back must not work off what its clients gave up long ago.
+            self._control.close()
+            self._control = self._connect()
+            raise
+
+    def _await(self, number: int, op: str, deadline_s: float) -> tuple[Header, list[memoryview]]:
+        refusals = 0
+        while True:
+            if (parts := self._control.receive(deadline_s)) is None:
+                events = self._control.events()
+                refusals += events.count(REFUSED)
+                if LOST in events or refusals >= _REFUSALS:
+                    raise Lost(f"nobody serves there any more: no answer to {op}")
+                continue
+            try:
+                header = decode_header(parts[0])
+            except EnvelopeError as error:
+                raise PeerError(f"{self.address}: {op}: malformed answer: {error}") from None
+            if header.id == number:  # or the late answer to a request given up before
+                return header, parts[1:]
+
+    def close(self) -> None:
+        """Close the sockets; a call under way in another thread ends first."""
+        with self._lock:
+            self._bulk.disconnect()
+            self._control.close()
+            self._context.destroy(linger=0)
+
+
+def _body(header: Header) -> Json:
+    """Return what an answer says, or raise the error it is."""
+    if header.error is None:
+        return header.body
+    if header.error_kind == "fenced":
+        raise FencedError(header.error)
+    kind = header.error_kind or ""
+    raise PeerError(header.error, kind="" if kind == BUSY else kind)  # as no answer: it passes

@@ -1,0 +1,65 @@
+"""A request as handlers see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from ckpt.envelope import EnvelopeError, Header
+from ckpt.errors import FencedError, PeerError
+from ckpt.transport.buffers import Exhausted
+from ckpt.types import Json
+
+BUSY = "busy"
+"""Kind of the refusal of a request for which nothing was done: it may be sent again."""
+
+Answer: TypeAlias = Callable[[Header, Sequence[Any]], None]
+"""Sends an answer back the way its request came; callable from any thread, but only once."""
+
+
+class Request:
+    """One request: ``op``, ``body`` (JSON) and binary ``frames``; answered at most once."""
+
+    def __init__(self, header: Header, frames: list[Any], *, peer: bytes, answer: Answer) -> None:
+        self.op, self.body, self.frames = header.op, header.body, frames
+        self._number, self._peer, self._answer = header.id, peer, answer
+        self._once = threading.Lock()
+
+    @property
+    def peer(self) -> bytes:
+        """Identity of who asks, stable over its requests."""
+        return self._peer
+
+    def reply(self, body: Json = None, frames: Sequence[Any] = ()) -> None:
+        """Answer; callable from any thread. Frames must not change after; a second does nothing.
+
+        What is too large for the way it has to go is refused instead.
+        """
+        if not self._once.acquire(blocking=False):
+            return
+        try:
+            self._answer(Header(id=self._number, body=body), frames)
+        except EnvelopeError as error:
+            too_large = PeerError(
+                f"the answer to {self.op} is refused: {error}; ask for less at once"
+            )
+            self._answer(_refusal(self._number, too_large), ())
+        except BaseException:  # nothing was sent: whoever catches it may still refuse
+            self._once.release()
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error; it is raised at the client as its kind (see `Client.call`)."""
+        if self._once.acquire(blocking=False):
+            self._answer(_refusal(self._number, error), ())
+
+
+def _refusal(number: int, error: Exception) -> Header:
+    kind = "fenced" if isinstance(error, FencedError) else type(error).__name__
+    if isinstance(error, Exhausted):
+        kind = BUSY
+    return Header(id=number, error=str(error) or type(error).__name__, error_kind=kind)
+
+
+Handler = Callable[[Request], None]

@@ -1,0 +1,219 @@
+"""The serving side: the control socket and its thread; the bulk path once somebody asks for it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from ckpt.envelope import (
+    CONTROL_BYTES,
+    EnvelopeError,
+    Header,
+    Reason,
+    decode_header,
+    encode_header,
+)
+from ckpt.errors import CkptError, PeerError
+from ckpt.transport.bulk_server import BulkServer
+from ckpt.transport.keys import RunKey
+from ckpt.transport.limits import Limits
+from ckpt.transport.outbox import Outbox
+from ckpt.transport.request import Handler, Request
+from ckpt.transport.sessions import SESSION, Ask, Sessions
+
+_log = logging.getLogger(__name__)
+
+QUEUED = 64
+"""Messages that wait for one peer, or from one, at most; a client has one under way."""
+
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_CLOSE_S = 5.0
+
+
+class Server:
+    """Serves a handler on a control socket and a bulk socket, each with a thread of its own.
+
+    ``handler(request)`` replies or keeps the request for later; it is never called twice at once.
+    Errors of the package's own tree that it raises are sent back; anything else is logged and sent
+    back as an internal error. ``tick`` is called every ``tick_s`` for work that must share the
+    handler's state. ``refusals`` counts by reason what was not let in.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        key: RunKey,
+        bind: str = "tcp://127.0.0.1:*",
+        tick: Callable[[], None] | None = None,
+        tick_s: float = 0.05,
+        errors: tuple[type[Exception], ...] = (CkptError,),
+        limits: Limits | None = None,
+    ) -> None:
+        self._handler, self._key, self._errors = handler, key, errors
+        self._tick, self._tick_s = tick, tick_s
+        self._limits = limits or Limits()
+        self._sessions = Sessions(self._limits)
+        self._bulk: BulkServer | None = None
+        self.refusals: Counter[str] = Counter()
+        self._counting, self._handling = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
+        self._context = zmq.Context()
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP_ENDPOINT)
+        self._router = self._listen(bind)
+        self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._outbox = Outbox(self._context, "control")
+        self._thread = threading.Thread(target=self._serve, name="transport-server", daemon=True)
+        self._thread.start()
+
+    def _listen(self, bind: str) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.curve_server = True
+        router.curve_publickey = self._key.server_public.encode()
+        router.curve_secretkey = self._key.server_secret.encode()
+        router.setsockopt(zmq.ZAP_DOMAIN, b"control")
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+        router.setsockopt(zmq.SNDHWM, QUEUED)
+        router.setsockopt(zmq.RCVHWM, QUEUED)
+        try:
+            router.bind(bind)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise PeerError(
+                f"cannot listen at {bind}: {error.strerror}; free the port or choose another"
+            ) from error
+        return router
+
+    def close(self) -> None:
+        """Stop serving; requests not yet answered stay unanswered."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._outbox.ring()
+        if not self._is_own_thread():
+            self._thread.join(timeout=_CLOSE_S)
+
+    def _is_own_thread(self) -> bool:
+        current = threading.current_thread()
+        return current is self._thread or (self._bulk is not None and self._bulk.is_thread(current))
+
+    def _refused(self, reason: Reason) -> None:
+        with self._counting:
+            self.refusals[reason.value] += 1
+
+    # -- the control thread ----------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._outbox.own()
+        poller = zmq.Poller()
+        for socket in (self._router, self._zap, self._outbox.socket):
+            poller.register(socket, zmq.POLLIN)
+        try:
+            while not self._closed.is_set():
+                ready = dict(poller.poll(int(self._tick_s * 1000) if self._tick else None))
+                if self._zap in ready:
+                    self._authenticate()
+                if self._router in ready:
+                    self._receive()
+                if self._tick:
+                    with self._handling:
+                        self._tick()
+                self._outbox.send_all(self._router)
+        finally:
+            if self._bulk is None or self._bulk.close(timeout_s=_CLOSE_S):
+                self._outbox.close()
+                self._context.destroy(linger=0)
+
+    def _authenticate(self) -> None:
+        """Answer a ZAP request (ZeroMQ RFC 27).
+
+        The control socket admits the run's client key; the bulk socket whoever names a session and
+        its token, which keeps strangers from filling our memory with what fails its seal.
+        """
+        parts = self._zap.recv_multipart()
+        version, request_id, mechanism, credentials = parts[0], parts[1], parts[5], parts[6:]
+        if mechanism == b"CURVE":
+            admitted = z85.encode(credentials[0]) == self._key.client_public.encode()
+        else:
+            admitted = mechanism == b"PLAIN" and self._sessions.admits(*credentials)
+        if not admitted:
+            self._refused(Reason.UNAUTHENTICATED)
+        status = (b"200", b"OK") if admitted else (b"400", b"not this run's key")
+        self._zap.send_multipart([version, request_id, *status, b"", b""])
+
+    def _receive(self) -> None:
+        for _ in range(QUEUED):  # stay fair to replies
+            try:
+                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self._take(peer.bytes, [part.buffer for part in parts])
+            except EnvelopeError as error:
+                self._refused(error.reason)
+
+    def _take(self, peer: bytes, parts: list[Any]) -> None:
+        header = decode_header(parts[0] if parts else b"")
+        answer = functools.partial(self._send, peer)
+        request = Request(header, parts[1:], peer=peer, answer=answer)
+        if (nbytes := sum(map(len, parts))) > CONTROL_BYTES:
+            request.refuse(PeerError(_too_large(nbytes)))
+            raise EnvelopeError(Reason.OVERSIZED, _too_large(nbytes))
+        if header.op == SESSION:
+            self._open_session(request)
+        else:
+            self.dispatch(request)
+
+    def _send(self, peer: bytes, header: Header, frames: Sequence[Any]) -> None:
+        text = encode_header(header)
+        nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
+        if nbytes > CONTROL_BYTES:
+            raise EnvelopeError(Reason.OVERSIZED, _too_large(nbytes))
+        self._outbox.put([peer, text, *frames])
+
+    def _open_session(self, request: Request) -> None:
+        """Give the asker a session; the bulk path begins with the first."""
+        try:
+            ask = msgspec.convert(request.body, Ask)
+            if self._bulk is None:
+                host = self.address.rpartition(":")[0]
+                self._bulk = BulkServer(
+                    self._context,
+                    bind=f"{host}:*",
+                    sessions=self._sessions,
+                    limits=self._limits,
+                    dispatch=self.dispatch,
+                    refused=self._refused,
+                )
+            grant = self._sessions.open(ask, port=self._bulk.port)
+        except (msgspec.ValidationError, zmq.ZMQError) as error:
+            request.refuse(PeerError(f"no session: {error}"))
+        else:
+            request.reply(msgspec.to_builtins(grant))
+
+    # -- both threads ----------------------------------------------------------------------------
+
+    def dispatch(self, request: Request) -> None:
+        """Have the handler take a request, one at a time."""
+        try:
+            with self._handling:
+                self._handler(request)
+        except self._errors as error:
+            request.refuse(error)
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the server
+            _log.exception("handler of %r failed", request.op)
+            request.refuse(PeerError(f"{request.op} failed inside the server: {error!r}"))
+
+
+def _too_large(nbytes: int) -> str:
+    return f"{nbytes:,} bytes are more than a control message may have; ask with bulk=True"

@@ -1,0 +1,123 @@
+"""The sessions of a server's bulk path: who may send there, with which key, up to which counter."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import msgspec
+
+from ckpt.envelope import SESSION_BYTES, EnvelopeError, Reason
+from ckpt.transport.limits import Limits
+from ckpt.transport.sealing import KEY_BYTES, Sealer
+from ckpt.types import learn
+
+SESSION = "__session__"
+"""The operation by which a client asks for a session over the control path."""
+
+_TOKEN_BYTES = 16
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for a session; ``instead`` names the one it replaces, which ends."""
+
+    instead: bytes = b""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """A session: its name, its key, and where and with which token to connect.
+
+    ``life_s`` is how long it lives. ``seen`` is the last counter that was taken in the session it
+    replaces, -1 where that one is not known any more.
+    """
+
+    session: bytes
+    key: bytes
+    token: str
+    port: int
+    life_s: float
+    seen: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One client's session. ``counter`` is that of the last request taken."""
+
+    sealer: Sealer
+    token: str
+    ends_s: float
+    counter: int = 0
+
+
+class Sessions:
+    """The open sessions, by name; bounded in number and age. Safe to share between threads."""
+
+    def __init__(self, limits: Limits, *, clock: Callable[[], float] = monotonic) -> None:
+        self._limits, self._clock = limits, clock
+        self._lock = threading.Lock()
+        self._table: OrderedDict[bytes, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def open(self, ask: Ask, *, port: int) -> Grant:
+        """Open a session; the longest unused give way where there are too many."""
+        name, key = secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(KEY_BYTES)
+        token = secrets.token_hex(_TOKEN_BYTES)
+        now_s = self._clock()
+        with self._lock:
+            replaced = self._table.pop(ask.instead, None)
+            for old in [n for n, each in self._table.items() if each.ends_s <= now_s]:
+                del self._table[old]
+            while len(self._table) >= self._limits.sessions:
+                self._table.popitem(last=False)
+            self._table[name] = Session(
+                sealer=Sealer(name, key), token=token, ends_s=now_s + self._limits.session_s
+            )
+        return Grant(
+            session=name,
+            key=key,
+            token=token,
+            port=port,
+            life_s=self._limits.session_s,
+            seen=-1 if replaced is None else replaced.counter,
+        )
+
+    def admits(self, user: bytes, password: bytes) -> bool:
+        """Return whether a connection names an open session and its token."""
+        try:
+            session = self._table.get(bytes.fromhex(user.decode()))
+        except ValueError:
+            return False
+        return session is not None and secrets.compare_digest(session.token.encode(), password)
+
+    def find(self, name: bytes) -> Session:
+        """Return an open session, now the last to give way. Raises ``EnvelopeError``."""
+        with self._lock:
+            return self._find(name)
+
+    def take(self, name: bytes, counter: int) -> None:
+        """Use a counter up, once all of its message was found genuine.
+
+        Whoever replaces the session learns of it, so that no request is carried out twice. Raises
+        ``EnvelopeError`` where the session ended meanwhile or is past that counter.
+        """
+        with self._lock:
+            session = self._find(name)
+            if counter <= session.counter:
+                raise EnvelopeError(Reason.REPLAYED, f"counter {counter} was there already")
+            session.counter = counter
+
+    def _find(self, name: bytes) -> Session:
+        session = self._table.get(name)
+        if session is None or session.ends_s <= self._clock():
+            raise EnvelopeError(Reason.UNKNOWN_SESSION, "no such session: ask for one")
+        self._table.move_to_end(name)
+        return session
+
+
+learn(globals())

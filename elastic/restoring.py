@@ -1,0 +1,285 @@
+"""Bring the state back at the start of a generation: from memory, else a checkpoint, else anew.
+
+All ranks take the same way. A rank that finds a block at fault tells the others; each then computes
+the same next attempt (`ckpt.fallback`), inside the same generation, and every attempt overwrites
+all that the one before may have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ckpt import catalog, fallback
+from ckpt.errors import (
+    CapacityError,
+    CkptError,
+    CorruptError,
+    NotFoundError,
+    PeerError,
+    StoreError,
+)
+from ckpt.fallback import Course, Fault
+from ckpt.maps import SlotMaps
+from ckpt.memory import TIERS, MemorySource
+from ckpt.restore import restore
+from ckpt.sidecar.client import SidecarClient
+from ckpt.source import StoreSource
+from ckpt.store.places import open_store
+from ckpt.target import DiskTarget
+from ckpt.world import RestorePoint
+from elastic.channel import Channel
+from elastic.errors import Anew, JobFailed
+from elastic.reform import World
+from elastic.spilled import spilled_points
+
+_log = logging.getLogger(__name__)
+
+_PROBE = ".writable"
+_ADOPT_LIMIT_S = 3.0
+_ADOPT_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Where the state came from: ``step`` of the source, and the farthest ``tier`` of its bytes.
+
+    ``tier`` is ``arena``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or ``none``; ``tiers``
+    gives for each the bytes and the seconds that threads spent on them.
+    """
+
+    tier: str
+    how: str
+    step: int
+    bytes: int = 0
+    tiers: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class Restorer:
+    """One rank's way back to the state, together with all others."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        world: World,
+        *,
+        client: SidecarClient,
+        maps: SlotMaps,
+        disk: DiskTarget | None = None,
+    ) -> None:
+        self._channel, self._world, self._client, self._maps = channel, world, client, maps
+        self._addresses = {peer.node: peer.address for peer in world.record.snapshots.peers}
+        self._disk = disk
+        self._touched = False
+
+    def restore(self, state: Mapping[str, Any], *, root: str | None) -> Restored:
+        """Overwrite ``state`` with the newest that can be read; collective.
+
+        Raises ``Anew`` where an attempt may have changed the state and nothing is left to restore
+        from, ``JobFailed`` where there are checkpoints and none of them can be read.
+        """
+        record = self._world.record
+        course = fallback.first_course(record.restore, record.fallbacks, nodes=self._addresses)
+        while course.point is not None:
+            restored, faults = self._attempt(state, course.point)
+            faults = self._agree(faults)
+            if restored is not None and not faults:
+                self._settle(course.point)
+                how = f"{course.why}: {restored.how}" if course.why else restored.how
+                return dataclasses.replace(restored, how=how)
+            failed, course = course.point, fallback.next_course(course, faults)
+            self._tell(failed, course)
+        return self._without_memory(state, course, root=root)
+
+    # -- from memory -----------------------------------------------------------------------------
+
+    def _attempt(
+        self, state: Mapping[str, Any], point: RestorePoint
+    ) -> tuple[Restored | None, list[Fault]]:
+        """Restore from ``point``; return what came of it, and what was found at fault."""
+        with MemorySource(
+            point,
+            local=self._client,
+            local_node=self._channel.node,
+            addresses=self._addresses,
+            key=self._channel.key,
+            maps=self._maps,
+            poll=self._world.guard.check,
+        ) as memory:
+            try:
+                report = restore(state, memory, rank=self._world.rank)
+            except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
+                self._world.guard.check()
+                self._touched |= memory.touched
+                memory.distrust()
+                faults = memory.faults_of(error)
+                _log.warning("step %d cannot be restored: %s", point.step, error)
+                return None, faults
+            self._touched |= memory.touched
+            tiers = memory.tiers()
+            used = [tier for tier in TIERS if tiers.get(tier, {}).get("bytes")]
+            restored = Restored(
+                tier=used[-1] if used else TIERS[0],
+                how=memory.how,
+                step=report.step,
+                bytes=report.bytes,
+                tiers=tiers,
+            )
+            return restored, []
+
+    def _agree(self, faults: list[Fault]) -> list[Fault]:
+        """Return what any rank found at fault; note whether any rank's state was touched."""
+        said = self._world.gather([msgspec.to_builtins(faults), self._touched])
+        self._touched = any(touched for _, touched in said)
+        return [msgspec.convert(fault, Fault) for theirs, _ in said for fault in theirs]
+
+    def _tell(self, failed: RestorePoint, course: Course) -> None:
+        """Record the decision, once for all ranks."""
+        if self._world.rank == 0:
+            now = course.point
+            self._channel.emit(
+                "restore_failed",
+                generation=self._world.generation,
+                step=failed.step,
+                of=failed.world.generation,
+                reason=course.reasons[-1],
+                next_step=now.step if now else None,
+                next=course.why,
+            )
+
+    def _settle(self, point: RestorePoint | None) -> None:
+        """Have the sidecars forget what lies beyond the point that was restored after all.
+
+        It is the future of another past now, which no later generation may return to.
+        """
+        planned, world = self._world.record.restore, self._world.record.snapshots
+        if self._world.rank or planned is None or _key(point) == _key(planned):
+            return
+        for peer in world.peers:
+            client = SidecarClient(peer.address, self._channel.key)
+            try:
+                with contextlib.suppress(CkptError):  # who cannot be told is out of the group soon
+                    self._roll_back(client, point)
+            finally:
+                client.close()
+
+    def _roll_back(self, client: SidecarClient, point: RestorePoint | None) -> None:
+        deadline_s = time.monotonic() + _ADOPT_LIMIT_S
+        while True:
+            try:
+                return client.roll_back(self._world.generation, restore=point)
+            except NotFoundError:  # its agent is still about to tell it of this generation
+                if time.monotonic() > deadline_s:
+                    raise
+            self._world.guard.check()
+            time.sleep(_ADOPT_POLL_S)
+
+    # -- without it ------------------------------------------------------------------------------
+
+    def _without_memory(
+        self, state: Mapping[str, Any], course: Course, *, root: str | None
+    ) -> Restored:
+        self._settle(None)
+        if (spilled := self._from_disk(state, root)) is not None:
+            return spilled
+        began_s = time.perf_counter()
+        found = self._from_checkpoint(state, root, course) if root else None
+        why = f"{course.why}: " if course.reasons else ""
+        if found is not None:
+            step, nbytes = found
+            seconds = time.perf_counter() - began_s
+            return Restored(
+                tier="checkpoint",
+                how=f"{why}{root}, step {step}",
+                step=step,
+                bytes=nbytes,
+                tiers={"checkpoint": {"bytes": nbytes, "seconds": seconds}},
+            )
+        if self._touched:
+            raise Anew(
+                f"{why}there is no checkpoint; training starts anew ({'; '.join(course.reasons)})"
+            )
+        return Restored(tier="none", how=f"{why}nothing to restore", step=0)
+
+    def _from_disk(self, state: Mapping[str, Any], root: str | None) -> Restored | None:
+        """Restore what the nodes spilled to their disks, unless a checkpoint is newer."""
+        if self._disk is None:
+            return None
+        for point in spilled_points(self._channel, self._world, self._disk, root=root):
+            restored, faults = self._attempt(state, point)
+            if not self._agree(faults) and restored is not None:
+                return restored
+        return None
+
+    def _from_checkpoint(
+        self, state: Mapping[str, Any], root: str, course: Course
+    ) -> tuple[int, int] | None:
+        """Restore the newest checkpoint that all ranks can read; return its step and bytes.
+
+        None where there is none.
+        """
+        candidates: Iterator[int] = iter(())
+        if self._world.rank == 0:
+            probe(root)
+            candidates = catalog.verified(root)
+        failed = ""
+        while True:
+            step = self._agree_on(candidates, root)
+            if step is None:
+                if failed:
+                    before = "".join(f"; {reason}" for reason in course.reasons)
+                    raise JobFailed(
+                        f"{root}: no checkpoint can be read in full: {failed}{before}; bring back "
+                        "a good one, or choose another directory"
+                    )
+                return None
+            error, nbytes = "", 0
+            try:
+                with StoreSource(root, step) as store:
+                    nbytes = restore(state, store, rank=self._world.rank).bytes
+            except CorruptError as corrupt:
+                error = str(corrupt)
+            errors = [found for found in self._world.gather(error) if found]
+            if not errors:
+                return step, nbytes
+            failed = errors[0]
+            _log.warning("step %d is damaged, trying an older one: %s", step, failed)
+
+    def _agree_on(self, candidates: Iterator[int], root: str) -> int | None:
+        """Return rank 0's next candidate, at all ranks."""
+        step, damage = None, ""
+        if self._world.rank == 0:
+            try:
+                step = self._world.guard.call(
+                    lambda: next(candidates, None), name="find-checkpoint"
+                )
+            except CorruptError as error:
+                damage = f"{root}: no checkpoint can be trusted: {error}"
+        chosen: tuple[int | None, str] = self._world.gather((step, damage))[0]
+        if chosen[1]:
+            raise JobFailed(chosen[1])
+        return chosen[0]
+
+
+def _key(point: RestorePoint | None) -> tuple[int, int] | None:
+    return (point.world.generation, point.step) if point else None
+
+
+def probe(root: str) -> None:
+    """Write to the checkpoint root and clean up: better refused now than at the first checkpoint.
+
+    Raises ``StoreError``, whatever it is that no retry could help.
+    """
+    try:
+        store = open_store(root)
+        store.write(_PROBE, [b"writable\n"])
+        store.delete([_PROBE])
+    except NotFoundError as error:
+        raise StoreError(f"checkpoints cannot be written: {error}") from error

@@ -1,0 +1,187 @@
+"""Checkpoints of real sidecars that are really killed, and of real jobs with failing stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidecar_group import (
+    DEADLINE_S,
+    SidecarGroup,
+    inventories,
+    sidecar_group,
+    wait_until,
+)
+
+from ckpt.assemble import Assembler
+from ckpt.catalog import committed_steps
+from ckpt.source import StoreSource
+from ckpt.spill import SpillDirectory
+from ckpt.stripes import restore_points
+from ckpt.target import CheckpointTarget, DiskTarget
+from ckpt.testing.blocks import write_block
+from elastic.events import EventReader
+
+NBYTES = 300_000
+
+
+@pytest.mark.parametrize("wipe", [False, True])
+def test_a_sidecar_killed_in_the_middle_of_a_pack(tmp_path: Path, wipe: bool) -> None:
+    root = tmp_path / "root"
+    target = CheckpointTarget(root=str(root), bytes_per_s=400_000)
+    with sidecar_group(tmp_path, "a", "b", "c") as group:
+        world = group.adopt()
+        payloads = {
+            rank: write_block(
+                group.clients[node], world, step=7, rank=rank, nbytes=NBYTES, persist=target
+            )
+            for rank, node in enumerate(world.rank_nodes)
+        }
+        group.await_protected(world, 7)
+        wait_until(lambda: 0 < _written(group) < NBYTES, "node b has written a part")
+        group.kill("b", wipe=wipe)
+        if not wipe:
+            group.start("b")
+        point = restore_points(inventories(group))[0][0]
+        assert point.sources[1].rebuilt == wipe
+        group.adopt(generation=2, rank_nodes=tuple(sorted(group.clients)), restore=point)
+        for client in group.clients.values():
+            assert client.durable_step(at_least=7, timeout_s=DEADLINE_S) == 7
+        assert group.clients["a"].status()["persist_priority"].startswith("nice 19")
+    with StoreSource(root, 7) as source:
+        read = Assembler(source)
+        for rank, payload in payloads.items():
+            assert read.bytes(f"w{rank}") == payload
+
+
+def _written(group: SidecarGroup) -> int:
+    pending = group.clients["b"].status()["persist_pending"]
+    return sum(each["written_bytes"] for each in pending)
+
+
+def _train(result: Path, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Train five steps with checkpoints of steps 3 and 5; with ``options``, by ``holdfast run``."""
+    launch = ["-m", "tools.cli", "run", *options] if options else []
+    script = Path(__file__).with_name("tiny_training.py")
+    flags = ["--steps", "5", "--result", result, "--checkpoint", root, "--checkpoint-every", "3"]
+    words = [sys.executable, *launch, script, *flags]
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Path:
+    """A place for checkpoints that takes step 3 and refuses step 5."""
+    (tmp_path / "root" / "step-000000000005").mkdir(parents=True)
+    (tmp_path / "root" / "step-000000000005" / "data").write_text("in the way")
+    return tmp_path / "root"
+
+
+def test_a_job_whose_last_step_cannot_be_saved_says_what_is(tmp_path: Path, blocked: Path) -> None:
+    done = _train(tmp_path / "result.json", blocked)
+    assert done.returncode == 1
+    assert "step 5 was not saved: checkpoint of step 5 to" in done.stderr
+    assert "the newest checkpoint is step 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_that_skips_failing_checkpoints_ends_well(tmp_path: Path, blocked: Path) -> None:
+    done = _train(tmp_path / "result.json", blocked, "--on-checkpoint-error", "skip")
+    assert done.returncode == 0, done.stderr
+    assert "holdfast: step 5 was not saved: checkpoint of step 5 to" in done.stderr
+    assert (tmp_path / "result.json").exists()
+
+
+def test_a_job_that_stops_at_the_first_failure(tmp_path: Path, blocked: Path) -> None:
+    done = _train(tmp_path / "result.json", blocked, "--on-checkpoint-error", "stop")
+    assert done.returncode == 1
+    assert "step 5 was not saved" in done.stderr
+
+
+def _run(result: Path, steps: int, *options: str | Path) -> dict[str, Any]:
+    """Train on two nodes by ``holdfast run``; return the result."""
+    script = Path(__file__).with_name("tiny_training.py")
+    launch = ["-m", "tools.cli", "run", "--nodes", "2", *options]
+    words = [sys.executable, *launch, script, "--steps", steps, "--result", result]
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def test_a_job_started_again_goes_on_from_the_nodes_disks(tmp_path: Path) -> None:
+    result, disk = tmp_path / "result.json", tmp_path / "disk"
+    alone = [sys.executable, Path(__file__).with_name("tiny_training.py"), "--result", result]
+    subprocess.run([*alone, "--steps", "30"], check=True, timeout=110)
+    unbroken = json.loads(result.read_text())
+    _run(result, 25, "--disk", disk)
+    (tmp_path / "run").mkdir()
+    assert _run(result, 30, "--disk", disk, "--run-dir", tmp_path / "run") == unbroken
+    events = EventReader(tmp_path / "run").new()
+    restored = [event for event in events if event["kind"] == "restored"]
+    assert [event["tier"] for event in restored] == ["disk", "disk"]
+    assert {event["step"] for event in restored} <= {10, 20}
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "disk"])
+def test_stopped_sidecars_save_the_newest_protected_step(tmp_path: Path, where: str) -> None:
+    root = tmp_path / "root"
+    with sidecar_group(tmp_path, "a", "b") as group:
+        world = group.adopt()
+        for client in group.clients.values():
+            if where == "checkpoint":
+                client.persist_to(CheckpointTarget(root=str(root), grace_s=4.0))
+            else:
+                client.spill(DiskTarget(directory=str(root), every=100, grace_s=4.0))
+        for step in (1, 2, 3):
+            payloads = {
+                rank: write_block(group.clients[node], world, step=step, rank=rank, nbytes=NBYTES)
+                for rank, node in enumerate(world.rank_nodes)
+            }
+            group.await_protected(world, step)
+        for process in group.processes.values():
+            os.kill(process.pid, signal.SIGTERM)
+        for process in group.processes.values():
+            assert process.process.wait(DEADLINE_S) == 0
+    if where == "disk":
+        for node in ("a", "b"):
+            assert [each.step for each in SpillDirectory(root / node).snapshots()] == [3]
+        return
+    with StoreSource(root, 3) as source:
+        read = Assembler(source)
+        for rank, payload in payloads.items():
+            assert read.bytes(f"w{rank}") == payload
+
+
+def test_a_job_stopped_by_sigterm_saves_within_its_grace(tmp_path: Path) -> None:
+    root, run_dir = tmp_path / "root", tmp_path / "run"
+    run_dir.mkdir()
+    launch = ["-m", "tools.cli", "run", "--nodes", "2", "--stop-grace-s", "4", "--run-dir", run_dir]
+    flags = ["--steps", "100000", "--result", tmp_path / "result", "--checkpoint", root]
+    script = Path(__file__).with_name("tiny_training.py")
+    words = [sys.executable, *launch, script, *flags, "--checkpoint-every", "100000"]
+    with subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE) as job:
+        reader, events = EventReader(run_dir), []
+
+        def trained() -> bool:
+            events.extend(event for event in reader.new() if event["kind"] == "step")
+            return any(event["step"] >= 5 for event in events)
+
+        deadline_s = time.monotonic() + 90
+        while not trained():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=90)
+    (step,) = committed_steps(root)
+    assert step >= 3

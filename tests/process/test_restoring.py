@@ -1,0 +1,324 @@
+"""Ranks agree on where to restore from, inside one generation, through real sidecars."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sidecar_group import SidecarGroup, inventories, sidecar_group
+from torch import nn
+
+import ckpt
+from ckpt.arena import HEADER_BYTES
+from ckpt.errors import FencedError
+from ckpt.maps import SlotMaps
+from ckpt.snapshot import Snapshotter
+from ckpt.stripes import restore_points
+from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
+from elastic.errors import Anew, Fenced, JobFailed
+from elastic.records import GenerationRecord
+from elastic.restoring import Restored, Restorer
+
+NODES = ("a", "b", "c")
+RANK_NODES = ("a", "b")
+STEPS = (1, 2)
+
+
+def build(fill: float) -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(600, 500), nn.Linear(500, 300))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(fill)
+    return {"model": model, "step": int(fill)}
+
+
+def value(state: dict[str, Any]) -> float:
+    """The one number the state is filled with, and its step."""
+    found = {float(number) for p in state["model"].parameters() for number in p.detach().unique()}
+    assert found == {float(state["step"])}, "parts of several steps"
+    return found.pop()
+
+
+class Ranks:
+    """Two ranks as threads: what each needs of its world, and what each said."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(len(RANK_NODES), timeout=30)
+        self._said: dict[int, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.fenced = False
+
+    def gather(self, rank: int) -> Callable[[Any], list[Any]]:
+        def gather(said: Any) -> list[Any]:
+            self._said[rank] = said
+            self._barrier.wait()
+            everyone = [self._said[r] for r in range(len(RANK_NODES))]
+            self._barrier.wait()
+            return everyone
+
+        return gather
+
+    def check(self) -> None:
+        if self.fenced:
+            raise Fenced("generation 2 is over")
+
+    def run(self, body: Callable[[int], Any]) -> list[Any]:
+        """Return what ``body`` returned or raised, per rank."""
+        results: dict[int, Any] = {}
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = body(rank)
+            except Exception as error:  # noqa: BLE001 - told to the test
+                results[rank] = error
+
+        threads = [threading.Thread(target=one, args=(r,)) for r in range(len(RANK_NODES))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return [results[rank] for rank in range(len(RANK_NODES))]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, *NODES, threads=True) as group:
+        yield group
+
+
+def save(group: SidecarGroup, ranks: Ranks) -> tuple[RestorePoint, ...]:
+    """Snapshot two steps in generation 1, and enter generation 2; return what is restorable."""
+    world = group.adopt(rank_nodes=RANK_NODES)
+
+    def body(rank: int) -> None:
+        snapshots = Snapshotter(
+            group.clients[RANK_NODES[rank]],
+            run=group.run,
+            generation=1,
+            rank=rank,
+            world_size=len(RANK_NODES),
+            gather=ranks.gather(rank),
+        )
+        for step in STEPS:
+            snapshots.snapshot(build(step), step)
+            snapshots.fence()
+            group.await_protected(world, step)
+        snapshots.close()
+
+    assert ranks.run(body) == [None, None]
+    points, _ = restore_points(inventories(group))
+    assert [point.step for point in points] == [2, 1]
+    group.adopt(rank_nodes=RANK_NODES, generation=2, restore=points[0])
+    return tuple(points)
+
+
+def damage(group: SidecarGroup, point: RestorePoint, rank: int) -> None:
+    """Flip a bit in the middle of a block's tensors."""
+    source = BlockSource(rank=rank, node=RANK_NODES[rank])
+    client = group.clients[source.node]
+    handle = client.open_block(point.world, point.step, source)
+    with Path(handle.path).open("r+b") as slot:
+        at = HEADER_BYTES + handle.payload_bytes // 2
+        slot.seek(at)
+        (byte,) = slot.read(1)
+        slot.seek(at)
+        slot.write(bytes([byte ^ 4]))
+
+
+def restore(
+    group: SidecarGroup, ranks: Ranks, *points: RestorePoint, root: Path | None = None
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Have both ranks restore in generation 2; return what came of it, and their states."""
+    addresses = group.addresses()
+    world = SnapshotWorld(
+        run=group.run,
+        generation=2,
+        peers=tuple(peer for peer in points[0].world.peers if peer.node in addresses),
+        rank_nodes=RANK_NODES,
+        parity=1,
+        keep=2,
+    )
+    record = GenerationRecord(
+        number=2,
+        members=(),
+        snapshots=world,
+        restore=points[0],
+        fallbacks=points[1:],
+        reason="test",
+    )
+    states = [build(0) for _ in RANK_NODES]
+
+    def body(rank: int) -> Restored:
+        found: Any = SimpleNamespace(
+            record=record,
+            rank=rank,
+            generation=2,
+            gather=ranks.gather(rank),
+            guard=SimpleNamespace(check=ranks.check, call=lambda body, name: body()),
+        )
+        channel: Any = SimpleNamespace(
+            node=RANK_NODES[rank],
+            key=group.key,
+            emit=lambda kind, **fields: ranks.events.append({"kind": kind, **fields}),
+        )
+        client = group.clients[RANK_NODES[rank]]
+        restorer = Restorer(channel, found, client=client, maps=SlotMaps())
+        return restorer.restore(states[rank], root=str(root) if root else None)
+
+    return ranks.run(body), states
+
+
+def steps_held(group: SidecarGroup) -> set[int]:
+    return {entry.step for each in inventories(group) for entry in each.blocks}
+
+
+def test_an_intact_point_is_restored_from_where_it_lies(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    results, states = restore(group, ranks, *points)
+    assert [value(state) for state in states] == [2, 2]
+    assert [each.tier for each in results] == ["peer", "peer"], "each holds a part for both"
+    for each in results:
+        assert each.bytes == sum(part["bytes"] for part in each.tiers.values())
+        assert set(each.tiers) == {"arena", "peer"}
+    assert ranks.events == []
+
+
+def test_a_damaged_block_is_rebuilt_and_the_same_step_restored(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    damage(group, points[0], rank=1)
+    results, states = restore(group, ranks, *points)
+    assert [value(state) for state in states] == [2, 2]
+    assert {each.tier for each in results} == {"parity"}
+    assert all(each.how.startswith("rank 1 rebuilt on b: ") for each in results)
+    (told,) = ranks.events
+    assert told["kind"] == "restore_failed"
+    assert (told["step"], told["next_step"]) == (2, 2)
+    assert "of rank 1 fails its checksum" in told["reason"]
+    assert group.clients["b"].status()["counters"]["distrusted"] >= 1
+    assert steps_held(group) == {1, 2}
+
+
+def test_more_damage_than_parity_covers_goes_back_to_the_older_step(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    for rank in range(len(RANK_NODES)):
+        damage(group, points[0], rank=rank)
+    results, states = restore(group, ranks, *points)
+    assert [value(state) for state in states] == [1, 1]
+    assert {each.step for each in results} == {1}
+    assert [event["next_step"] for event in ranks.events] == [2, 1]
+    assert "step 1 of generation 1 is the next older one" in results[0].how
+    assert steps_held(group) == {1}, "the step that was given up is not offered again"
+
+
+def test_a_holder_that_is_gone_is_replaced_by_parity(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    gone = RestorePoint(
+        world=points[0].world,
+        step=2,
+        sources=(points[0].sources[0], BlockSource(rank=1, node="x")),
+    )
+    results, states = restore(group, ranks, gone, points[1])
+    assert [value(state) for state in states] == [2, 2]
+    assert "no address of node x" in ranks.events[0]["reason"]
+    assert "b" in results[0].how or "c" in results[0].how
+
+
+def test_where_memory_has_nothing_good_the_checkpoint_is_loaded(
+    group: SidecarGroup, tmp_path: Path
+) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    ckpt.save(tmp_path / "saved", build(7), step=7)
+    for point in points:
+        for rank in range(len(RANK_NODES)):
+            damage(group, point, rank=rank)
+    results, states = restore(group, ranks, *points, root=tmp_path / "saved")
+    assert [value(state) for state in states] == [7, 7]
+    assert {(each.tier, each.step) for each in results} == {("checkpoint", 7)}
+    assert "nothing else is in memory" in results[0].how
+    assert steps_held(group) == set()
+
+
+def test_a_half_restored_state_is_never_trained_on(group: SidecarGroup, tmp_path: Path) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    for point in points:
+        for rank in range(len(RANK_NODES)):
+            damage(group, point, rank=rank)
+    results, _ = restore(group, ranks, *points)
+    assert [type(each) for each in results] == [Anew, Anew]
+    assert "there is no checkpoint; training starts anew" in str(results[0])
+    assert "step 2 of generation 1" in str(results[0])
+    assert "step 1 of generation 1" in str(results[0])
+
+
+def test_damaged_memory_and_damaged_checkpoints_are_both_named(
+    group: SidecarGroup, tmp_path: Path
+) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    root = tmp_path / "saved"
+    ckpt.save(root, build(7), step=7)
+    for pack in root.rglob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.write_bytes(data)
+    for point in points:
+        for rank in range(len(RANK_NODES)):
+            damage(group, point, rank=rank)
+    results, _ = restore(group, ranks, *points, root=root)
+    assert [type(each) for each in results] == [JobFailed, JobFailed]
+    assert "step 2 of generation 1" in str(results[0])
+    assert "no checkpoint can be read in full" in str(results[0])
+
+
+def test_a_fence_ends_the_attempts_at_once(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    damage(group, points[0], rank=0)
+    ranks.fenced = True
+    results, _ = restore(group, ranks, *points)
+    assert [type(each) for each in results] == [Fenced, Fenced]
+
+
+def test_who_waits_for_a_slot_is_refused_when_its_generation_is_fenced(
+    group: SidecarGroup,
+) -> None:
+    world = group.adopt(rank_nodes=RANK_NODES)
+    client = group.clients["a"]
+
+    def acquire(step: int) -> Any:
+        return client.acquire(
+            generation=world.generation, step=step, rank=0, size_bytes=1000, timeout_s=30
+        )
+
+    for step in range(1, world.keep + 3):
+        acquire(step)
+    caught: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            acquire(99)
+        except Exception as error:  # noqa: BLE001 - told to the test
+            caught.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    client.fence(world.generation)
+    waiting.join(5)
+    assert [type(error) for error in caught] == [FencedError]
+    with pytest.raises(FencedError, match="take part in the next one"):
+        acquire(100)
+    group.adopt(rank_nodes=RANK_NODES, generation=2)
+    assert client.acquire(generation=2, step=1, rank=0, size_bytes=1000, timeout_s=5).path

@@ -1,0 +1,55 @@
+"""What a soak trains: a small model with frozen parts, until it is told at which step to end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elastic
+from ckpt.hashing import state_hash
+
+FOREVER = 10**9
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train until the step that ``--end`` names, once it is there; then write the hash."""
+    torch.set_num_threads(1)
+    data = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
+    end = Path(args.end)
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=6, size=2),
+        exact=True,
+        checkpoint=args.checkpoint,
+        checkpoint_every=args.checkpoint_every,
+    )
+    def train(run: elastic.Run) -> None:
+        model = nn.Sequential(nn.Linear(32, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))
+        frozen = nn.Embedding(args.width, 256).requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run.track(model=model, frozen=frozen, optimizer=optimizer)
+        for step in run.steps(FOREVER):
+            for batch in run.microbatches(data):
+                run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
+            run.step(optimizer)
+            if end.exists() and step + 1 >= int(end.read_text()):
+                break
+        found = state_hash({"model": model, "frozen": frozen, "optimizer": optimizer})
+        if run.is_leader:
+            Path(args.result).write_text(json.dumps({"hash": found, "steps": step + 1}))
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--end", required=True)
+    parser.add_argument("--result", required=True)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--checkpoint-every", type=int, default=500)
+    parser.add_argument("--width", type=int, default=512)
+    main(parser.parse_args())

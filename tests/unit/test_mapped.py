@@ -1,0 +1,110 @@
+"""Files of another sidecar on this host are read only while they hold what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sidecar_group import SidecarGroup, sidecar_group
+
+from ckpt.arena import SlotFile, SlotHeader, run_digest
+from ckpt.block import SlotState, block_bytes
+from ckpt.errors import CorruptError
+from ckpt.maps import SlotMaps
+from ckpt.sidecar.hosts import FileRef, host_id
+from ckpt.sidecar.mapped import MappedColumn
+from ckpt.sidecar.messages import Column, ColumnSpan
+from ckpt.sums import Sums, sums_of
+from ckpt.testing.blocks import make_block, random_payload, write_payload
+
+RUN = run_digest("test")
+
+
+@pytest.fixture
+def maps() -> Iterator[SlotMaps]:
+    opened = SlotMaps()
+    yield opened
+    opened.close()
+
+
+def sealed(path: Path) -> tuple[SlotFile, Column, Sums, bytes]:
+    """Return a sealed slot, and what its owner says of a column that is all of it."""
+    entry, block = make_block(random_payload(300_000, seed=(1,)))
+    slot = SlotFile.create(path, len(block))
+    slot.block(len(block))[:] = block
+    slot.write_header(SlotHeader.of(entry, SlotState.SEALED), run=RUN)
+    sums = sums_of(block)
+    span = ColumnSpan(
+        entry=entry,
+        file=FileRef.of(path),
+        at=0,
+        nbytes=block_bytes(entry),
+        into=0,
+        first=0,
+        count=len(sums),
+    )
+    return slot, Column(host=host_id(), spans=(span,)), sums, block
+
+
+def test_a_column_is_read_where_it_lies(tmp_path: Path, maps: SlotMaps) -> None:
+    _, column, sums, block = sealed(tmp_path / "1.slot")
+    mapped = MappedColumn.open(column, sums, maps, node="b", run=RUN)
+    assert mapped is not None
+    ((at, part),) = mapped.reader().parts(1000, 200_000)
+    assert (at, bytes(part)) == (1000, block[1000:200_000])
+    assert mapped.is_current()
+
+
+def test_a_slot_that_was_given_away_is_not_current(tmp_path: Path, maps: SlotMaps) -> None:
+    slot, column, sums, _ = sealed(tmp_path / "1.slot")
+    mapped = MappedColumn.open(column, sums, maps, node="b", run=RUN)
+    slot.write_header(SlotHeader(state=SlotState.EMPTY), run=RUN)
+    assert mapped is not None and not mapped.is_current()
+    assert MappedColumn.open(column, sums, maps, node="b", run=RUN) is None
+
+
+def test_another_host_or_another_file_is_not_mapped(tmp_path: Path, maps: SlotMaps) -> None:
+    slot, column, sums, _ = sealed(tmp_path / "1.slot")
+    elsewhere = Column(host="elsewhere", spans=column.spans)
+    assert MappedColumn.open(elsewhere, sums, maps, node="b", run=RUN) is None
+    slot.path.rename(tmp_path / "away.slot")
+    assert not column.spans[0].file.is_here()
+    sealed(tmp_path / "1.slot")  # the same path, another file
+    assert MappedColumn.open(column, sums, maps, node="b", run=RUN) is None
+
+
+def test_bytes_that_changed_are_not_given_out(tmp_path: Path, maps: SlotMaps) -> None:
+    slot, column, sums, block = sealed(tmp_path / "1.slot")
+    mapped = MappedColumn.open(column, sums, maps, node="b", run=RUN)
+    slot.block(len(block))[150_000] ^= 1
+    assert mapped is not None
+    with pytest.raises(CorruptError, match="node b, rank 0"):
+        list(mapped.reader().parts(0, len(block)))
+
+
+def test_a_row_whose_columns_moved_is_built_over_the_wire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sidecar_group(tmp_path, "a", "b", "c", threads=True) as group:
+        _build_while_slots_move(group, monkeypatch)
+
+
+def _build_while_slots_move(group: SidecarGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, int] = {}
+
+    def once(self: MappedColumn) -> bool:
+        asked[id(self)] = asked.get(id(self), 0) + 1
+        return asked[id(self)] == 1
+
+    monkeypatch.setattr(MappedColumn, "is_current", once)
+    world = group.adopt()
+    payloads = [random_payload(200_000, seed=(rank,)) for rank in range(3)]
+    for rank, node in enumerate(world.rank_nodes):
+        write_payload(group.clients[node], world, payloads[rank], step=1, rank=rank)
+    group.await_protected(world, 1)
+    for sidecar in group.sidecars.values():
+        assert sidecar.core.counters["fragment_bytes_sent"] > 0
+        for row in sidecar.parities.sealed((1, 1)):
+            assert row.is_intact() and np.frombuffer(row.part(0, 8), dtype=np.uint8).any()

@@ -1,0 +1,78 @@
+"""Pages of slots: filled ahead, huge where the kernel says so, refused where there is no room."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpt import pages
+from ckpt.arena import SlotFile
+from ckpt.errors import CapacityError
+
+
+@pytest.mark.parametrize(
+    ("mode", "huge"),
+    [
+        ("always within_size advise [never] deny force", False),
+        ("always within_size [advise] never deny force", True),
+        ("always [within_size] advise never deny force", True),
+        ("[always] within_size advise never deny force", True),
+        ("always within_size advise never [deny] force", False),
+    ],
+)
+def test_huge_pages_are_used_where_the_kernel_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, huge: bool
+) -> None:
+    said = tmp_path / "shmem_enabled"
+    said.write_text(mode)
+    monkeypatch.setattr(pages, "SHMEM_HUGE", said)
+    assert pages.huge_pages() is huge
+    slot = SlotFile.create(tmp_path / "a.slot", 3 << 20)
+    slot.block(1000)[:] = bytes(range(250)) * 4
+    again = SlotFile.open(tmp_path / "a.slot")
+    assert bytes(again.block(1000)) == bytes(range(250)) * 4
+    found = (tmp_path / "a.slot").stat()
+    assert found.st_blocks * 512 >= 3 << 20, "every page is allocated"
+
+
+def test_a_kernel_without_them_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pages, "SHMEM_HUGE", tmp_path / "absent")
+    assert not pages.huge_pages()
+
+
+def resident_bytes(mapping: mmap.mmap) -> int:
+    """What the page table of this process has of the one mapping of that size."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    size = f"Size: {len(mapping) // 1024:>18} kB".split()
+    at = next(n for n, line in enumerate(lines) if line.split() == size)
+    rss = next(line for line in lines[at:] if line.startswith("Rss:"))
+    return int(rss.split()[1]) * 1024
+
+
+def test_a_populated_mapping_does_not_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.slot"
+    nbytes = (5 << 20) + 12288
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    pages.allocate(fd, nbytes)
+    mapping = pages.map_pages(fd)
+    os.close(fd)
+    assert resident_bytes(mapping) == 0
+    assert pages.populate(mapping)
+    assert resident_bytes(mapping) == nbytes
+    mapping.close()
+
+
+def test_no_room_is_said_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CapacityError, match="no room for a snapshot slot"):
+        SlotFile.create(tmp_path / "a.slot", 1000)
+    assert list(tmp_path.iterdir()) == []

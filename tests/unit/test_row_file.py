@@ -1,0 +1,147 @@
+"""A parity row's file: what its label promises, and what a torn or foreign one does not."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from ckpt.arena import Arena, run_digest
+from ckpt.errors import CapacityError, CorruptError
+from ckpt.isal import crc32c
+from ckpt.sidecar import row_file
+from ckpt.sidecar.parity import Parities, Row
+from ckpt.sidecar.row_file import RowFile
+from ckpt.testing.blocks import make_world
+from ckpt.world import ParityEntry
+
+RUN = run_digest("test")
+
+
+def entry(step: int = 1, nbytes: int = 1000, checksum: int = 0) -> ParityEntry:
+    return ParityEntry(generation=1, step=step, stripe=2, row=0, nbytes=nbytes, crc32c=checksum)
+
+
+def test_a_label_survives_and_says_whether_the_snapshot_was_protected(tmp_path: Path) -> None:
+    file = RowFile.create(tmp_path / "1.row", 1000)
+    assert file.read_label(run=RUN) is None
+    file.row(1000)[:] = bytes(range(250)) * 4
+    file.label(entry(), run=RUN)
+    found = RowFile.open(file.path).read_label(run=RUN)
+    assert found is not None and (found.entry, found.protected) == (entry(), False)
+    file.mark_protected()
+    found = RowFile.open(file.path).read_label(run=RUN)
+    assert found is not None and (found.entry, found.protected) == (entry(), True)
+    assert file.read_label(run=run_digest("another")) is None
+
+
+def test_a_file_used_again_has_neither_label_nor_mark(tmp_path: Path) -> None:
+    file = RowFile.create(tmp_path / "1.row", 1000)
+    file.label(entry(), run=RUN)
+    file.mark_protected()
+    file.clear()
+    assert file.read_label(run=RUN) is None
+    file.label(entry(step=2), run=RUN)
+    found = file.read_label(run=RUN)
+    assert found is not None and (found.entry.step, found.protected) == (2, False)
+
+
+@pytest.mark.parametrize("at", [0, 9, 30, 60, 100, 105, 110])
+def test_a_torn_label_is_none(tmp_path: Path, at: int) -> None:
+    file = RowFile.create(tmp_path / "1.row", 1000)
+    file.label(entry(), run=RUN)
+    with file.path.open("r+b") as raw:
+        raw.seek(at)
+        byte = raw.read(1)[0]
+        raw.seek(at)
+        raw.write(bytes([byte ^ 1]))
+    assert file.read_label(run=RUN) is None
+
+
+def test_a_file_too_short_for_a_row_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "1.row").write_bytes(b"x" * 10)
+    with pytest.raises(CorruptError, match="too short"):
+        RowFile.open(tmp_path / "1.row")
+
+
+def test_no_room_is_said_with_the_remedy_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fd: int, _nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(row_file, "allocate", full)
+    with pytest.raises(CapacityError, match="keep fewer"):
+        RowFile.create(tmp_path / "1.row", 1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return Arena.open(tmp_path / "arena", run="test")
+
+
+def seal(parities: Parities, step: int, *, fill: int = 7, nbytes: int = 1000) -> Row:
+    file = parities.take(nbytes)
+    file.row(nbytes)[:] = bytes([fill]) * nbytes
+    return parities.seal(file, entry(step, nbytes, crc32c(file.row(nbytes))))
+
+
+def test_files_of_released_rows_are_used_again(arena: Arena) -> None:
+    parities = Parities(arena)
+    parities.expect(1)
+    paths = set()
+    for step in range(1, 20):
+        row = seal(parities, step)
+        assert row.file is not None and row.is_intact()
+        paths.add(row.file.path)
+        if step > 2:
+            parities.drop((1, step - 2))
+    assert len(paths) == 3
+    assert parities.nbytes() == 3 * (1 << 16)
+
+
+def test_surplus_files_and_those_of_another_size_are_removed(arena: Arena) -> None:
+    parities = Parities(arena)
+    parities.expect(1)
+    for step in range(5):
+        seal(parities, step)
+    for step in range(5):
+        parities.drop((1, step))
+    assert len(list(arena.directory.glob("*.row"))) == 2
+    seal(parities, 6, nbytes=1 << 20)
+    assert len(list(arena.directory.glob("*.row"))) == 1
+
+
+def test_a_row_that_is_being_read_is_not_written_to(arena: Arena) -> None:
+    parities = Parities(arena)
+    parities.expect(1)
+    row = seal(parities, 1)
+    with row.lock:
+        held = row.buffer
+        parities.drop((1, 1))
+        seal(parities, 2, fill=9)
+        assert held is not None and bytes(held) == bytes([7]) * 1000
+
+
+def test_a_successor_takes_sealed_rows_over_and_removes_the_rest(arena: Arena) -> None:
+    earlier = Parities(arena)
+    seal(earlier, 1)
+    seal(earlier, 2)
+    earlier.mark_protected((1, 1))
+    earlier.take(1000)  # being built
+    (arena.directory / "short.row").write_bytes(b"")
+    parities = Parities(arena)
+    worlds = {1: make_world({"a": "tcp://a"})}
+    assert [(each.step, known) for each, known in parities.readopt(worlds)] == [
+        (1, True),
+        (2, False),
+    ]
+    assert all(row.is_intact() for row in parities.sealed())
+    assert len(list(arena.directory.glob("*.row"))) == 2
+    assert Parities(arena).readopt({2: worlds[1]}) == []
+    assert list(arena.directory.glob("*.row")) == []

@@ -1,0 +1,252 @@
+"""What a node may hold: the declared budget and its two modes, a full file system, a new shape."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
+
+from ckpt.arena import HEADER_BYTES, arena_path, slot_capacity
+from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
+from ckpt.errors import BudgetError, CapacityError, GivenUpError
+from ckpt.sidecar.room import Fit, Mode, fit
+from ckpt.sidecar.slots import fits
+from ckpt.sidecar.state import Book, Release
+from ckpt.testing.blocks import (
+    INDEX_ROOM_BYTES,
+    make_block,
+    make_world,
+    random_payload,
+    write_block,
+)
+from ckpt.world import RestorePoint, SnapshotWorld
+
+LENGTH = 100_000
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[SidecarGroup]:
+    with sidecar_group(tmp_path, "a", "b", threads=True) as group:
+        yield group
+
+
+def adopt(
+    group: SidecarGroup, restore: RestorePoint | None = None, **changes: object
+) -> SnapshotWorld:
+    given = {"rank_nodes": ("a", "b"), "parity": 1, "keep": 1, "generation": 1, **changes}
+    memory_bytes = given.pop("memory_bytes", 0)
+    world = make_world(group.addresses(), run=group.run, **given)  # type: ignore[arg-type]
+    world = msgspec.structs.replace(world, memory_bytes=memory_bytes)
+    for client in group.clients.values():
+        client.adopt(world, restore=restore)
+    return world
+
+
+def need(world: SnapshotWorld, length: int, in_flight: int) -> int:
+    sizes = dict.fromkeys(range(len(world.rank_nodes)), slot_capacity(length + INDEX_ROOM_BYTES))
+    return memory_need(world, sizes, node="a", slots_per_rank=world.keep + in_flight).total
+
+
+def files_bytes(group: SidecarGroup, node: str = "a") -> int:
+    total = 0
+    for path in arena_path(group.run, node).glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # removed since
+            total += path.stat().st_size if path.suffix != ".json" else 0
+    return total
+
+
+def test_the_larger_mode_that_fits_is_taken() -> None:
+    world = make_world({"a": "tcp://h:1", "b": "tcp://h:2"}, parity=1, keep=2)
+    lengths = {0: LENGTH, 1: LENGTH}
+    full = memory_need(world, lengths, node="a", slots_per_rank=2 + FULL_IN_FLIGHT)
+    small = memory_need(world, lengths, node="a", slots_per_rank=2 + SMALL_IN_FLIGHT)
+    for room_bytes, wanted in (
+        (full.total, Fit(mode=Mode.FULL, need=full)),
+        (full.total - 1, Fit(mode=Mode.SMALL, need=small)),
+        (small.total, Fit(mode=Mode.SMALL, need=small)),
+        (small.total - 1, small),
+    ):
+        assert fit(world, lengths, node="a", room_bytes=room_bytes) == wanted
+
+
+def test_a_slot_fits_what_it_holds_and_does_not_waste() -> None:
+    assert fits(slot_capacity(LENGTH), LENGTH)
+    assert not fits(slot_capacity(LENGTH), 2 * LENGTH)
+    assert not fits(slot_capacity(2 * LENGTH), LENGTH)
+
+
+def test_a_budget_that_cannot_hold_the_state_is_refused_before_anything_is_made(
+    two: SidecarGroup,
+) -> None:
+    world = adopt(two, memory_bytes=200_000)
+    with pytest.raises(BudgetError, match=r"node a needs .* even in the smaller mode") as caught:
+        write_block(two.clients["a"], world, step=1, rank=0, nbytes=LENGTH)
+    for told in ("200,000 bytes are declared", "keep fewer snapshots (keep=1)", "more nodes"):
+        assert told in str(caught.value)
+    assert list(arena_path(two.run, "a").glob("*.slot")) == []
+
+
+def test_a_file_system_that_is_too_small_is_said_up_front(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = two.sidecars["a"].core
+    world = adopt(two)
+    monkeypatch.setattr(core.arena, "free_bytes", lambda: 150_000)
+    with pytest.raises(BudgetError, match=r"150,000 bytes free: enlarge it \(mount -o remount"):
+        write_block(two.clients["a"], world, step=1, rank=0, nbytes=LENGTH)
+
+
+def test_in_the_smaller_mode_a_snapshot_waits_for_the_one_before(two: SidecarGroup) -> None:
+    world = adopt(two, memory_bytes=0)
+    budget = need(world, LENGTH, SMALL_IN_FLIGHT)
+    world = adopt(two, generation=2, memory_bytes=budget)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    status = two.clients["a"].status()
+    assert status["memory"]["mode"] == "small"
+    assert status["bytes"]["budget"] == budget
+    write_block(two.clients["a"], world, step=2, rank=0, nbytes=LENGTH)
+    with pytest.raises(CapacityError, match="no slot became free"):
+        write_block(two.clients["a"], world, step=3, rank=0, nbytes=LENGTH, timeout_s=0.2)
+    write_block(two.clients["b"], world, step=2, rank=1, nbytes=LENGTH)
+    two.await_protected(world, 2)
+    write_step(two, world, 4, sizes=(LENGTH, LENGTH))
+    assert files_bytes(two) <= budget
+
+
+@pytest.mark.parametrize("in_flight", [SMALL_IN_FLIGHT, FULL_IN_FLIGHT])
+def test_a_growing_state_never_takes_more_than_was_declared(
+    two: SidecarGroup, in_flight: int
+) -> None:
+    largest = 12 * LENGTH
+    budget = need(adopt(two), largest, in_flight)
+    world = adopt(two, generation=2, memory_bytes=budget)
+    peaks, over = [0], threading.Event()
+
+    def sample() -> None:
+        while not over.is_set():
+            peaks.append(max(files_bytes(two, node) for node in ("a", "b")))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        for step in range(1, 13):
+            write_step(two, world, step, sizes=(step * LENGTH, step * LENGTH))
+    finally:
+        over.set()
+        sampler.join()
+    assert max(peaks) <= budget
+
+
+def test_a_new_generation_finds_room_beside_what_it_restores_from(two: SidecarGroup) -> None:
+    budget = need(adopt(two), LENGTH, SMALL_IN_FLIGHT)
+    world = adopt(two, generation=2, memory_bytes=budget)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    write_step(two, world, 2, sizes=(LENGTH, LENGTH))
+    point = two.clients["a"].locate(generation=2, step=2)
+    again = adopt(two, point, generation=3, memory_bytes=budget)
+    assert two.clients["a"].read(world, 2, 0, [(0, 10)])
+    write_step(two, again, 3, sizes=(LENGTH, LENGTH))
+    write_step(two, again, 4, sizes=(LENGTH, LENGTH))
+    assert files_bytes(two) <= budget
+
+
+def test_a_full_file_system_costs_snapshots_until_there_is_room(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = adopt(two)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    allocate, full = os.posix_fallocate, True
+
+    def fallocate(fd: int, at: int, nbytes: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "full")
+        allocate(fd, at, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    larger = 4 * LENGTH
+    with pytest.raises(CapacityError, match="no room for a snapshot slot"):
+        write_block(two.clients["a"], world, step=2, rank=0, nbytes=larger)
+    said = two.clients["a"].status()
+    assert "no room" in said["memory"]["left_out"]
+    assert said["counters"]["left_out"] == 1
+
+    def is_given_up() -> bool:
+        return two.sidecars["b"].core.book.is_gone((1, 2))
+
+    wait_until(is_given_up, "the other rank hears of it")
+    with pytest.raises(GivenUpError):
+        write_block(two.clients["b"], world, step=2, rank=1, nbytes=larger)
+    assert two.clients["a"].protected_step(generation=1) == 1, "the one before stays"
+    full = False
+    write_step(two, world, 3, sizes=(larger, larger))
+    assert two.clients["a"].status()["memory"]["left_out"] is None
+
+
+def test_memory_is_given_back_when_the_state_shrinks(two: SidecarGroup) -> None:
+    world = adopt(two)
+    for step in range(1, 5):
+        write_step(two, world, step, sizes=(20 * LENGTH, 20 * LENGTH))
+    before = two.sidecars["a"].room.slot_bytes()
+    for step in range(5, 10):
+        write_step(two, world, step, sizes=(LENGTH, LENGTH))
+    capacity = slot_capacity(LENGTH + INDEX_ROOM_BYTES) + HEADER_BYTES
+    wait_until(lambda: two.sidecars["a"].room.slot_bytes() <= 3 * capacity, "it shrinks")
+    assert before > 6 * capacity
+
+
+def test_memory_is_given_back_when_a_node_has_fewer_ranks(two: SidecarGroup) -> None:
+    world = adopt(two, rank_nodes=("a", "a", "a", "b"))
+    for step in range(1, 5):
+        write_step(two, world, step, sizes=(LENGTH,) * 4)
+    point = two.clients["a"].locate(generation=1, step=4)
+    world = adopt(two, point, generation=2, rank_nodes=("a", "b"))
+    for step in range(5, 9):
+        write_step(two, world, step, sizes=(LENGTH, LENGTH))
+    assert len(two.sidecars["a"].core.slots.all()) <= 3
+    assert len(list(arena_path(two.run, "a").glob("*.slot"))) <= 3
+
+
+def test_unequal_ranks_do_not_take_each_others_memory(two: SidecarGroup) -> None:
+    world = adopt(two, rank_nodes=("a", "a", "b"))
+    sizes = (LENGTH, 5 * LENGTH, LENGTH)
+    for step in range(1, 5):
+        write_step(two, world, step, sizes=sizes)
+    arena = two.sidecars["a"].core.arena
+    made: list[str] = []
+    arena.reach = made.append
+    for step in range(5, 12):
+        write_step(two, world, step, sizes=sizes)
+    assert made.count("create.before") <= 2, "no fresh pages once the first snapshots are taken"
+
+
+def test_a_grant_names_the_slots_to_map_ahead(two: SidecarGroup) -> None:
+    world = adopt(two)
+    for step in range(1, 4):
+        write_step(two, world, step, sizes=(LENGTH, LENGTH))
+    client = two.clients["a"]
+    grant = client.acquire(
+        generation=1, step=4, rank=0, size_bytes=LENGTH + INDEX_ROOM_BYTES, timeout_s=5
+    )
+    free = [slot for slot in two.sidecars["a"].core.slots.all() if slot.key is None]
+    assert set(grant.ahead) == {str(slot.file.path) for slot in free}
+    assert grant.path not in grant.ahead
+
+
+def test_where_memory_is_scarce_old_snapshots_go_but_never_the_one_restored_from() -> None:
+    old = make_world({"a": "tcp://h:1"}, parity=0, keep=2, generation=1)
+    book = Book()
+    for step in (1, 2, 3):
+        entry, _ = make_block(random_payload(100, seed=(step,)), step=step)
+        book.readopt(old, entry, committed=True)
+    book.world = msgspec.structs.replace(old, generation=2)
+    assert book.shed() == [Release(key=(1, 1))]
+    assert book.shed() == [Release(key=(1, 2))]
+    assert book.shed() == []
+    assert set(book.snapshots) == {(1, 3)}
