@@ -38,8 +38,9 @@ def memory_need(
 
     ``shard_bytes`` maps ranks to the length of their blocks (payload and index); a rank that is
     not in it is taken to be as long as the longest that is. ``slots_per_rank`` is ``world.keep``
-    plus `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity is held for the kept snapshots and for one
-    more, whose rows are being built. A node that is not in the world needs nothing.
+    plus `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity may be held or built for as many snapshots
+    as have slots: the next one can be complete before the rows of the one before are. A node that
+    is not in the world needs nothing.
     """
     if node not in {peer.node for peer in world.peers}:
         return MemoryNeed(slots=0, parity=0)
@@ -51,8 +52,7 @@ def memory_need(
     geometry = Geometry(world, {rank: _entry(world, rank, lengths[rank]) for rank in ranks})
     rows = [geometry.row_bytes(stripe) for stripe, _ in geometry.rows_of(node)]
     parity = sum(_file_bytes(each) for each in rows if each)
-    sets = min(slots_per_rank, world.keep + 1)
-    return MemoryNeed(slots=slots * slots_per_rank, parity=parity * sets)
+    return MemoryNeed(slots=slots * slots_per_rank, parity=parity * slots_per_rank)
 
 
 def _file_bytes(nbytes: int) -> int:

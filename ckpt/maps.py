@@ -58,6 +58,11 @@ class SlotMaps:
             with contextlib.suppress(CkptError):  # removed meanwhile: whoever wants it will say so
                 self.open(path)
 
+    def prune(self) -> None:
+        """Drop the mappings of files that are gone."""
+        with self._lock:
+            self._prune()
+
     def _prune(self) -> None:
         for path in [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]:
             self._slots.pop(path)[1].close()

@@ -45,6 +45,7 @@ from ckpt.merge import check_cover, describe, merge
 from ckpt.retention import note, sweep
 from ckpt.source import PackSource
 from ckpt.store.base import Store
+from ckpt.store.local import LocalStore
 from ckpt.store.places import open_store
 from ckpt.types import learn
 from ckpt.wellformed import fault_of_aliases
@@ -62,7 +63,8 @@ class PackOptions:
     """How packs are written: compressed by ``compression``, against the earlier step ``base``.
 
     At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
-    checksums and compress. ``watch`` is told of every piece, and sets the pace.
+    checksums and compress. ``watch`` is told of every piece, and sets the pace. ``around_cache``
+    keeps what goes to a local disk out of the page cache: cheaper, where it is not read soon.
     """
 
     compression: codecs.Rules = field(default_factory=dict)
@@ -70,6 +72,7 @@ class PackOptions:
     ahead_bytes: int = pack.AHEAD_BYTES
     threads: int = pack.THREADS
     watch: pack.Watch | None = None
+    around_cache: bool = False
 
     def __post_init__(self) -> None:
         codecs.check(self.compression)
@@ -139,6 +142,8 @@ def write_parts(
         threads=options.threads,
     )
     stem = _fresh_stem(store, folder, index, tag=tag)
+    if options.around_cache and isinstance(store, LocalStore):
+        store = LocalStore(store.root, around_cache=True)
     files = pack.write(store, writer, index, folder=folder, stem=stem, watch=options.watch)
     if files.bases:
         files = msgspec.structs.replace(files, base=base)

@@ -33,6 +33,7 @@ from ckpt.errors import (
     CkptError,
     CorruptError,
     GivenUpError,
+    StateError,
     StoreError,
 )
 from ckpt.isal import crc32c
@@ -41,7 +42,7 @@ from ckpt.maps import SlotMaps
 from ckpt.meters import Meters
 from ckpt.pacing import Pacer
 from ckpt.program import Program, Room
-from ckpt.replan import gather_within
+from ckpt.replan import at_step
 from ckpt.snapshot_parts import CopySettings, Grant, Hooks, SlotOwner, SnapshotStats
 from ckpt.target import CheckpointTarget
 from ckpt.tearing import Sample
@@ -56,7 +57,6 @@ ACQUIRE_TIMEOUT_S = 30.0
 STARVED_TIMEOUT_S = 1.0
 """How long to wait for a slot after a snapshot was left out for lack of one."""
 
-REPLAN_TIMEOUT_S = 120.0
 _POLL_S = 0.005
 _ANY_CRC = 0xFFFFFFFF
 
@@ -76,7 +76,8 @@ class _Task:
 class Snapshotter:
     """Takes the snapshots of one rank in one generation; not safe to share between threads.
 
-    ``gather`` is collective over the ranks (it is called when the state's shape is new).
+    ``gather`` is collective over the ranks, and called whenever the state's shape is new: where
+    that may happen at one rank alone, it must not use the training's group (see `StoreGather`).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
     ``checkpoint`` is where snapshots with ``persist`` are written to. ``stats`` and ``meters``
     (``stall``, ``copy``, ``wait``) say what it cost.
@@ -96,7 +97,6 @@ class Snapshotter:
         poll: Callable[[], None] | None = None,
         copying: CopySettings | None = None,
         lanes: Lanes | None = None,
-        replan_timeout_s: float = REPLAN_TIMEOUT_S,
     ) -> None:
         self._client, self._gather, self._checkpoint, self._poll = client, gather, checkpoint, poll
         self._run, self._generation = run, generation
@@ -104,7 +104,6 @@ class Snapshotter:
         self._maps = SlotMaps() if maps is None else maps
         self._owns_maps = maps is None
         self._settings = CopySettings() if copying is None else copying
-        self._replan_timeout_s = replan_timeout_s
         self._lanes = lanes
         self._watch = Watch()
         self._plan: CapturePlan | None = None
@@ -137,7 +136,7 @@ class Snapshotter:
         self.fence()
         began_s = time.perf_counter()
         try:
-            flat, program = self._programmed(state)
+            flat, program = self._programmed(state, step)
             program.stage(flat)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(
@@ -152,7 +151,7 @@ class Snapshotter:
         finally:
             self._stalled(time.perf_counter() - began_s)
 
-    def _programmed(self, state: Mapping[str, Any]) -> tuple[FlatState, Program]:
+    def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
         flat, same = self._watch.flatten(state)
         if same and self._program is not None:
             return flat, self._program
@@ -161,24 +160,35 @@ class Snapshotter:
             self._hooks.watch(parts.optimizer, self.copied)
         change = "nothing was planned yet" if self._plan is None else self._plan.change(flat)
         if change:
-            self._plan = self._agree(flat, change)
+            self._plan = self._agree(flat, step, change=change)
         assert self._plan is not None
         if self._lanes is None and torch.cuda.is_available():
             self._lanes = CudaLanes()
         self._program = Program(self._plan, flat, lanes=self._lanes)
         return flat, self._program
 
-    def _agree(self, flat: FlatState, change: str) -> CapturePlan:
-        """Plan together with all ranks; a first plan is awaited as long as a first step takes."""
-        gather = self._gather
-        if self._plan is not None:
+    def _agree(self, flat: FlatState, step: int, *, change: str) -> CapturePlan:
+        """Plan together with all ranks."""
+        anew = self._plan is not None
+        if anew:
             self.stats.replans += 1
             _log.info("the state is planned anew: %s", change)
-            if self._world_size > 1:
-                gather = gather_within(
-                    gather, timeout_s=self._replan_timeout_s, poll=self._poll, change=change
-                )
-        return CapturePlan.build(flat, rank=self._rank, world_size=self._world_size, gather=gather)
+        try:
+            return CapturePlan.build(
+                flat,
+                rank=self._rank,
+                world_size=self._world_size,
+                gather=at_step(self._gather, step),
+            )
+        except StateError as error:
+            if not anew:
+                raise
+            raise StateError(
+                f"the tracked state changed at this rank ({change}), and no plan came of it: "
+                f"{error}. It must change at all ranks before the same snapshot; where an "
+                "optimizer makes state at each rank's first gradient, step it once with zero "
+                "gradients everywhere before training"
+            ) from error
 
     def copied(self) -> None:
         """Wait until the copy under way is made, and help with it: then tensors may change.
@@ -283,7 +293,8 @@ class Snapshotter:
         try:
             self._client.seal(slot_id=grant.slot_id, entry=entry, persist=task.persist)
         except CorruptError as error:
-            self._discard_torn(task, str(error))
+            self.stats.torn = None
+            self._discard(task, str(error))
             return
         self._taken(task, entry, copy_s)
 

@@ -97,6 +97,12 @@ def checksums(block: Buffer, *, at: Lengths, nbytes: Lengths) -> tuple[Sums, Sum
     return sums, combined(parts, lengths, starts=first, ends=last)
 
 
+def runs_of(at: int, nbytes: int) -> tuple[int, int]:
+    """Return the first run that bytes ``at … at + nbytes`` of a block touch, and how many."""
+    first = at // SUM_BYTES
+    return first, -(-(at + nbytes) // SUM_BYTES) - first
+
+
 def sums_of(block: Buffer) -> Sums:
     """Return the sums of ``block``."""
     size = memoryview(block).nbytes

@@ -101,7 +101,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     ``sealed`` repeats the block entries of *all* ranks that this sidecar has heard of, so that
     the shape of a lost node's blocks is known to the survivors. ``spoiled`` are the blocks that
-    this sidecar rebuilt from parity and found wrong.
+    this sidecar rebuilt from parity and found wrong. ``durable`` is the newest step that it knows
+    to be in the checkpoint store, -1 for none.
     """
 
     node: str
@@ -110,6 +111,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     parities: tuple[ParityEntry, ...]
     sealed: tuple[BlockEntry, ...]
     spoiled: tuple[BlockEntry, ...] = ()
+    durable: int = -1
 
 
 class BlockSource(msgspec.Struct, frozen=True, kw_only=True):

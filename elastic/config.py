@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpt import codecs, pace, sizes
+from ckpt import bandwidth, codecs, sizes
 from ckpt.errors import StateError
 from ckpt.groups import GROUP_SIZE
 from ckpt.target import CheckpointTarget, DiskTarget
@@ -137,7 +137,7 @@ class Settings:
         if self.checkpoint_bandwidth is None:
             return 0
         try:
-            return pace.parse_rate(self.checkpoint_bandwidth)
+            return bandwidth.parse_rate(self.checkpoint_bandwidth)
         except ValueError as error:
             raise ConfigError(f"checkpoint_bandwidth: {error}") from error
 

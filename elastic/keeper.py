@@ -72,7 +72,7 @@ class Keeper:
             generation=self._world.generation,
             rank=self._world.rank,
             world_size=self._world.size,
-            gather=self._world.gather,
+            gather=self._world.gather_plans,
             checkpoint=self._settings.target(),
             maps=self._maps,
             poll=self._world.guard.check,
@@ -82,6 +82,7 @@ class Keeper:
             generation=self._world.generation,
             restored=restored.step if restored.tier in TIERS else -1,
             tell=self._tell_protected,
+            tell_why=self._tell_unprotected,
         )
 
     def _tell_protected(self, step: int, seconds: float) -> None:
@@ -89,6 +90,14 @@ class Keeper:
         if self._world.rank == 0:
             generation = self._world.generation
             self._channel.emit("protected", generation=generation, step=step, seconds=seconds)
+
+    def _tell_unprotected(self, step: int, reason: str) -> None:
+        """Record why a step is not protected, once for each node; on the watch's thread."""
+        homes, rank = self._world.record.snapshots.rank_nodes, self._world.rank
+        if homes.index(homes[rank]) == rank:
+            self._channel.emit(
+                "unprotected", generation=self._world.generation, step=step, reason=reason
+            )
 
     def _restore(self) -> Restored:
         """Bring the state back, or leave it as it was built where it was built ``anew``."""
@@ -182,6 +191,7 @@ class Keeper:
             self._protection.now(),
             copy_s=stats.last_copy_s,
             stall_s=self._last_stall_s,
+            copied_bytes=stats.bytes,
             discarded=stats.discarded,
             torn=stats.torn,
         )

@@ -107,6 +107,7 @@ class Launcher:
         self._restarts: dict[str, int] = {}
         self._stopped_s: dict[str, float] = {}
         self._lost: dict[str, str] = {}
+        self._returning: set[str] = set()
         self._killed = threading.Event()
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
@@ -182,6 +183,13 @@ class Launcher:
                     os.kill(pid, signal.SIGKILL)
             end_processes(pids, mark=self.run)  # waits until they are gone
         return pids
+
+    def return_machine(self, node: str) -> None:
+        """Have ``node`` come back with nothing in its memory, as a machine that was repaired does.
+
+        Nothing happens while it is there. For tests and demonstrations.
+        """
+        self._returning.add(node)
 
     def _prepare_run_dir(self) -> None:
         """Make the directory ours and empty of what an earlier run told."""
@@ -273,6 +281,10 @@ class Launcher:
             if status and status.change == Change.EXITED:
                 self._stopped_s.pop(node.name, None)
                 self._lose_node(node, agent)
+            elif node.name in self._returning:
+                self._returning.discard(node.name)
+                if not agent.alive:
+                    self._start_agent(node)
 
     def _lose_node(self, node: NodeSpec, agent: Child) -> None:
         """Tell the others at once, make sure that nothing of the node lives, and go on."""
@@ -312,7 +324,11 @@ class Launcher:
     def _hopeless(self) -> str | None:
         """Return why the job cannot go on with the nodes that are left, if so."""
         left = [node for node in self.config.nodes if self._agents[node.name].alive]
-        lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
+        lost = ", ".join(
+            f"{name} ({ending})"
+            for name, ending in self._lost.items()
+            if not self._agents[name].alive
+        )
         if not left:
             return f"every node is lost: {lost}; look for the cause in their output"
         needed = self._trainers_needed()

@@ -174,6 +174,7 @@ class Loop:
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:
         channel, after = self._channel, 0
+        _import_all()
         gc.freeze()  # what is there now stays: later collections need not walk through torch
         meeting = reform.MeetingPoint()
         while True:
@@ -232,6 +233,11 @@ class Loop:
         finally:
             run.close()
         return result
+
+
+def _import_all() -> None:
+    """Import what torch would with the first optimizer: a second, for which others would wait."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
 def _explained(error: Exception, guard: Guard) -> bool:

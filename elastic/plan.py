@@ -125,7 +125,9 @@ def choose_restore(
             f"step {points[0].step} of generation {points[0].world.generation} belongs to a "
             "future that was rolled back"
         )
-    reason = "restores nothing from memory: the newest checkpoint is loaded, if there is one"
+    durable = max((inventory.durable for inventory in inventories), default=-1)
+    which = f"step {durable}, or a newer one" if durable >= 0 else "if there is one"
+    reason = f"restores nothing from memory: the newest checkpoint is loaded, {which}"
     return [], f"{reason} ({why})" if why else reason
 
 

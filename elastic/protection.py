@@ -25,7 +25,8 @@ class Protection:
     ``step`` is the newest protected step known (what was restored, until this generation has one;
     -1 for none) and ``age_s`` how long ago it was complete: so much work a failure would cost.
     ``protected_after_s`` is how long a step took to become protected when last looked at.
-    ``copy_s`` and ``stall_s`` are those of the last snapshot; ``discarded`` counts the snapshots
+    ``copy_s`` and ``stall_s`` are those of the last snapshot, ``copied_bytes`` are of all of this
+    rank in this generation; ``discarded`` counts the snapshots
     given up because ``torn`` was written to while it was copied.
     """
 
@@ -34,6 +35,7 @@ class Protection:
     protected_after_s: float | None = None
     copy_s: float = 0.0
     stall_s: float = 0.0
+    copied_bytes: int = 0
     discarded: int = 0
     torn: str | None = None
 
@@ -42,7 +44,8 @@ class ProtectionWatch:
     """Learns from the sidecar which steps are protected; safe to share between threads.
 
     ``tell(step, seconds)`` is called on the watch's thread whenever a step was seen to become
-    protected, ``seconds`` after it was complete. It holds nothing of the training state.
+    protected, ``seconds`` after it was complete; ``tell_why(step, reason)`` once for each reason
+    why a step is not. It holds nothing of the training state.
     """
 
     def __init__(
@@ -52,12 +55,14 @@ class ProtectionWatch:
         generation: int,
         restored: int,
         tell: Callable[[int, float], None],
+        tell_why: Callable[[int, str], None],
     ) -> None:
         self._client, self._generation, self._tell = client, generation, tell
         self._changed = threading.Condition()
         self._taken_s: dict[int, float] = {}
         self._step, self._complete_s, self._seen = restored, time.monotonic(), -1
         self._after_s: float | None = None
+        self._tell_why, self._why = tell_why, dict[str, str]()
         self._closed = False
         self._thread = threading.Thread(target=self._watch, name="protection", daemon=True)
         self._thread.start()
@@ -89,12 +94,23 @@ class ProtectionWatch:
                 reached = self._client.protected_step(
                     generation=self._generation, at_least=step, timeout_s=_WAIT_S
                 )
+                if reached < step:
+                    self._ask_why()
             except CkptError:
                 reached = -1  # another look later; its agent knows by itself of a dead sidecar
             waited = time.monotonic() - began_s > _FRESH_S
             self._note(reached, asked=step, asked_s=None if waited else began_s)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, EVERY_S)
+
+    def _ask_why(self) -> None:
+        """Tell why steps are not protected that by now should be, where the sidecar knows."""
+        found: dict[str, str] = self._client.status()["unprotected"]
+        for at, why in found.items():
+            generation, step = map(int, at.split("/"))
+            if generation == self._generation and self._why.get(at) != why:
+                self._tell_why(step, why)
+        self._why = found
 
     def _next(self) -> int | None:
         """Wait for a snapshot that is not known to be protected; return the newest's step.

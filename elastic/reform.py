@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ckpt.errors import StateError
+from ckpt.replan import StoreGather
 from ckpt.types import Json
 from elastic import collectives
 from elastic.collectives import Guard
@@ -36,9 +38,18 @@ class MeetingPoint:
 class World:
     """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
 
-    def __init__(self, record: GenerationRecord, *, rank: int, guard: Guard, mesh: DeviceMesh):
+    def __init__(
+        self,
+        record: GenerationRecord,
+        *,
+        rank: int,
+        guard: Guard,
+        mesh: DeviceMesh,
+        plans: StoreGather,
+    ) -> None:
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
         self.size = len(record.members)
+        self.plans = plans
 
     @property
     def generation(self) -> int:
@@ -73,6 +84,22 @@ class World:
             msgspec.json.decode(bytes(row[:size].numpy()))
             for row, size in zip(rows, sizes.tolist(), strict=True)
         ]
+
+    def gather_plans(self, value: Json) -> list[Json]:
+        """Gather as `gather` does, but apart from all collectives: a rank may come alone.
+
+        Raises ``StateError`` where the others do not come, ``Fenced`` when the generation is over.
+        """
+        found: list[Json] | StateError = self.guard.call(lambda: self._planned(value), name="plan")
+        if isinstance(found, StateError):
+            raise found
+        return found
+
+    def _planned(self, value: Json) -> list[Json] | StateError:
+        try:
+            return self.plans(value)
+        except StateError as error:
+            return error  # no fence explains it, so none is waited for
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -119,7 +146,10 @@ def form(
     finally:
         sys.excepthook = hook  # torch wraps it anew at every call
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(AXIS,))
-    return World(record, rank=rank, guard=guard, mesh=mesh)
+    plans = StoreGather(
+        PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
+    )
+    return World(record, rank=rank, guard=guard, mesh=mesh, plans=plans)
 
 
 def leave() -> int:

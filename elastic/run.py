@@ -199,6 +199,8 @@ class Run:
             stall_s=self._keeper.stall_s(),
             protected=protection.step,
             unprotected_s=round(protection.age_s, 6),
+            copied_bytes=protection.copied_bytes,
+            discarded=protection.discarded,
             waited_s=self._world.guard.take_waited_s(),
         )
         if self.is_leader:

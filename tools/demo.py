@@ -20,6 +20,7 @@ from tools.job import JobRecord, run_job
 from tools.report import html, timeline
 from tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
 from tools.schedule import Kill, schedule
+from tools.snapshot_costs import Costs
 from tools.verdict import Evidence, judge
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def _report(
         seed=args.seed,
         command=_command(args),
         timeline=story,
+        snapshots=Costs(hurt.events).total(),
     )
 
 
@@ -241,4 +243,6 @@ def _conclude(report: Report, report_dir: Path, console: Console) -> None:
             f"over after {html.seconds(row.total_s)}, {row.steps_lost} steps executed again"
         )
     console.print(f"  goodput {report.goodput:.1%}, final weights {report.final_hash}")
+    if report.snapshots:
+        console.print(f"  {report.snapshots}")
     console.print(f"  report: {report_dir / 'report.html'}", markup=False)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elastic.records import TRAINER
+from tools.snapshot_costs import Costs
 
 Event = Mapping[str, Any]
 
@@ -29,11 +30,13 @@ class Narrator:
         self._proposals: dict[int, Event] = {}
         self._wanted = 0
         self._told = 0
+        self._costs = Costs()
 
     def lines(self, event: Event) -> Iterator[str]:
         """Yield the lines that ``event`` gives rise to."""
         if self._quiet:
             return
+        self._costs.add(event)
         match event["kind"]:
             case "job_started":
                 self._wanted = event.get("wanted", {}).get(TRAINER, 0)
@@ -47,6 +50,8 @@ class Narrator:
                 yield from self._checkpoint(event)
             case "sidecar_failed":
                 yield f"the sidecar of {event['node']} does not start: {event['error']}"
+            case "job_ended" if (cost := self._costs.total()) is not None:
+                yield str(cost)
 
     @staticmethod
     def _checkpoint(event: Event) -> Iterator[str]:

@@ -8,6 +8,8 @@ shared memory; the others remove it unless somebody else (parent, launcher) hold
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import logging
 import os
 import signal
@@ -27,7 +29,8 @@ ORPHAN_WAIT_S = 2.0
 """How long those who die together with the parent may take to let go of the memory."""
 
 STOP_AT_ENV = "HOLDFAST_TEST_STOP_AT"
-"""For tests: ``POINT:N`` stops the process when a slot gets to that point for the Nth time."""
+"""For tests: ``POINT:N`` stops the process when a slot gets to that point for the Nth time; the
+path of a file, when one gets to the point that is written there: then the file is gone."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,6 +79,8 @@ def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event
 
 def _stopper(stop_at: str) -> Callable[[str], None]:
     """Return what `Arena.reach` is to be for ``stop_at``, such as ``commit.before:3``."""
+    if Path(stop_at).is_absolute():
+        return functools.partial(_stop_as_told, Path(stop_at))
     wanted, _, count = stop_at.partition(":")
     left = [wanted] * int(count)
 
@@ -86,6 +91,14 @@ def _stopper(stop_at: str) -> Callable[[str], None]:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     return reach
+
+
+def _stop_as_told(file: Path, point: str) -> None:
+    """Stop where ``file`` names this point; of several processes, the one that removes it."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.read_text() == point:
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":

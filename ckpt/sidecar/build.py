@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from typing_extensions import Buffer
 
 from ckpt import crc
 from ckpt.erasure import ErasureCodec
-from ckpt.errors import CkptError, CorruptError, FencedError, GivenUpError
+from ckpt.errors import CkptError, CorruptError, FencedError, GivenUpError, PeerError
 from ckpt.isal import address_of, crc32c
+from ckpt.sidecar.changes import are_disjoint
 from ckpt.sidecar.core import THREADS
 from ckpt.sidecar.mapped import ColumnReader, MappedColumn
 from ckpt.sidecar.messages import Column
@@ -20,7 +23,8 @@ from ckpt.sidecar.parity import Row, RowPlace
 from ckpt.sidecar.row_file import RowFile
 from ckpt.sidecar.state import SnapshotKey
 from ckpt.stripes import Geometry
-from ckpt.sums import SUM_BYTES, Sums
+from ckpt.sums import SUM_BYTES, Sums, runs_of
+from ckpt.types import Json
 
 RUN_BYTES = 2 * SUM_BYTES
 """What is encoded at a time: all columns of it stay in the cache between check and encoding."""
@@ -87,6 +91,40 @@ class Build:
         self._clear_from(0)
 
 
+def parse_column(
+    build: Build, column: int, answer: Json, frames: Sequence[memoryview]
+) -> tuple[Column, Sums]:
+    """Return an owner's answer about a column, and the sums of its spans.
+
+    Raises ``PeerError`` for one that does not describe this very column.
+    """
+    try:
+        found = msgspec.convert(answer, Column)
+    except msgspec.ValidationError as error:
+        raise _malformed(str(error)) from error
+    stripe, geometry = build.place[0], build.geometry
+    spans = geometry.spans(stripe, column, 0, geometry.filled_bytes(stripe, column))
+    said = [(each.entry.rank, each.at, each.nbytes, each.into) for each in found.spans]
+    if said != [(each.rank, each.at, each.nbytes, each.into) for each in spans]:
+        raise _malformed(f"it names the spans {said} of column {column}, stripe {stripe}")
+    if any((each.entry.generation, each.entry.step) != build.key for each in found.spans):
+        raise _malformed("it is of another step")
+    runs = [runs_of(each.at, each.nbytes) for each in found.spans]
+    if any((each.first, each.count) != run for each, run in zip(found.spans, runs, strict=True)):
+        raise _malformed("it names the wrong sums")
+    sums = 4 * sum(count for _, count in runs)
+    if len(frames) != 1 or frames[0].nbytes != sums:
+        raise _malformed(f"it came with {[f.nbytes for f in frames]} bytes of sums, not {sums}")
+    changed = found.changed or ()
+    if not are_disjoint(changed) or any(hi > build.nbytes for _, hi in changed):
+        raise _malformed(f"it says that {changed[:4]} … changed in {build.nbytes:,} bytes")
+    return found, np.frombuffer(frames[0], dtype="<u4").astype(np.uint32)
+
+
+def _malformed(why: str) -> PeerError:
+    return PeerError(f"malformed answer about a column: {why}", kind="CorruptError")
+
+
 class Encoding:
     """One pass over mapped columns: ``parts`` of the row side by side, each in runs."""
 
@@ -106,7 +144,7 @@ class Encoding:
         """
         build, checksum, read = self._build, 0, 0
         row, zeros = build.buffer(), bytes(RUN_BYTES)
-        readers = {column: each.reader() for column, each in self._columns.items()}
+        readers = self._readers()
         for at in range(lo, hi, RUN_BYTES):
             run = row[at : min(at + RUN_BYTES, hi)]
             inputs: list[Buffer] = [zeros[: len(run)]] * build.codec.k
@@ -118,6 +156,12 @@ class Encoding:
         if not all(each.is_current() for each in self._columns.values()):
             raise MovedError(f"a column of step {build.key[1]} was released while it was read")
         return read, self._note(lo, checksum)
+
+    def _readers(self) -> dict[int, ColumnReader]:
+        try:
+            return {column: each.reader() for column, each in self._columns.items()}
+        except ValueError as error:  # unmapped, for its file was removed
+            raise MovedError(f"a column of step {self._build.key[1]} was removed") from error
 
     def _note(self, lo: int, checksum: int) -> int | None:
         with self._lock:

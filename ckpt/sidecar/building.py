@@ -20,31 +20,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
-import msgspec
-
 from ckpt.erasure import codec_named
 from ckpt.errors import CapacityError, CkptError, CorruptError, PeerError
 from ckpt.isal import crc32c
 from ckpt.maps import SlotMaps
-from ckpt.sidecar.build import Build, Encoding, MovedError
+from ckpt.sidecar.build import Build, Encoding, MovedError, parse_column
 from ckpt.sidecar.changes import Range, batches
-from ckpt.sidecar.core import THREADS, Core
+from ckpt.sidecar.core import THREADS, Core, Work
 from ckpt.sidecar.hosts import host_id
 from ckpt.sidecar.links import Job, Link
-from ckpt.sidecar.mapped import MappedColumn, sums_in
-from ckpt.sidecar.messages import AskBytes, AskColumn, Column, unparse
+from ckpt.sidecar.mapped import MappedColumn
+from ckpt.sidecar.messages import AskBytes, AskColumn, unparse
 from ckpt.sidecar.parity import Parities, Row, RowPlace
 from ckpt.sidecar.state import Phase, Snapshot, SnapshotKey
-from ckpt.sidecar.wire import split_checked
+from ckpt.sidecar.wire import PART_BYTES, split_checked
 from ckpt.stripes import Geometry
 from ckpt.transport import Client
 from ckpt.types import Json
 from ckpt.world import ParityEntry
 
 _log = logging.getLogger(__name__)
-
-BATCH_BYTES = 4 << 20
-"""What is asked for at once over the wire."""
 
 RETRY_S = 0.3
 NICE = 10
@@ -69,9 +64,10 @@ class Builder:
         self._link, self._on_sealed = link, on_sealed
         self._builds: dict[tuple[SnapshotKey, RowPlace], Build] = {}
         self._maps = SlotMaps()
+        self._making = False
         self.host = host_id()
         self.priority = "not known yet"
-        self.why: dict[SnapshotKey, str] = {}
+        self._why: dict[tuple[SnapshotKey, RowPlace], str] = {}
         self._closed = threading.Event()
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._notes.submit(int)  # starts the thread, here
@@ -91,7 +87,8 @@ class Builder:
     def begin(self, snapshot: Snapshot, geometry: Geometry) -> None:
         """Begin with this node's rows of a committed snapshot; called under the core's lock."""
         places = geometry.rows_of(self._core.node)
-        self._parities.expect(len(places))
+        sizes = [geometry.row_bytes(stripe) for stripe, _ in places]
+        self._parities.expect(sizes, keep=snapshot.world.keep)
         for place in places:
             if self._parities.get(snapshot.key, place) is None:
                 self._start(self._plan(snapshot, geometry, place))
@@ -130,13 +127,12 @@ class Builder:
             self._work(build, self._finish, 0)
 
     def cancel(self, key: SnapshotKey | None = None) -> None:
-        """Give up the rows of a snapshot, or all."""
+        """Give up the rows of a snapshot, or all; let go of other nodes' memory that is gone."""
         for at in [at for at in self._builds if key in (None, at[0])]:
             self._drop(self._builds.pop(at))
-        if key is None:
-            self.why.clear()
-        else:
-            self.why.pop(key, None)
+        for at in [at for at in list(self._why) if key in (None, at[0])]:
+            self._why.pop(at, None)
+        self._maps.prune()
 
     def _drop(self, build: Build) -> None:
         build.is_over = True
@@ -173,7 +169,9 @@ class Builder:
         """Return what is being built, why some rows are not, and the threads' priority."""
         return {
             "rows_building": len(self._builds),
-            "unprotected": {f"{key[0]}/{key[1]}": why for key, why in sorted(self.why.items())},
+            "unprotected": {
+                f"{key[0]}/{key[1]}": why for (key, _), why in sorted(self._why.copy().items())
+            },
             "encode_priority": self.priority,
         }
 
@@ -187,15 +185,16 @@ class Builder:
             try:
                 job(client)
             except PeerError as error:
-                if error.kind == "GivenUpError":
+                if error.kind in ("GivenUpError", "CorruptError"):
                     self._note(build, str(error))
                 raise
 
         self._link(owner).put(run, is_wanted=lambda: self._is_wanted(build))
 
     def _note(self, build: Build, why: str) -> None:
-        if not build.is_over and self.why.get(build.key) != why:
-            self.why[build.key] = why
+        at = (build.key, build.place)
+        if not build.is_over and self._why.get(at) != why:
+            self._why[at] = why
             _log.warning("%s: step %d is not protected: %s", self._core.node, build.key[1], why)
 
     def _work(
@@ -242,14 +241,11 @@ class Builder:
 
         def ask(client: Client) -> None:
             answer, frames = client.call("column", unparse(body))
-            try:
-                found = msgspec.convert(answer, Column)
-            except msgspec.ValidationError as error:
-                raise PeerError(f"column: malformed answer: {error}", kind="malformed") from error
+            described = parse_column(build, column, answer, frames)
             with build.lock:
                 if column in build.columns:
                     return
-                build.columns[column] = (found, sums_in(frames))
+                build.columns[column] = described
                 is_complete = len(build.columns) == len(build.owners)
             if is_complete:
                 self._work(build, self._encode)
@@ -313,7 +309,7 @@ class Builder:
             ranges = whole if not is_based or answer.changed is None else answer.changed
             spared = filled - sum(hi - lo for lo, hi in ranges)
             self._core.counters["fragment_bytes_spared"] += max(spared, 0)
-            jobs += [(column, batch) for batch in batches(ranges, BATCH_BYTES)]
+            jobs += [(column, batch) for batch in batches(ranges, PART_BYTES)]
         with build.lock:
             build.missing = {(column, batch[0][0]) for column, batch in jobs}
         step = base.key[1] if is_based and base is not None else -1
@@ -407,6 +403,35 @@ class Builder:
                 return
             del self._builds[build.key, build.place]
             build.is_over = True
-            self.why.pop(build.key, None)
+            self._why.pop((build.key, build.place), None)
             self._parities.seal(build.file, entry)
             self._on_sealed(entry)
+            self._make_ahead()
+
+    # -- files of later rows ---------------------------------------------------------------------
+
+    def _make_ahead(self) -> None:
+        """Have files made for later rows, where some are missing: fresh pages take their time."""
+        if not self._making and self._missing_bytes():
+            self._making = True
+            with contextlib.suppress(RuntimeError):  # shut down meanwhile
+                self._core.submit(None, self._make, kind=Work.STORE)
+
+    def _missing_bytes(self) -> int:
+        """Return for which length a file is missing, 0 for none or where memory is scarce."""
+        nbytes = self._parities.missing_bytes()
+        largest = max((slot.file.capacity for slot in self._core.slots.all()), default=0)
+        return nbytes if self._core.arena.free_bytes() >= nbytes + 2 * largest else 0
+
+    def _make(self) -> None:
+        try:
+            while not self._closed.is_set():
+                with self._core.lock:
+                    nbytes = self._missing_bytes()
+                if not nbytes:
+                    return
+                self._parities.make(nbytes)
+        except CapacityError as error:
+            _log.info("%s: no row is made ahead: %s", self._core.node, error)
+        finally:
+            self._making = False

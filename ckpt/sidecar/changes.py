@@ -49,6 +49,16 @@ def _gaps(covered: Iterable[Range], length: int) -> Iterator[Range]:
         yield at, length
 
 
+def are_disjoint(ranges: Iterable[Range]) -> bool:
+    """Return whether ranges are in order, apart, not empty, and nowhere negative."""
+    at = 0
+    for lo, hi in ranges:
+        if not at <= lo < hi:
+            return False
+        at = hi
+    return True
+
+
 def batches(ranges: Iterable[Range], limit_bytes: int) -> list[tuple[Range, ...]]:
     """Cut ranges into requests of at most ``limit_bytes`` each, in order."""
     found: list[tuple[Range, ...]] = []

@@ -16,14 +16,15 @@ import numpy as np
 from ckpt.block import check_block
 from ckpt.errors import CorruptError, GivenUpError, MismatchError, NotFoundError
 from ckpt.isal import crc32c
-from ckpt.sidecar.changes import changed_ranges
+from ckpt.sidecar.changes import are_disjoint, changed_ranges
 from ckpt.sidecar.core import Core, Op
 from ckpt.sidecar.hosts import FileRef, host_id
 from ckpt.sidecar.messages import AskBytes, AskColumn, Column, ColumnSpan, unparse
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.state import Phase, Snapshot, SnapshotKey
+from ckpt.sidecar.wire import PART_BYTES
 from ckpt.stripes import Geometry, Span
-from ckpt.sums import SUM_BYTES, CheckedBlock, Flags, Sums, same_runs
+from ckpt.sums import CheckedBlock, Flags, Sums, runs_of, same_runs
 from ckpt.transport import Request
 from ckpt.world import BlockEntry
 
@@ -80,7 +81,7 @@ class Columns:
         def describe() -> None:
             with self._pinned(new, old):
                 sums = [self._sums(slot) for slot in new.slots]
-                spans = [_described(*each) for each in zip(new.spans, new.slots, sums, strict=True)]
+                spans = [_described(*each) for each in zip(new.spans, new.slots, strict=True)]
                 changed = None
                 if old is not None:
                     same = self._compare(new, old)
@@ -99,6 +100,7 @@ class Columns:
         key, base = (body.generation, body.step), (body.generation, body.base)
         if body.base >= 0 and not self._is_there(base):
             raise MismatchError(f"step {body.base} was released: ask for whole columns")
+        self._check_ranges(body)
         new = self._fill(key, body.stripe, body.column)
         old = self._fill(base, body.stripe, body.column) if body.base >= 0 else None
 
@@ -115,6 +117,15 @@ class Columns:
             request.reply(checks, [data.data])
 
         self._core.submit(request, answer)
+
+    @staticmethod
+    def _check_ranges(body: AskBytes) -> None:
+        """Refuse what adds bytes twice, or is too much at once."""
+        if not are_disjoint(body.ranges) or _size(body.ranges) > PART_BYTES:
+            raise MismatchError(
+                f"the ranges {body.ranges[:4]} … are not in order, or of more than "
+                f"{PART_BYTES:,} bytes; ask for less at once"
+            )
 
     # -- slots -----------------------------------------------------------------------------------
 
@@ -227,10 +238,10 @@ def _size(ranges: Sequence[tuple[int, int]]) -> int:
     return sum(hi - lo for lo, hi in ranges)
 
 
-def _described(span: Span, slot: Slot, sums: Sums) -> ColumnSpan:
+def _described(span: Span, slot: Slot) -> ColumnSpan:
     if slot.entry is None:
         raise GivenUpError(f"slot {slot.number} was released")
-    first, last = span.at // SUM_BYTES, -(-(span.at + span.nbytes) // SUM_BYTES)
+    first, count = runs_of(span.at, span.nbytes)
     return ColumnSpan(
         entry=slot.entry,
         file=FileRef.of(slot.file.path),
@@ -238,5 +249,5 @@ def _described(span: Span, slot: Slot, sums: Sums) -> ColumnSpan:
         nbytes=span.nbytes,
         into=span.into,
         first=first,
-        count=min(last, len(sums)) - first,
+        count=count,
     )

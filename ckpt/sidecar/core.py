@@ -86,6 +86,7 @@ class Core:
         self.counters: Counter[str] = Counter()
         self.meters = Meters()
         self.spoiled: set[BlockEntry] = set()
+        self.durable = -1
         self.in_flight = FULL_IN_FLIGHT
         self._waiters: list[Waiter] = []
         self._pools = {

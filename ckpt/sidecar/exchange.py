@@ -37,6 +37,7 @@ class Exchange:
         self._links: dict[tuple[str, str], Link] = {}
         self._sealed_at_s: dict[SnapshotKey, float] = {}
         self._protect_s: deque[float] = deque(maxlen=64)
+        self._restorable_s: float | None = None  # since when: the seal of what was protected last
         core.on.adopt.append(self._adopt)
         core.on.commit.append(self._commit)
         core.on.protect.append(self._protected)
@@ -150,6 +151,7 @@ class Exchange:
 
     def _protected(self, snapshot: Snapshot) -> None:
         self._parities.mark_protected(snapshot.key)
+        self._restorable_s = self._sealed_at_s.get(snapshot.key, monotonic())
         if (began_s := self._sealed_at_s.pop(snapshot.key, None)) is not None:
             took_s = monotonic() - began_s
             self._protect_s.append(took_s)
@@ -164,5 +166,7 @@ class Exchange:
                 for (node, purpose), link in sorted(self._links.items())
             },
             "seal_to_protected_s": [round(each, 6) for each in self._protect_s],
+            "restore_point_age_s": self._restorable_s
+            and round(monotonic() - self._restorable_s, 3),
             **self.builder.status(),
         }

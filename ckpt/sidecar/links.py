@@ -119,6 +119,11 @@ class Link:
             except CkptError as error:  # fenced, or what it was about is gone
                 self.error = str(error)
                 return
+            except Exception as error:  # noqa: BLE001 - logged; the queue goes on
+                if not self._closed:
+                    _log.exception("a job for %s failed", self.peer.node)
+                self.error = repr(error)
+                return
             else:
                 self.error = ""
                 return

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ckpt.arena import SlotFile
 from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError
@@ -61,7 +59,10 @@ class MappedColumn:
     def is_current(self) -> bool:
         """Return whether every slot still holds the block that was meant."""
         for part in self._parts:
-            header = part.slot.read_header(run=self._run)
+            try:
+                header = part.slot.read_header(run=self._run)
+            except ValueError:  # unmapped meanwhile: its file was removed
+                return False
             if header is None or header.state not in _HELD or header.entry() != part.span.entry:
                 return False
         return True
@@ -98,11 +99,3 @@ class ColumnReader:
             a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
             if a < b:
                 yield a, block.take(span.at + a - span.into, b - a)
-
-
-def sums_in(frames: list[memoryview]) -> Sums:
-    """Return the sums that came in an answer's frame."""
-    return np.frombuffer(frames[0], dtype="<u4").astype(np.uint32) if frames else _NONE
-
-
-_NONE: Sums = np.zeros(0, dtype=np.uint32)

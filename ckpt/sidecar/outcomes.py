@@ -52,7 +52,7 @@ class Outcomes:
             return
         self._errors.pop(message.step, None)
         self.failed_in_a_row = 0
-        self.durable = max(self.durable, message.step)
+        self._core.durable = self.durable = max(self.durable, message.step)
         if message.step not in self._persisted:
             self._persisted.append(message.step)
             del self._persisted[:-_STEPS_KEPT]

@@ -95,6 +95,7 @@ class Packing:
                 base=base,
                 threads=PACK_THREADS,
                 watch=functools.partial(self._watch, job),
+                around_cache=True,
             ),
         )
         return msgspec.to_builtins(receipt)

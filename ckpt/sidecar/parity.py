@@ -7,11 +7,11 @@ that are not needed any more are used again for the next ones.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ckpt.arena import Arena
+from ckpt.arena import HEADER_BYTES, Arena
 from ckpt.errors import CorruptError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.row_file import ROW_SUFFIX, RowFile
@@ -20,9 +20,6 @@ from ckpt.world import ParityEntry, SnapshotWorld
 
 RowPlace: TypeAlias = tuple[int, int]
 """(stripe, row)."""
-
-_SPARE_SETS = 2
-"""Free files kept, in multiples of the rows of one snapshot: as many as may be built at once."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,15 +61,42 @@ class Parities:
         self._arena = arena
         self._rows: dict[tuple[SnapshotKey, RowPlace], Row] = {}
         self._free: list[RowFile] = []
-        self._building: dict[RowFile, int] = {}
-        self._number = self._per_snapshot = 0
+        self._building: set[RowFile] = set()
+        self._number, self._keep = 0, 0
+        self._sizes: tuple[int, ...] = ()
         self._lock = threading.Lock()
 
     # -- files -----------------------------------------------------------------------------------
 
-    def expect(self, per_snapshot: int) -> None:
-        """Note how many rows a snapshot has here: it decides how many free files are kept."""
-        self._per_snapshot = max(per_snapshot, 1)
+    def expect(self, sizes: Sequence[int], *, keep: int) -> None:
+        """Note the lengths of a snapshot's rows here, and how many snapshots are kept."""
+        with self._lock:
+            self._sizes, self._keep = tuple(size for size in sizes if size), keep
+
+    def missing_bytes(self) -> int:
+        """Return for which length a file is missing, 0 for none.
+
+        There are to be as many as hold the kept snapshots and one more, in all: where the lengths
+        have changed, those of the other length make room first.
+        """
+        with self._lock:
+            capacities = [file.capacity for file in (*self._held(), *self._free, *self._building)]
+            if len(capacities) >= len(self._sizes) * (self._keep + 1):
+                return 0
+            for size in set(self._sizes):
+                wanted = sum(_fits(each, size) for each in self._sizes) * (self._keep + 1)
+                if sum(_fits(capacity, size) for capacity in capacities) < wanted:
+                    return size
+        return 0
+
+    def make(self, nbytes: int) -> None:
+        """Make a free file ahead. Raises ``CapacityError``."""
+        file = self._create(nbytes)
+        with self._lock:
+            self._free.append(file)
+
+    def _held(self) -> list[RowFile]:
+        return [row.file for row in self._rows.values() if row.file is not None]
 
     def take(self, nbytes: int) -> RowFile:
         """Return a file for a row, without a label, its bytes undefined.
@@ -80,20 +104,24 @@ class Parities:
         Raises ``CapacityError`` when shared memory has no room for another one.
         """
         with self._lock:
-            fitting = [f for f in self._free if nbytes <= f.capacity <= 2 * nbytes + (1 << 16)]
+            fitting = [file for file in self._free if _fits(file.capacity, nbytes)]
             if fitting:
                 file = min(fitting, key=lambda each: each.capacity)
                 self._free.remove(file)
-                self._building[file] = file.capacity
+                self._building.add(file)
                 file.clear()
                 return file
-            unfit, self._free = self._free, []
+            unfit = [file for file in self._free if not self._is_expected(file)]
+            self._free = [file for file in self._free if file not in unfit]
         for each in unfit:  # the state has another size now
             each.discard()
         file = self._create(nbytes)
         with self._lock:
-            self._building[file] = file.capacity
+            self._building.add(file)
         return file
+
+    def _is_expected(self, file: RowFile) -> bool:
+        return any(_fits(file.capacity, size) for size in self._sizes)
 
     def _create(self, nbytes: int) -> RowFile:
         while True:
@@ -108,7 +136,7 @@ class Parities:
     def give_back(self, file: RowFile) -> None:
         """Drop a file that was being built in; somebody may still write to what it maps."""
         with self._lock:
-            self._building.pop(file, None)
+            self._building.discard(file)
         file.discard()
 
     def seal(self, file: RowFile | None, entry: ParityEntry) -> Row:
@@ -120,7 +148,7 @@ class Parities:
             row.buffer = file.row(entry.nbytes)
         with self._lock:
             if file is not None:
-                self._building.pop(file, None)
+                self._building.discard(file)
             self._rows[key, place] = row
         return row
 
@@ -170,7 +198,7 @@ class Parities:
             return [row for row in self._rows.values() if key in (None, row.key)]
 
     def drop(self, key: SnapshotKey) -> None:
-        """Forget a snapshot's rows; their files are free, or removed where there are enough."""
+        """Forget a snapshot's rows; their files are free, or removed where they fit no more."""
         with self._lock:
             dropped = [self._rows.pop(each) for each in list(self._rows) if each[0] == key]
         for row in dropped:
@@ -193,16 +221,23 @@ class Parities:
         row.buffer, row.file = None, None
         row.lock.release()
         with self._lock:
-            is_wanted = len(self._free) < _SPARE_SETS * self._per_snapshot
+            is_wanted = self._is_expected(file) and len(self._free) < self._most_free()
             if is_wanted:
                 file.clear()
                 self._free.append(file)
         if not is_wanted:
             file.discard()
 
+    def _most_free(self) -> int:
+        return len(self._sizes) * (self._keep + 1)
+
     def nbytes(self) -> int:
         """Return the shared memory in use, files being built in and free ones included."""
         with self._lock:
-            files = [row.file for row in self._rows.values() if row.file is not None]
-            held = sum(file.capacity for file in (*files, *self._free))
-            return held + sum(self._building.values())
+            files = (*self._held(), *self._free, *self._building)
+            return sum(HEADER_BYTES + file.capacity for file in files)
+
+
+def _fits(capacity: int, nbytes: int) -> bool:
+    """Return whether a file holds a row and wastes at most as much again."""
+    return nbytes <= capacity <= 2 * nbytes + (1 << 16)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, TypeVar
 
+from ckpt.bandwidth import Bucket
 from ckpt.errors import CkptError, CorruptError, FencedError, GivenUpError
-from ckpt.pace import Pacer
 from ckpt.priority import yield_to_others
 from ckpt.target import CheckpointTarget
 
@@ -30,7 +30,7 @@ class Pen:
         self.priority = ""
         self._thread = threading.local()
         self._closing = threading.Event()
-        self._pacer = Pacer()
+        self._pacer = Bucket()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Pen:
         """Wait as long as the rate demands after ``nbytes``."""
         with self._lock:
             if self._pacer.bytes_per_s != bytes_per_s:
-                self._pacer = Pacer(bytes_per_s)
+                self._pacer = Bucket(bytes_per_s)
             wait_s = self._pacer.pay(nbytes, now_s=monotonic())
         if self._closing.wait(wait_s) if wait_s > 0 else self._closing.is_set():
             raise GivenUpError("the sidecar ends")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ckpt.block import block_bytes, verify_block
-from ckpt.errors import CorruptError, NotFoundError
+from ckpt.errors import CorruptError, MismatchError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.core import Core, Op
 from ckpt.sidecar.holdings import holdings_of
@@ -23,6 +23,7 @@ from ckpt.sidecar.messages import (
 )
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.slots import Slot
+from ckpt.sidecar.wire import PART_BYTES
 from ckpt.transport import Request
 from ckpt.world import BlockSource, Inventory, ParityEntry, RestorePoint
 
@@ -136,6 +137,8 @@ class Reading:
         if slot is None or slot.entry is None:
             raise self._not_held(body.generation, body.step, body.rank)
         limit = block_bytes(slot.entry)
+        if sum(max(nbytes, 0) for _, nbytes in body.ranges) > PART_BYTES:
+            raise MismatchError(f"more than {PART_BYTES:,} bytes of a block; ask for less at once")
         for at, nbytes in body.ranges:
             if at < 0 or nbytes < 0 or at + nbytes > limit:
                 raise NotFoundError(f"bytes {at}+{nbytes} are outside the block of {limit:,} bytes")
@@ -153,7 +156,7 @@ class Reading:
 
     def _read_row(self, request: Request, body: ReadRow) -> None:
         row = self._parities.get((body.generation, body.step), (body.stripe, body.row))
-        if row is None or row.entry is None or body.at + body.nbytes > row.nbytes:
+        if row is None or min(body.at, body.nbytes) < 0 or body.at + body.nbytes > row.nbytes:
             raise NotFoundError(
                 f"node {self._core.node} has no parity row {body.row} of stripe {body.stripe}, "
                 f"step {body.step}, generation {body.generation}"
@@ -196,6 +199,7 @@ class Reading:
                     entry for each in snapshots.values() for entry in each.entries.values()
                 ),
                 spoiled=tuple(entry for entry in core.spoiled if entry.generation in worlds),
+                durable=core.durable,
             )
             core.changed()
         request.reply(unparse(inventory))

@@ -20,6 +20,7 @@ from ckpt.sidecar.core import Core, Refusable, Work
 from ckpt.sidecar.exchange import Exchange
 from ckpt.sidecar.messages import Holdings, Key, OpenBlock, ReadRow
 from ckpt.sidecar.parity import Parities
+from ckpt.sidecar.room import Room
 from ckpt.sidecar.slots import BlockKey, Slot
 from ckpt.sidecar.sources import Sources, sources_of
 from ckpt.stripes import Geometry, Recovery, plan_recovery
@@ -35,8 +36,9 @@ MAX_TRIES = 16
 class Rebuild:
     """Answers for blocks that are to be rebuilt; one rebuild per block, however many ask."""
 
-    def __init__(self, core: Core, exchange: Exchange, parities: Parities) -> None:
+    def __init__(self, core: Core, exchange: Exchange, parities: Parities, *, room: Room) -> None:
         self._core, self._exchange, self._parities = core, exchange, parities
+        self._room = room
         self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
 
     def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
@@ -87,7 +89,7 @@ class Rebuild:
             asked = sources.holdings(step)
             geometry, entries, found, plan = self._plan(body, asked, step)
             entry = entries[body.rank]
-            slot = self._room(entry, key)
+            slot = self._slot_for(entry, key)
             try:
                 with self._core.meters.timed("rebuild", block_bytes(entry)):
                     block = slot.file.block(block_bytes(entry))
@@ -143,8 +145,9 @@ class Rebuild:
         why, asked = "", []
         for found in answers:
             asked = sorted(found)
-            entries = _entries(found)
-            if missing := set(range(len(body.world.rank_nodes))) - set(entries):
+            ranks = range(len(body.world.rank_nodes))
+            entries = _entries(found, step, ranks)
+            if missing := set(ranks) - set(entries):
                 why = f"nobody knows the blocks of ranks {sorted(missing)}"
                 continue
             geometry = Geometry(body.world, entries)
@@ -158,14 +161,20 @@ class Rebuild:
             f"cannot be rebuilt from nodes {asked}: {why}; restore an older step"
         )
 
-    def _room(self, entry: BlockEntry, key: BlockKey) -> Slot:
+    def _slot_for(self, entry: BlockEntry, key: BlockKey) -> Slot:
         """Return a slot to decode into: a free one, whose pages are there, or a new one."""
         size_bytes = block_bytes(entry)
         with self._core.lock:
             if (free := self._core.slots.take_free(size_bytes)) is not None:
                 self._core.slots.begin(free, key)
                 return free
-        file = self._core.arena.create(size_bytes)
+            self._room.make_room_for_rebuilt(size_bytes)
+            self._room.begin(size_bytes)
+        try:
+            file = self._core.arena.create(size_bytes)
+        finally:
+            with self._core.lock:
+                self._room.end(size_bytes)
         with self._core.lock:
             slot = self._core.slots.add(file)
             self._core.slots.begin(slot, key)
@@ -283,10 +292,14 @@ def _nodes(plan: Sequence[Recovery]) -> set[str]:
     return rows | {node for recovery in plan for read in recovery.columns for _, node in read.spans}
 
 
-def _entries(found: Mapping[str, Holdings]) -> dict[int, BlockEntry]:
+def _entries(found: Mapping[str, Holdings], key: Key, ranks: range) -> dict[int, BlockEntry]:
     entries: dict[int, BlockEntry] = {}
     for holdings in found.values():
         for entry in (*holdings.sealed, *holdings.blocks):
+            if (entry.generation, entry.step) != (key.generation, key.step):
+                continue
+            if entry.rank not in ranks:
+                continue
             if entries.setdefault(entry.rank, entry) != entry:
                 raise CorruptError(f"rank {entry.rank} is known with two different blocks")
     return entries
@@ -301,5 +314,6 @@ def _rows(found: Mapping[str, Holdings], geometry: Geometry) -> dict[tuple[int, 
         (parity.stripe, parity.row): node
         for node, each in found.items()
         for parity in each.parities
-        if parity.stripe < geometry.n and parity.nbytes == geometry.row_bytes(parity.stripe)
+        if 0 <= parity.stripe < geometry.n and 0 <= parity.row < geometry.m
+        if parity.nbytes == geometry.row_bytes(parity.stripe)
     }

@@ -200,6 +200,26 @@ class Room:
                 self._core.slots.discard(slot)
         return self.holds(size_bytes)
 
+    def make_room_for_rebuilt(self, size_bytes: int) -> None:
+        """Remove free slots until the budget holds one more, which restores what was lost.
+
+        Where that is not enough it is made all the same: the state is worth more than the budget.
+        """
+        world = self._core.book.world
+        budget = world.memory_bytes if world else 0
+        wanted = slot_capacity(size_bytes) + HEADER_BYTES + self._coming_bytes
+        free = self._free_slots()
+        while budget and self.slot_bytes() + self._parity_bytes() + wanted > budget:
+            if not free:
+                _log.warning(
+                    "%s: a lost block of %s bytes is rebuilt beyond the budget of %s bytes",
+                    self._core.node,
+                    f"{size_bytes:,}",
+                    f"{budget:,}",
+                )
+                return
+            self._core.slots.discard(free.pop(0))
+
     def _free_slots(self) -> list[Slot]:
         free = [
             slot

@@ -62,11 +62,11 @@ class Sidecar:
         self.core = core = Core(arena, key, run=config.run, node=config.node)
         self.parities = parities = Parities(arena)
         self.exchange = exchange = Exchange(core, parities)
-        rebuild = Rebuild(core, exchange, parities)
+        self.room = room = Room(core, parity_bytes=parities.nbytes)
+        rebuild = Rebuild(core, exchange, parities, room=room)
         self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
         self.disk = Disk(core)
         self.logs = Logs(core, exchange)
-        self.room = room = Room(core, parity_bytes=parities.nbytes)
         writing = Writing(core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
         reading = Reading(core, parities, rebuild=rebuild.request)
         self._ops: dict[str, Op] = {

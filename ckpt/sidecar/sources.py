@@ -23,7 +23,7 @@ from ckpt.sidecar.hosts import FileRef, host_id
 from ckpt.sidecar.messages import Holdings, Key, Read, ReadRow, unparse
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.row_file import RowFile
-from ckpt.sidecar.wire import split_checked
+from ckpt.sidecar.wire import PART_BYTES, split_checked
 from ckpt.stripes import ColumnRead, Span
 from ckpt.transport import Client
 from ckpt.world import BlockEntry, ParityEntry, SidecarPeer
@@ -31,7 +31,7 @@ from ckpt.world import BlockEntry, ParityEntry, SidecarPeer
 ASK_TIMEOUT_S = 3.0
 FETCH_TIMEOUT_S = 15.0
 FETCH_THREADS = 8
-LOCAL_BYTES, WIRE_BYTES = 512 << 10, 4 << 20
+LOCAL_BYTES = 512 << 10
 LANES = 2
 """Connections to a node, so that one part travels while another is decoded."""
 
@@ -151,7 +151,7 @@ class Sources:
         travels is limited by the way.
         """
         own = {node for node, _ in self._blocks} | {node for node, _ in self._rows}
-        return (LOCAL_BYTES, THREADS) if set(nodes) <= own else (WIRE_BYTES, FETCH_THREADS)
+        return (LOCAL_BYTES, THREADS) if set(nodes) <= own else (PART_BYTES, FETCH_THREADS)
 
     def check_current(self) -> None:
         """Raise ``NotFoundError`` if a file that was read is used for something else by now."""

@@ -306,6 +306,18 @@ class Book:
         older = sorted((key for key in self.snapshots if key[0] < self.generation), key=_by_step)
         return [self._forget(older[0])] if len(older) > 1 else []
 
+    def give_up_overtaken(self) -> list[Instruction]:
+        """Release what is not protected though a newer step is: it may be that it never can be.
+
+        A block that changed after its seal, say, keeps its step from being protected for good.
+        """
+        newest = self.newest(Phase.PROTECTED, generation=self.generation)
+        return [
+            self._forget(key)
+            for key, each in list(self.snapshots.items())
+            if key[0] == self.generation and each.phase is not Phase.PROTECTED and key[1] < newest
+        ]
+
     def find(self, step: int, *, generation: int | None) -> Snapshot:
         """Return the protected snapshot of ``step``, of the newest generation that has it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ckpt.errors import CkptError, CorruptError
+from ckpt.errors import CorruptError, PeerError
 from ckpt.isal import crc32c
 from ckpt.types import Json
 
@@ -18,10 +18,10 @@ def split_checked(
 ) -> list[memoryview]:
     """Cut a read answer's frame into its ranges, each checked against its CRC.
 
-    Raises ``CorruptError`` when bytes changed on the way.
+    Raises ``CorruptError`` when bytes changed on the way, ``PeerError`` for no such answer at all.
     """
     if not isinstance(body, list) or len(body) != len(lengths) or len(frames) != 1:
-        raise CkptError(f"{origin}: malformed answer to a read")
+        raise PeerError(f"{origin}: malformed answer to a read", kind="CorruptError")
     if frames[0].nbytes != sum(lengths):
         raise CorruptError(f"{origin}: sent {frames[0].nbytes} bytes, not {sum(lengths)}; retry")
     ends = list(accumulate(lengths))

@@ -25,6 +25,10 @@ from ckpt.target import CheckpointTarget
 from ckpt.transport import Request
 from ckpt.world import BlockEntry, SnapshotWorld
 
+OVERTAKEN_S = 1.0
+"""How long a rank waits for a slot before those of steps are taken that newer ones have overtaken
+on the way to protection: mostly these are only a little late."""
+
 
 class Writing:
     """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
@@ -112,8 +116,19 @@ class Writing:
             self._leave_out(key, error)
             raise error
 
-        deadline_s = monotonic() + body.timeout_s
-        core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire))
+        began_s = monotonic()
+
+        def look_again() -> None:
+            core.apply(core.book.give_up_overtaken())
+            deadline_s = began_s + body.timeout_s
+            core.wait(
+                Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire)
+            )
+
+        deadline_s = began_s + min(body.timeout_s, OVERTAKEN_S)
+        core.wait(
+            Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=look_again)
+        )
 
     def _grant(self, request: Request, body: Acquire, key: BlockKey) -> bool:
         core = self._core
@@ -203,19 +218,14 @@ class Writing:
                 f"slot {slot.number} is {slot.state.name} for (generation, step, rank) {slot.key}, "
                 f"not being written for {key}"
             )
-        if block_bytes(entry) > slot.file.capacity:
-            raise CapacityError(
-                f"a block of {block_bytes(entry):,} bytes is not in a slot of "
-                f"{slot.file.capacity:,}; acquire the full size"
-            )
+        block = slot.file.block(block_bytes(entry))  # stays mapped if the slot is discarded
         slot.busy = True
-        core.submit(request, lambda: self._verify(request, slot, body))
+        core.submit(request, lambda: self._verify(request, slot, body, block))
 
-    def _verify(self, request: Request, slot: Slot, body: Seal) -> None:
+    def _verify(self, request: Request, slot: Slot, body: Seal, block: memoryview) -> None:
         core, entry = self._core, body.entry
         key = (entry.generation, entry.step)
         failed: CkptError | None = None
-        block = slot.file.block(block_bytes(entry))
         try:
             with core.meters.timed("seal", block.nbytes):
                 slot.sums = check_block(block, entry, origin=slot.file.path.name).sums

@@ -21,7 +21,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from ckpt.errors import CorruptError, NotFoundError, StoreError
-from ckpt.store import writeback
+from ckpt.store import direct, writeback
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
@@ -131,10 +131,10 @@ def _behind(views: list[memoryview], nbytes: int) -> list[memoryview]:
 
 
 class LocalStore:
-    """A directory."""
+    """A directory. With ``around_cache`` what `write` writes is not left in the page cache."""
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = str(Path(root).absolute())
+    def __init__(self, root: str | Path, *, around_cache: bool = False) -> None:
+        self.root, self._around_cache = str(Path(root).absolute()), around_cache
 
     def _path(self, name: str) -> Path:
         return Path(self.root, name)
@@ -174,12 +174,18 @@ class LocalStore:
         """Write a file durably and atomically from ``parts``; return its size."""
         path = self._path(name)
         with self._temporary(path) as (temporary, fd):
-            size = _write_all(fd, parts, path)
+            size = self._write_all(fd, parts, path)
             with _refusals(path, "write it"):
                 os.fsync(fd)
                 temporary.rename(path)
                 _fsync_directory(path.parent)
         return size
+
+    def _write_all(self, fd: int, parts: Iterable[Buffer], path: Path) -> int:
+        if not self._around_cache:
+            return _write_all(fd, parts, path)
+        with _refusals(path, "write it"):
+            return direct.write_all(fd, parts)
 
     def fetch(self, name: str) -> tuple[bytes, str]:
         """Return a file's bytes and a digest of them."""

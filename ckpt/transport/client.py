@@ -22,6 +22,7 @@ from ckpt.envelope import (
 from ckpt.errors import FencedError, PeerError
 from ckpt.transport.bulk_client import BulkClient
 from ckpt.transport.connection import LOST, REFUSED, Connection, Lost
+from ckpt.transport.context import OwnContext
 from ckpt.transport.keys import RunKey
 from ckpt.transport.request import BUSY
 from ckpt.transport.sessions import SESSION, Ask, Grant
@@ -49,7 +50,7 @@ class Client:
         self._watch = watch
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._context = zmq.Context()
+        self._context = OwnContext()
         self._control = self._connect()
         host = address.rpartition(":")[0]
         self._bulk = BulkClient(self._context, host, ask=self._ask_session)

@@ -23,6 +23,7 @@ from ckpt.envelope import (
 )
 from ckpt.errors import CkptError, PeerError
 from ckpt.transport.bulk_server import BulkServer
+from ckpt.transport.context import OwnContext
 from ckpt.transport.keys import RunKey
 from ckpt.transport.limits import Limits
 from ckpt.transport.outbox import Outbox
@@ -66,7 +67,7 @@ class Server:
         self.refusals: Counter[str] = Counter()
         self._counting, self._handling = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
-        self._context = zmq.Context()
+        self._context = OwnContext()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ENDPOINT)
         self._router = self._listen(bind)

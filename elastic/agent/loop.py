@@ -200,6 +200,7 @@ class Agent:
             NodeProcesses(
                 agent=os.getpid(),
                 sidecar=self._sidecar.pid,
+                address=self._sidecar.address,
                 workers=workers,
                 failure="; ".join(self._crew.failures) or self._conductor.failure,
             )

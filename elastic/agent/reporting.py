@@ -16,13 +16,14 @@ PROCESSES_PATTERN = "processes-*.json"
 
 
 class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
-    """The process ids of a node: 0 for a sidecar that is down.
+    """The process ids of a node: 0 for a sidecar that is down; ``address`` is where it serves.
 
     ``failure`` says what a worker did wrong after it had completed its part of the job.
     """
 
     agent: int
     sidecar: int
+    address: str = ""
     workers: dict[str, int] = {}
     failure: str = ""
 
@@ -72,6 +73,14 @@ def read_processes(run_dir: Path, node: str) -> NodeProcesses | None:
     except FileNotFoundError:
         return None
     return msgspec.json.decode(data, type=NodeProcesses)
+
+
+def read_all_processes(run_dir: Path) -> dict[str, NodeProcesses]:
+    """Return the lists of all nodes that have written one."""
+    prefix, suffix = PROCESSES_PATTERN.split("*")
+    names = [path.name for path in sorted(run_dir.glob(PROCESSES_PATTERN))]
+    nodes = [name.removeprefix(prefix).removesuffix(suffix) for name in names]
+    return {node: found for node in nodes if (found := read_processes(run_dir, node))}
 
 
 def public_roster(view: View) -> Roster:

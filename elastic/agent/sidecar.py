@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from elastic.agent.background import Background
 from elastic.agent.inbox import Inbox
 from elastic.node_sidecar import NodeSidecar, SidecarPlan
 from elastic.records import GenerationRecord
+
+_log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _START_END_S = 2.0
@@ -158,6 +161,7 @@ class SidecarKeeper:
 
     def _refused(self, sidecar: NodeSidecar, error: Exception) -> None:
         if not isinstance(error, FencedError):
+            _log.warning("the sidecar at %s is ended, it failed a call: %s", sidecar.address, error)
             sidecar.kill()
 
     def stop(self) -> None:

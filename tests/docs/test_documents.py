@@ -104,5 +104,28 @@ def test_the_guide_to_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert ckpt.open("runs/adapter").step == 2
 
 
+def test_the_settings_of_the_guide_to_snapshots_train_and_fence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(blocks(ROOT / "docs" / "snapshots.md", "python")[0])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"step \d+, [\d.]+ s old, 0 discarded\n", done.stdout)
+
+
+def test_the_memory_table_of_the_guide_to_snapshots_is_what_is_needed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guide = ROOT / "docs" / "snapshots.md"
+    exec(compile(blocks(guide, "python")[1], "snapshots.md", "exec"), {})
+    assert capsys.readouterr().out == blocks(guide, "text")[0]
+
+
 def test_the_format_names_the_block_that_is_used() -> None:
     assert f"{BLOCK_BYTES:,} bytes" in (ROOT / "docs" / "format.md").read_text()

@@ -19,7 +19,7 @@ from tools.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 Event = dict[str, Any]
 

@@ -12,7 +12,10 @@ from ranks import enter
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from ckpt.errors import StateError
 from ckpt.hashing import state_hash
+from ckpt.snapshot import Snapshotter
+from ckpt.testing.slots import FakeSidecar
 from elastic import reform
 from elastic.config import Batch, Settings
 from elastic.cursor import Cursor
@@ -69,6 +72,36 @@ def reduce_until_hurt(world: reform.World, folder: Path) -> float:
         if turn == 50:
             (folder / f"warm-{world.rank}").touch()
     return 0.0
+
+
+def plan_alone(world: reform.World, folder: Path) -> dict[str, Any]:
+    """Change the state at rank 0 only, while the other rank goes on to reduce gradients."""
+    world.plans.timeout_s = 0.5
+    slots = folder / str(world.rank)
+    slots.mkdir()
+    snapshots = Snapshotter(
+        FakeSidecar(directory=slots),
+        run="test",
+        generation=1,
+        rank=world.rank,
+        world_size=world.size,
+        gather=world.gather_plans,
+    )
+    state: dict[str, Any] = {"model": nn.Linear(2, 2)}
+    sums, error = [], ""
+    for step in range(3):
+        if step == 1 and world.rank == 0:
+            state["model"].register_buffer("extra", torch.zeros(3))
+        try:
+            snapshots.snapshot(state, step)
+        except StateError as alone:
+            error = error or str(alone)
+        gradients = torch.full((1 << 12,), float(world.rank + 1))
+        dist.all_reduce(gradients)
+        sums.append(gradients.unique().tolist())
+    snapshots.close()
+    world.barrier()
+    return {"sums": sums, "error": error, "taken": snapshots.stats.taken}
 
 
 def await_files(files: list[Path]) -> None:

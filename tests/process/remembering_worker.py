@@ -40,6 +40,7 @@ def main() -> int:
             if _run_generation(channel, client, record, args):
                 channel.done({"steps": args.steps})
                 return 0
+            client.close()
             client = SidecarClient(channel.sidecar, channel.key)
     except Stopped:
         return 0

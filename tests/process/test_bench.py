@@ -20,20 +20,24 @@ from rich.console import Console
 
 from ckpt.arena import ARENA_ROOT
 from tools import bench
+from tools.benching import training
 from tools.benching.samples import Row, Samples, Setup, Yardstick, in_turn
 from tools.cli import EXIT_FAILED, EXIT_USAGE, main
 
 PEERLESS = {
     "copy, checksum, seal",
     "first copy, new memory",
-    "3 nodes: seal to protected",
-    "rebuild of a lost block",
+    "one node of three gone: its block from parity",
+    "decode a column of 2 + 1, per byte read",
+    "decode a column of 4 + 2, per byte read",
     "verify --deep",
     "4 → 2 writers",
     "4 → 3 writers",
 }
 COMMAND = (sys.executable, "-m", "tools.cli", "bench")
-ONCE = {"first copy, new memory", "rebuild of a lost block"}
+ONCE = {"first copy, new memory"}
+APART = {"plan", "lost"}
+"""Sections that are not measured together with the others: long, or with tables of their own."""
 
 
 class Usage(NamedTuple):
@@ -44,10 +48,10 @@ class Usage(NamedTuple):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All sections but the plan of large worlds, tiny, in a process of their own."""
+    """All sections but those apart, tiny, in a process of their own."""
     place, target = tmp_path_factory.mktemp("bench"), tmp_path_factory.mktemp("out") / "f.json"
     before = left_in_memory()
-    sections = [name for name in bench.SECTIONS if name != "plan"]
+    sections = [name for name in bench.SECTIONS if name not in APART]
     done = subprocess.run(
         [
             *(*COMMAND, *sections, "--megabytes", "1", "--repeat", "2"),
@@ -77,10 +81,27 @@ def left_in_memory() -> set[str]:
 
 def test_every_section_is_measured(found: dict[str, Any]) -> None:
     sections = dict.fromkeys(figure["section"] for figure in found["figures"])
-    assert {*sections, "plan"} == {*bench.SECTIONS}
+    assert {*sections, *APART} == {*bench.SECTIONS}
     assert (found["megabytes"], found["repeat"]) == (1, 2)
     assert found["machine"]["cores"] >= 1
     assert {"holdfast", "torch", "python"} <= found["versions"].keys()
+
+
+def test_training_is_timed_with_and_without_saving(tmp_path: Path) -> None:
+    before = left_in_memory()
+    words = ("lost", "--quick", "--megabytes", "1", "--repeat", "1", "--json", "-")
+    done = subprocess.run(
+        [*COMMAND, *words, "--dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert left_in_memory() <= before
+    names = {figure["name"] for figure in json.loads(done.stdout)["figures"]}
+    assert {f"{way}, 2 workers" for way in training.WAYS} <= names
+    assert any(name.endswith("longer by") for name in names)
 
 
 def test_every_figure_has_its_samples_and_stands_beside_something(found: dict[str, Any]) -> None:

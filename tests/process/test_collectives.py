@@ -8,7 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_bodies import all_collectives, await_files, form_again_and_again, reduce_until_hurt
+from rank_bodies import (
+    all_collectives,
+    await_files,
+    form_again_and_again,
+    plan_alone,
+    reduce_until_hurt,
+)
 from ranks import fence_file, ranks
 
 from elastic.errors import Fenced
@@ -51,3 +57,13 @@ def test_a_group_that_cannot_form_is_left_and_the_next_one_forms(tmp_path: Path)
         fence_file(tmp_path, 1).touch()
         assert running.result(0) == ("ok", [3.0] * 10)
         assert running.result(1) == ("ok", [3.0] * 10)
+
+
+def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path) -> None:
+    with ranks(2, plan_alone, tmp_path) as running:
+        alone, other = running.results()
+    assert alone["sums"] == other["sums"] == [[3.0]] * 3
+    assert "model.extra is new" in alone["error"]
+    assert "rank 1 did not come to plan" in alone["error"]
+    assert other["error"] == ""
+    assert other["taken"] >= 2

@@ -66,3 +66,22 @@ def test_a_checkpoint_directory_that_is_a_file_is_refused_plainly(tmp_path: Path
     assert done.returncode == 1
     assert str(tmp_path / "root") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, elastic, torch\n"
+        "@elastic.resilient()\n"
+        "def train(run):\n"
+        "    before = set(sys.modules)\n"
+        "    torch.optim.AdamW([torch.zeros(1)])\n"
+        "    print(len(set(sys.modules) - before))\n"
+        "train()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=110, check=True
+    )
+    assert int(done.stdout) < 5

@@ -83,6 +83,27 @@ def test_a_lost_machine_takes_its_memory_along_and_is_rebuilt_from_parity(tmp_pa
         assert running.launcher.lose_machine("n1") == []
 
 
+def test_a_machine_that_comes_back_joins_the_group_with_nothing_in_its_memory(
+    tmp_path: Path,
+) -> None:
+    with job(tmp_path, script=REMEMBERING, nodes=3, per_node=1) as running:
+        reached = protected(running, 3)
+        assert running.launcher.lose_machine("n1")
+        running.world_of(2)
+        running.launcher.return_machine("n1")
+        after = len(running.history)
+        again = running.world_of(3, after=after)
+        assert again["restore_step"] >= reached
+        started = [e for e in running.events("sidecar_started") if e["node"] == "n1"]
+        assert len(started) == 2
+        running.launcher.return_machine("n1")  # it is there
+        later = running.await_event(
+            lambda e: e["kind"] == "step" and e["generation"] >= again["generation"], after=after
+        )
+        running.await_step(later["step"] + 10)
+        assert len(running.events("node_exited")) == 1
+
+
 def test_a_lost_machine_that_the_job_needs_is_replaced(tmp_path: Path) -> None:
     with job(tmp_path, script=REMEMBERING) as running:
         protected(running, 3)

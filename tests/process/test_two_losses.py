@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,6 +127,7 @@ def test_a_second_loss_before_that_and_too_much_for_parity_takes_the_checkpoint(
         assert second["restore_step"] is None
         assert "restores nothing from memory" in second["reason"]
         assert "fragments it needs" in second["reason"], "why not"
+        assert re.search(r"the newest checkpoint is loaded, step \d+, or", second["reason"])
         hold.touch()
         assert ended(job, tmp_path) == undisturbed
     (restored,) = (e for e in job.events("restored") if e["generation"] == second["generation"])

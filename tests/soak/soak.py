@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,26 +35,37 @@ _ENDING_STEPS = 200
 _WAIT_S = 120.0
 _GROWTH = 1.15
 _SLACK_BYTES = 32 << 20
+_PAUSE_S, _PAUSES = 1.0, 5
+_RETURN = 0.3
+_LEAST_SAMPLES = 20
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the events said so far."""
+    """What the events said so far; ``pauses`` are (seconds, step) in which no step was made."""
 
     step: int = 0
     restored: dict[str, int] = field(default_factory=dict)
+    pauses: list[tuple[float, int]] = field(default_factory=list)
     outcome: str = ""
+    stepped_s: float = 0.0
 
     def take(self, reader: EventReader) -> None:
         """Read on."""
         for event in reader.new():
             if event["kind"] == "step":
-                self.step = max(self.step, int(event["step"]))
+                self._take_step(int(event["step"]), float(event["t"]))
             elif event["kind"] == "restored" and event["rank"] == 0:
                 tier = str(event["tier"])
                 self.restored[tier] = self.restored.get(tier, 0) + 1
             elif event["kind"] == "job_ended":
                 self.outcome = str(event["message"])
+
+    def _take_step(self, step: int, at_s: float) -> None:
+        paused_s = at_s - self.stepped_s
+        if self.stepped_s and paused_s > _PAUSE_S:
+            self.pauses = sorted([*self.pauses, (round(paused_s, 1), step)])[-_PAUSES:]
+        self.step, self.stepped_s = max(self.step, step), max(self.stepped_s, at_s)
 
 
 class Faults:
@@ -62,6 +73,7 @@ class Faults:
 
     def __init__(self, launcher: Launcher, draw: random.Random) -> None:
         self._launcher, self._draw = launcher, draw
+        self._away: set[str] = set()
         self.count: dict[str, int] = {}
         self._kinds: dict[str, Callable[[str, NodeProcesses], bool]] = {
             "kill a worker": self._kill_worker,
@@ -79,6 +91,11 @@ class Faults:
         nodes = self._launcher.processes()
         if not nodes:
             return ""
+        if self._away and self._draw.random() < _RETURN:
+            node = min(self._away)
+            self._away.remove(node)
+            self._launcher.return_machine(node)
+            return f"a machine returns: {node}"
         kind = self._draw.choice(sorted(self._kinds))
         node = self._draw.choice(sorted(nodes))
         try:
@@ -112,7 +129,10 @@ class Faults:
         return True
 
     def _lose_machine(self, node: str, found: NodeProcesses) -> bool:
-        return len(self._launcher.processes()) > 1 and bool(self._launcher.lose_machine(node))
+        lost = len(self._launcher.processes()) > 1 and bool(self._launcher.lose_machine(node))
+        if lost:
+            self._away.add(node)
+        return lost
 
     def _stop_sidecar(self, node: str, found: NodeProcesses) -> bool:
         return bool(found.sidecar) and self._pause(found.sidecar)
@@ -125,7 +145,8 @@ class Faults:
     def _pause(self, pid: int) -> bool:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(self._draw.uniform(0.05, 1.0))
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # its agent put it down
+            os.kill(pid, signal.SIGCONT)
         return True
 
     def _flip_bit(self, node: str, found: NodeProcesses) -> bool:
@@ -179,15 +200,22 @@ def memory(launcher: Launcher) -> dict[str, int]:
 
 
 def grown(samples: list[dict[str, int]]) -> list[str]:
-    """Say which kind of memory is larger in the last third than in the second quarter."""
+    """Say which kind of memory is larger in the last third than in the second quarter.
+
+    Compared is what nine of ten samples stay below: processes that have just begun are small.
+    """
     count = len(samples)
     complaints = []
-    for kind in samples[0] if count >= 8 else ():
-        early = statistics.median(each[kind] for each in samples[count // 4 : count // 2])
-        late = statistics.median(each[kind] for each in samples[2 * count // 3 :])
+    for kind in samples[0] if count >= _LEAST_SAMPLES else ():
+        early = _most(each[kind] for each in samples[count // 4 : count // 2])
+        late = _most(each[kind] for each in samples[2 * count // 3 :])
         if late > early * _GROWTH + _SLACK_BYTES:
             complaints.append(f"{kind} grew from {early / 2**20:.1f} to {late / 2**20:.1f} MiB")
     return complaints
+
+
+def _most(found: Iterable[int]) -> float:
+    return statistics.quantiles(found, n=10)[-1]
 
 
 def train(args: argparse.Namespace, folder: Path) -> list[str]:
@@ -226,6 +254,8 @@ def train(args: argparse.Namespace, folder: Path) -> list[str]:
         launcher.wait(_WAIT_S)
     seen.take(reader)
     say(f"faults: {faults.count}; restored from: {seen.restored}")
+    pauses = ", ".join(f"{seconds:g} s at step {step}" for seconds, step in seen.pauses[::-1])
+    say(f"longest pauses: {pauses or 'none'}")
     wrong = [] if outcome and outcome.ok else [f"the job failed: {seen.outcome or outcome}"]
     wrong += [f"left behind: {each}" for each in leftovers(launcher.run)]
     return wrong + grown(samples)

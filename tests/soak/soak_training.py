@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -15,8 +17,16 @@ from ckpt.hashing import state_hash
 FOREVER = 10**9
 
 
+def dump_stacks(record: logging.LogRecord) -> bool:
+    """Show, with a warning of a thread that is stuck, what all threads are doing."""
+    if "still busy" in record.getMessage():
+        faulthandler.dump_traceback()
+    return True
+
+
 def main(args: argparse.Namespace) -> None:
     """Train until the step that ``--end`` names, once it is there; then write the hash."""
+    logging.getLogger("ckpt.snapshot").addFilter(dump_stacks)
     torch.set_num_threads(1)
     data = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
     end = Path(args.end)

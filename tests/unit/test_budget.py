@@ -26,13 +26,13 @@ def need(snapshots: SnapshotWorld, in_flight: int = FULL_IN_FLIGHT) -> tuple[flo
 
 
 def test_parity_costs_m_of_k_and_a_replica_a_whole_copy() -> None:
-    assert need(made(parity=1)) == (4, 1)  # three snapshots, a third of a shard each
-    assert need(made(parity=2)) == (4, 3)  # two halves
-    assert need(made(parity=1, columns=1)) == (4, 3)
+    assert need(made(parity=1)) == (4, 1.33)  # four snapshots, a third of a shard each
+    assert need(made(parity=2)) == (4, 4)  # two halves
+    assert need(made(parity=1, columns=1)) == (4, 4)
     assert need(made(parity=0)) == (4, 0)
 
 
-def test_the_smaller_mode_saves_one_slot_but_no_parity() -> None:
+def test_the_smaller_mode_saves_one_slot_and_its_parity() -> None:
     assert need(made(parity=1), SMALL_IN_FLIGHT) == (3, 1)
     assert need(made(parity=1, keep=1), SMALL_IN_FLIGHT) == (2, 0.67)
 

@@ -15,11 +15,13 @@ import pytest
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until
 
 from ckpt.arena import HEADER_BYTES
-from ckpt.errors import PeerError
+from ckpt.budget import FULL_IN_FLIGHT, memory_need
+from ckpt.errors import CkptError, NotFoundError, PeerError
 from ckpt.isal import crc32c
-from ckpt.sidecar import building, columns, row_file
+from ckpt.sidecar import building, columns, row_file, writing
+from ckpt.sidecar.messages import AskBytes, ReadRow
 from ckpt.stripes import Geometry, restore_points
-from ckpt.testing.blocks import make_world, random_payload, write_payload
+from ckpt.testing.blocks import INDEX_ROOM_BYTES, make_world, random_payload, write_payload
 from ckpt.transport import Client
 from ckpt.world import BlockSource, SnapshotWorld
 
@@ -216,7 +218,7 @@ def unreliable(rng: random.Random) -> Callable[..., Any]:
 def test_lost_repeated_and_damaged_messages_change_nothing(
     three: SidecarGroup, monkeypatch: pytest.MonkeyPatch, by_wire: bool, seed: int
 ) -> None:
-    monkeypatch.setattr(building, "BATCH_BYTES", 300_000)
+    monkeypatch.setattr(building, "PART_BYTES", 300_000)
     if by_wire:
         send_over_the_wire(three)
     monkeypatch.setattr(Client, "call", unreliable(random.Random(seed)))
@@ -282,6 +284,26 @@ def test_bytes_that_changed_since_the_seal_never_enter_parity(
     write(three, world, 2, payloads)
     three.await_protected(world, 2)
     check_rows(three, world, 2)
+
+
+def test_steps_that_can_never_be_protected_do_not_hold_their_slots(
+    three: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "OVERTAKEN_S", 0.05)
+    world = three.adopt(keep=1)
+    payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
+    for step in range(1, 11):
+        for rank, node in ((0, "a"), (1, "b")):
+            write_payload(three.clients[node], world, payloads[rank], step=step, rank=rank)
+        if step % 2:
+            slot = three.sidecars["b"].core.slots.holding((1, step, 1))
+            assert slot is not None
+            for at in (1000, MIB - 1000):
+                flip(slot.file.path, HEADER_BYTES + at)
+        write_payload(three.clients["c"], world, payloads[2], step=step, rank=2)
+        if step % 2 == 0:
+            three.await_protected(world, step)
+    check_rows(three, world, 10)
 
 
 def test_a_flipped_bit_in_a_row_file_is_found_before_it_is_used(three: SidecarGroup) -> None:
@@ -379,6 +401,58 @@ def test_rows_reuse_their_memory(three: SidecarGroup) -> None:
     assert {"seal", "exchange", "protect"} <= set(status["meters"])
 
 
+def test_files_of_later_rows_are_made_ahead(three: SidecarGroup) -> None:
+    world = three.adopt(keep=2)
+    payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
+    write(three, world, 1, payloads)
+    three.await_protected(world, 1)
+    directory = three.sidecars["a"].core.arena.directory
+
+    def rows() -> set[str]:
+        return {path.name for path in directory.glob("*.row")}
+
+    wait_until(lambda: len(rows()) == 3, "there is a file for each kept step and for one more")
+    before = rows()
+    for step in range(2, 7):
+        write(three, world, step, payloads)
+        three.await_protected(world, step)
+    assert rows() == before
+    check_rows(three, world, 6)
+
+
+def test_rows_being_built_side_by_side_are_in_the_declared_need(three: SidecarGroup) -> None:
+    send_over_the_wire(three)
+    world = three.adopt(keep=1)
+
+    def write_new(step: int) -> None:
+        write(three, world, step, {r: random_payload(MIB, seed=(step, r)) for r in range(3)})
+
+    write_new(1)
+    three.await_protected(world, 1)
+    gate, answer = threading.Event(), three.sidecars["b"].core.submit
+
+    def later(request: Any, work: Callable[[], None], **options: Any) -> None:
+        if request is not None and request.op == "column_bytes":
+            threading.Thread(target=lambda: (gate.wait(10), answer(request, work))).start()
+            return
+        answer(request, work, **options)
+
+    three.sidecars["b"].core.submit = later  # type: ignore[method-assign]
+    write_new(2)
+    write_new(3)
+    holder = three.sidecars["c"]
+    try:
+        wait_until(lambda: len(holder.parities._building) == 2, "rows of both are being built")
+        taken = sum(path.stat().st_size for path in holder.core.arena.directory.glob("*.row"))
+        counted = holder.parities.nbytes()
+    finally:
+        gate.set()
+    lengths = dict.fromkeys(range(3), MIB + INDEX_ROOM_BYTES)
+    need = memory_need(world, lengths, node="c", slots_per_rank=world.keep + FULL_IN_FLIGHT)
+    assert counted == taken <= need.parity
+    three.await_protected(world, 3)
+
+
 def test_a_slow_peer_holds_up_nobody_elses_fragments(three: SidecarGroup) -> None:
     send_over_the_wire(three)
     world = three.adopt(rank_nodes=("a", "b"))
@@ -429,3 +503,136 @@ def test_with_one_column_a_row_is_a_copy(three: SidecarGroup) -> None:
     three.await_protected(world, 1)
     check_rows(three, world, 1)
     assert rebuilt(three, world, 1, "c") == {2: payloads[2]}
+
+
+# -- answers and requests that lie -----------------------------------------------------------------
+
+
+GARBAGE: dict[str, Callable[[dict[str, Any], bytes], tuple[Any, bytes]]] = {
+    "no object": lambda _body, frame: ("nonsense", frame),
+    "sums of odd length": lambda body, frame: (body, frame[:-1]),
+    "sums missing": lambda body, _frame: (body, b""),
+    "a span of another rank's column": lambda body, frame: (
+        {**body, "spans": [{**each, "into": each["into"] + 4096} for each in body["spans"]]},
+        frame,
+    ),
+    "a span before the block": lambda body, frame: (
+        {**body, "spans": [{**each, "at": -4096} for each in body["spans"]]},
+        frame,
+    ),
+    "changes outside the column": lambda body, frame: (
+        {**body, "changed": [[0, 1 << 40]]},
+        frame,
+    ),
+    "changes twice": lambda body, frame: ({**body, "changed": [[0, 100], [50, 200]]}, frame),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("how", GARBAGE)
+def test_a_malformed_answer_is_said_and_asked_for_again(
+    three: SidecarGroup, by_wire: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_wire:
+        send_over_the_wire(three)
+    call, garbled = Client.call, [0]
+
+    def garbling(client: Client, op: str, *args: Any, **options: Any) -> Any:
+        body, frames = call(client, op, *args, **options)
+        if op == "column" and garbled[0] < 6:
+            garbled[0] += 1
+            body, frame = GARBAGE[how](body, bytes(frames[0]))
+            return body, [memoryview(frame)]
+        return body, frames
+
+    world = three.adopt()
+    payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "call", garbling)
+        write(three, world, 1, payloads)
+        three.await_protected(world, 1)
+    check_rows(three, world, 1)
+
+
+@pytest.mark.parametrize("ranges", [((-1, 5),), ((5, 1),), ((0, 1 << 50),), ((0, 9), (3, 12))])
+def test_bytes_outside_a_column_are_refused(
+    three: SidecarGroup, ranges: tuple[tuple[int, int], ...]
+) -> None:
+    world = three.adopt()
+    write(three, world, 1, {rank: random_payload(100_000, seed=(rank,)) for rank in range(3)})
+    three.await_protected(world, 1)
+    owner = three.clients["b"]
+    body = AskBytes(generation=1, step=1, stripe=0, column=0, ranges=ranges)
+    with pytest.raises(CkptError, match="ranges"):
+        owner.call("column_bytes", body, bulk=True)
+    slots = three.sidecars["b"].core.slots.all()
+    assert not any(slot.pins for slot in slots)
+
+
+@pytest.mark.parametrize(("at", "nbytes"), [(-8, 8), (0, -1), (8, -16), (1 << 60, 1)])
+def test_bytes_outside_a_row_are_refused(three: SidecarGroup, at: int, nbytes: int) -> None:
+    world = three.adopt()
+    write(three, world, 1, {rank: random_payload(100_000, seed=(rank,)) for rank in range(3)})
+    three.await_protected(world, 1)
+    (row,) = three.sidecars["a"].parities.sealed()
+    body = ReadRow(
+        generation=1, step=1, stripe=row.place[0], row=row.place[1], at=at, nbytes=nbytes
+    )
+    with pytest.raises(NotFoundError):
+        three.clients["a"].call("row", body, bulk=True)
+
+
+def test_the_memory_of_a_lost_node_is_let_go(three: SidecarGroup) -> None:
+    world = three.adopt()
+    write(three, world, 1, {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)})
+    three.await_protected(world, 1)
+    maps = three.sidecars["a"].exchange.builder._maps
+    assert len(maps._slots) >= 2
+    for lost in ("b", "c"):
+        three.kill(lost, wipe=True)
+    alone = three.adopt(generation=2, parity=0, rank_nodes=("a",))
+    write(three, alone, 2, {0: random_payload(MIB, seed=(2,))})
+    three.await_protected(alone, 2)
+    assert [path for path in maps._slots if not Path(path).exists()] == []
+
+
+def test_each_row_that_is_not_sealed_says_why(three: SidecarGroup) -> None:
+    world = three.adopt(rank_nodes=("a", "b"), parity=2)
+    builder = three.sidecars["c"].exchange.builder
+    for rank, node in ((0, "a"), (1, "b")):
+        payload = random_payload(MIB, seed=(rank,))
+        if rank == 1:
+            slot = three.sidecars["a"].core.slots.holding((1, 1, 0))
+            assert slot is not None
+            flip(slot.file.path, HEADER_BYTES + 1000)
+        write_payload(three.clients[node], world, payload, step=1, rank=rank)
+    wait_until(lambda: bool(builder.status()["unprotected"]), "the holder says why")
+    wait_until(lambda: len(builder._builds) == 1, "the other row is sealed")
+    assert "rank 0" in builder.status()["unprotected"]["1/1"]
+
+
+def test_what_a_peer_says_to_hold_beyond_the_group_is_passed_over(
+    three: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = three.adopt()
+    payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
+    write(three, world, 1, payloads)
+    three.await_protected(world, 1)
+    call = Client.call
+
+    def lying(client: Client, op: str, *args: Any, **options: Any) -> Any:
+        body, frames = call(client, op, *args, **options)
+        if op == "holdings":
+            entry, parity = body["sealed"][0], body["parities"][0]
+            body["sealed"] += [{**entry, "rank": 99}, {**entry, "rank": -1}, {**entry, "step": 7}]
+            body["parities"] = [
+                *({**parity, "stripe": stripe} for stripe in (-1, -3, 3)),
+                *({**parity, "row": row} for row in (-1, 1)),
+                *body["parities"],
+            ]
+            body["row_files"] = [*[None] * 5, *body["row_files"]]
+        return body, frames
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "call", lying)
+        assert rebuilt(three, world, 1, "c") == {2: payloads[2]}

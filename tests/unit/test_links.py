@@ -156,3 +156,17 @@ def test_a_closed_link_drops_what_is_queued(open_link: Callable[..., Link]) -> N
     while link.queued and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert (link.queued, sent) == (0, [])
+
+
+def test_a_job_that_fails_by_itself_does_not_end_the_queue(
+    open_link: Callable[..., Link],
+) -> None:
+    link, end = open_link(), threading.Event()
+
+    def fail(_client: Client) -> None:
+        raise ValueError("buffer size must be a multiple of element size")
+
+    link.put(fail)
+    link.put(lambda _client: end.set())
+    assert end.wait(5)
+    assert link.queued <= 1

@@ -74,6 +74,30 @@ def test_quiet_says_nothing() -> None:
     assert told(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []
 
 
+def step(rank: int, **fields: Any) -> dict[str, Any]:
+    costs = {"stall_s": 0.01, "seconds": 1.0, "copied_bytes": 0, "discarded": 0}
+    return {"t": 1.0, "kind": "step", "generation": 1, "rank": rank, **costs, **fields}
+
+
+def test_the_end_says_what_snapshots_cost() -> None:
+    protected = [{"t": 1.0, "kind": "protected", "seconds": s} for s in (0.02, 0.03, 0.2)]
+    ended = {"t": 9.0, "kind": "job_ended", "ok": True, "message": ""}
+    steps = [
+        step(0, copied_bytes=1 << 20),
+        step(0, copied_bytes=2 << 20, discarded=1),
+        step(1, copied_bytes=2 << 20, discarded=1),
+        step(0, copied_bytes=1 << 20, generation=2),
+    ]
+    assert told(*steps, *protected, ended) == [
+        "snapshots held training for 1.0% of the step time; protected after 30 ms (median; "
+        "200 ms at most); 5.0 MiB copied, 1 discarded"
+    ]
+
+
+def test_a_job_that_took_no_step_has_no_costs() -> None:
+    assert told({"t": 9.0, "kind": "job_ended", "ok": False, "message": "no"}) == []
+
+
 def checkpoint(what: str, **fields: Any) -> dict[str, Any]:
     return {"t": 1.0, "kind": f"checkpoint_{what}", "step": 40, **fields}
 

@@ -22,6 +22,10 @@ class Sidecar:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.protected, self.asked, self.fails = -1, 0, 0
+        self.unprotected: dict[str, str] = {}
+
+    def status(self) -> dict[str, Any]:
+        return {"unprotected": dict(self.unprotected)}
 
     def protect(self, step: int) -> None:
         with self.changed:
@@ -58,9 +62,20 @@ def told() -> list[tuple[int, float]]:
 
 
 @pytest.fixture
-def watch(sidecar: Any, told: list[tuple[int, float]]) -> Iterator[ProtectionWatch]:
+def reasons() -> list[tuple[int, str]]:
+    return []
+
+
+@pytest.fixture
+def watch(
+    sidecar: Any, told: list[tuple[int, float]], reasons: list[tuple[int, str]]
+) -> Iterator[ProtectionWatch]:
     watch = ProtectionWatch(
-        sidecar, generation=4, restored=7, tell=lambda step, s: told.append((step, s))
+        sidecar,
+        generation=4,
+        restored=7,
+        tell=lambda step, s: told.append((step, s)),
+        tell_why=lambda step, why: reasons.append((step, why)),
     )
     yield watch
     watch.close()
@@ -108,3 +123,22 @@ def test_nothing_is_asked_where_nothing_was_taken(watch: ProtectionWatch, sideca
     watch._thread.join(DEADLINE_S)
     assert not watch._thread.is_alive()
     assert sidecar.asked == 0
+
+
+def test_why_a_step_is_not_protected_is_told_once(
+    watch: ProtectionWatch,
+    sidecar: Sidecar,
+    reasons: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protection, "_WAIT_S", 0.05)
+    sidecar.unprotected = {"3/7": "of an older generation", "4/8": "no room"}
+    watch.taken(8)
+    until(lambda: sidecar.asked >= 4)
+    assert reasons == [(8, "no room")]
+    sidecar.unprotected = {"4/8": "bytes changed"}
+    until(lambda: len(reasons) == 2)
+    sidecar.unprotected = {}
+    sidecar.protect(8)
+    until(lambda: watch.now().step == 8)
+    assert reasons[1:] == [(8, "bytes changed")]

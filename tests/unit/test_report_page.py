@@ -11,6 +11,7 @@ from synthetic_run import hurt_job
 from tools.report import charts, html, timeline
 from tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
 from tools.report.svg import Scale, marks, text
+from tools.snapshot_costs import Cost
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -79,6 +80,19 @@ def test_the_page_says_what_happened() -> None:
     page = html.render(make_report())
     for words in ("same weights to the last bit", "trainer/1", "generation", "Every check held"):
         assert words in page
+
+
+def test_the_page_says_what_snapshots_cost() -> None:
+    cost = Cost(
+        stall_share=0.004,
+        protected_median_s=0.03,
+        protected_max_s=0.2,
+        copied_bytes=5 << 20,
+        discarded=1,
+    )
+    page = html.render(make_report(snapshots=cost))
+    assert "snapshots held training for 0.4% of the step time" in page
+    assert "held training" not in html.render(make_report())
 
 
 def test_a_failed_check_shows() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.arena import Arena, run_digest
+from ckpt.arena import HEADER_BYTES, Arena, run_digest
 from ckpt.errors import CapacityError, CorruptError
 from ckpt.isal import crc32c
 from ckpt.sidecar import row_file
@@ -93,7 +93,7 @@ def seal(parities: Parities, step: int, *, fill: int = 7, nbytes: int = 1000) ->
 
 def test_files_of_released_rows_are_used_again(arena: Arena) -> None:
     parities = Parities(arena)
-    parities.expect(1)
+    parities.expect([1000], keep=2)
     paths = set()
     for step in range(1, 20):
         row = seal(parities, step)
@@ -102,24 +102,42 @@ def test_files_of_released_rows_are_used_again(arena: Arena) -> None:
         if step > 2:
             parities.drop((1, step - 2))
     assert len(paths) == 3
-    assert parities.nbytes() == 3 * (1 << 16)
+    assert parities.nbytes() == 3 * ((1 << 16) + HEADER_BYTES)
 
 
 def test_surplus_files_and_those_of_another_size_are_removed(arena: Arena) -> None:
     parities = Parities(arena)
-    parities.expect(1)
+    parities.expect([1000], keep=1)
     for step in range(5):
         seal(parities, step)
     for step in range(5):
         parities.drop((1, step))
     assert len(list(arena.directory.glob("*.row"))) == 2
+    parities.expect([1 << 20], keep=1)
     seal(parities, 6, nbytes=1 << 20)
     assert len(list(arena.directory.glob("*.row"))) == 1
 
 
+def test_files_are_made_ahead_for_what_is_kept_and_one_more_of_each_length(arena: Arena) -> None:
+    parities = Parities(arena)
+    assert parities.missing_bytes() == 0
+    parities.expect([1000, 0, 900_000], keep=2)
+    made = []
+    while nbytes := parities.missing_bytes():
+        parities.make(nbytes)
+        made.append(nbytes)
+    assert sorted(made) == [1000] * 3 + [900_000] * 3
+    parities.expect([1000, 2_000_000], keep=2)  # the others first make room
+    assert parities.missing_bytes() == 0
+    row = seal(parities, 1, nbytes=2_000_000)
+    assert row.is_intact()
+    assert len(list(arena.directory.glob("*.row"))) == 4
+    assert parities.missing_bytes() == 2_000_000
+
+
 def test_a_row_that_is_being_read_is_not_written_to(arena: Arena) -> None:
     parities = Parities(arena)
-    parities.expect(1)
+    parities.expect([1000], keep=1)
     row = seal(parities, 1)
     with row.lock:
         held = row.buffer

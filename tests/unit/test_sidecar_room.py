@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
+from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
 from ckpt.arena import HEADER_BYTES, arena_path, slot_capacity
 from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
@@ -19,6 +19,7 @@ from ckpt.errors import BudgetError, CapacityError, GivenUpError
 from ckpt.sidecar.room import Fit, Mode, fit
 from ckpt.sidecar.slots import fits
 from ckpt.sidecar.state import Book, Release
+from ckpt.stripes import restore_points
 from ckpt.testing.blocks import (
     INDEX_ROOM_BYTES,
     make_block,
@@ -250,3 +251,24 @@ def test_where_memory_is_scarce_old_snapshots_go_but_never_the_one_restored_from
     assert book.shed() == [Release(key=(1, 2))]
     assert book.shed() == []
     assert set(book.snapshots) == {(1, 3)}
+
+
+def test_a_lost_block_is_rebuilt_within_the_budget_where_free_slots_can_make_room(
+    tmp_path: Path,
+) -> None:
+    with sidecar_group(tmp_path, "a", "b", "c", threads=True) as group:
+        sizes = (LENGTH, LENGTH, 4 * LENGTH)
+        world = adopt(group, rank_nodes=("a", "b", "c"))
+        for step in range(1, 5):
+            write_step(group, world, step, sizes=sizes)
+        point = restore_points(inventories(group))[0][0]
+        group.kill("c", wipe=True)
+        adopt(group, restore=point, generation=2)
+        before = files_bytes(group)
+        budget = before + 4 * LENGTH  # not enough for the block and its index beside free slots
+        adopt(group, restore=point, generation=3, memory_bytes=budget)
+        point = restore_points(inventories(group))[0][0]
+        (source,) = [each for each in point.sources if each.rebuilt]
+        group.clients[source.node].open_block(point.world, point.step, source)
+        assert source.node == "a"
+        assert before < files_bytes(group) <= budget

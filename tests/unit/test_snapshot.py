@@ -411,30 +411,32 @@ def test_a_state_that_changes_shape_is_planned_anew(
 
 
 def test_a_rank_whose_state_alone_changed_is_told_what_changed(sidecar: FakeSidecar) -> None:
-    done, calls = Event(), list[Any]()
+    calls = list[Any]()
 
     def gather(offer: Any) -> list[Any]:
         calls.append(offer)
         if len(calls) > 1:
-            done.wait(30)  # the other rank does not come
+            raise StateError("rank 1 did not come")
         return [offer, offer]
 
-    snapshotter = Snapshotter(
-        sidecar,
-        run="test",
-        generation=1,
-        rank=0,
-        world_size=2,
-        gather=gather,
-        replan_timeout_s=0.05,
-    )
+    snapshotter = _of_two(sidecar, gather)
     state: dict[str, Any] = {"model": nn.Linear(2, 2)}
     snapshotter.snapshot(state, 0)
     state["model"].register_buffer("extra", torch.zeros(3))
-    with pytest.raises(StateError, match=r"tensor model\.extra is new .* other ranks did not come"):
+    with pytest.raises(StateError, match=r"tensor model\.extra is new .* rank 1 did not come"):
         snapshotter.snapshot(state, 1)
-    done.set()
     snapshotter.close()
+
+
+def test_ranks_that_plan_for_different_steps_are_told_so(sidecar: FakeSidecar) -> None:
+    snapshotter = _of_two(sidecar, lambda offer: [offer, offer | {"step": 7}])
+    with pytest.raises(StateError, match="of step 0, rank 1 that of step 7"):
+        snapshotter.snapshot({"model": nn.Linear(2, 2)}, 0)
+    snapshotter.close()
+
+
+def _of_two(sidecar: FakeSidecar, gather: Any) -> Snapshotter:
+    return Snapshotter(sidecar, run="test", generation=1, rank=0, world_size=2, gather=gather)
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -155,3 +157,21 @@ def test_a_watching_client_hears_at_once_that_its_server_is_gone(key: RunKey) ->
             client.call("never", timeout_s=30)
     assert time.monotonic() - began_s < 10
     client.close()
+
+
+def test_a_client_that_is_dropped_unclosed_is_collected_and_hangs_nobody() -> None:
+    code = (
+        "import gc, sys\n"
+        "from ckpt.errors import PeerError\n"
+        "from ckpt.transport import Client, RunKey, Server\n"
+        "key = RunKey.new()\n"
+        "server = Server(lambda request: request.reply(None, [bytes(10)]), key=key)\n"
+        "for bulk in (False, True, None):\n"
+        "    client = Client(server.address, key, watch=True)\n"
+        "    if bulk is not None:\n"
+        "        client.call('read', bulk=bulk)\n"
+        "    del client\n"
+        "    gc.collect()\n"
+        "server.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=30, check=True)

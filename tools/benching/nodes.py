@@ -61,6 +61,11 @@ class Nodes:
         """Where each living node's sidecar serves."""
         return {name: sidecar.address for name, sidecar in self._sidecars.items()}
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the living nodes' sidecars."""
+        return tuple(sidecar.pid for sidecar in self._sidecars.values())
+
     def adopt(
         self,
         *,

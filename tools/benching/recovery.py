@@ -55,10 +55,9 @@ def _from_own_arena(setup: Setup) -> list[Row]:
 
         def living() -> Mapping[str, float]:
             target.wipe()
-            with stopwatch() as seconds, _source(point, nodes.addresses["a"], nodes.key) as source:
-                restore(target.tracked, source, rank=0)
+            seconds = _restore(target, point, nodes.addresses["a"], nodes.key)
             state.require_equal(target, what=LIVING)
-            return {LIVING: seconds[0]}
+            return {LIVING: seconds}
 
         dcp_save(cast("dict[str, Any]", state.tensors), checkpoint_id=files, no_dist=True)
         wanted = cast("dict[str, Any]", target.tensors)
@@ -73,14 +72,15 @@ def _from_own_arena(setup: Setup) -> list[Row]:
     return [samples.row("recover", name, size, MEMCPY, TMPFS_LOAD) for name in (LIVING, FRESH)]
 
 
-def _source(point: RestorePoint, address: str, key: RunKey) -> MemorySource:
-    return MemorySource(
-        point,
-        local=SidecarClient(address, key),
-        local_node="a",
-        addresses={"a": address},
-        key=key,
-    )
+def _restore(target: State, point: RestorePoint, address: str, key: RunKey) -> float:
+    """Restore from the node's sidecar; return the seconds."""
+    with stopwatch() as seconds, closing(SidecarClient(address, key)) as client:
+        source = MemorySource(
+            point, local=client, local_node="a", addresses={"a": address}, key=key
+        )
+        with source:
+            restore(target.tracked, source, rank=0)
+    return seconds[0]
 
 
 def _in_a_fresh_process(setup: Setup, point: RestorePoint, nodes: Nodes) -> float:
@@ -105,9 +105,7 @@ def _restored(
     pipe: Connection, size_bytes: int, point: RestorePoint, address: str, key: RunKey
 ) -> None:
     target = State(size_bytes, seed=1, layers=MANY_LAYERS)
-    with stopwatch() as seconds, _source(point, address, key) as source:
-        restore(target.tracked, source, rank=0)
-    pipe.send(seconds[0])
+    pipe.send(_restore(target, point, address, key))
 
 
 def _from_parity(setup: Setup) -> Row:

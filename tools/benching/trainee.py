@@ -31,6 +31,7 @@ from ckpt.sidecar.client import SidecarClient
 from ckpt.snapshot import Snapshotter
 from ckpt.target import CheckpointTarget
 from ckpt.transport import RunKey
+from tools.benching.flash import Flash
 from tools.benching.state import MANY_LAYERS, State
 
 _SIDE = 256
@@ -76,10 +77,12 @@ class Window:
 class Outcome:
     """What a window took: ``stalls_s`` are the times the trainee itself waited, by save.
 
-    ``copy_s`` is the work of the thread that copied last, 0 for a way that has none.
+    ``copy_s`` is the work of the thread that copied last, 0 for a way that has none. ``cpu_s`` is
+    the processor time of the whole process, until the save was done.
     """
 
     seconds: float
+    cpu_s: float
     steps: int
     stalls_s: tuple[float, ...]
     copy_s: float
@@ -132,7 +135,7 @@ class _Holdfast:
         self.snapshots.snapshot(self._tracked, self._step, persist=self._persist)
 
     def fence(self) -> None:
-        self.snapshots.fence()
+        self.snapshots.copied()
 
     def is_done(self) -> bool:
         if self.snapshots.stats.discarded:
@@ -180,8 +183,29 @@ class _Dcp:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+class _Flash:
+    """DLRover's copy in shared memory, with no second copy anywhere: done when it returns."""
+
+    def __init__(self, seat: Seat, state: State) -> None:
+        self._tensors = state.tensors
+        self._flash = Flash(Path(seat.directory) / "flash")
+
+    def save(self, step: int) -> None:
+        self._flash.to_memory(step, self._tensors)
+
+    def fence(self) -> None:
+        pass
+
+    def is_done(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._flash.close()
+
+
 HOLDFAST, PARITY, PERSIST = "holdfast", "holdfast + parity", "holdfast + persistence"
 DCP_THREAD, DCP_PROCESS = "DCP async_save, thread", "DCP async_save, process"
+FLASH = "DLRover Flash Checkpoint, in memory"
 NOTHING = "no saving"
 
 
@@ -192,6 +216,7 @@ def _saver(seat: Seat, state: State, way: str) -> Saver:
         PARITY: lambda: _Holdfast(seat, state, way=way, persist=False),
         PERSIST: lambda: _Holdfast(seat, state, way=way, persist=True),
         DCP_THREAD: lambda: _Dcp(seat, state, AsyncCheckpointerType.THREAD),
+        FLASH: lambda: _Flash(seat, state),
         DCP_PROCESS: lambda: _Dcp(seat, state, AsyncCheckpointerType.PROCESS),
     }
     return makers[way]()
@@ -223,6 +248,7 @@ class Trainee:
         saver = self._savers[window.way]
         stalls: list[float] = []
         dist.barrier()
+        began_cpu_s = time.process_time()
         began_s, steps, is_done = time.perf_counter(), 0, False
         while steps < window.steps or not is_done:
             self._compute(window.products)
@@ -239,7 +265,13 @@ class Trainee:
         while not self._meet(saver.is_done()):
             time.sleep(0.01)
         copy_s = saver.snapshots.stats.last_copy_s if isinstance(saver, _Holdfast) else 0.0
-        return Outcome(seconds=seconds, steps=steps, stalls_s=tuple(stalls), copy_s=copy_s)
+        return Outcome(
+            seconds=seconds,
+            cpu_s=time.process_time() - began_cpu_s,
+            steps=steps,
+            stalls_s=tuple(stalls),
+            copy_s=copy_s,
+        )
 
     def _compute(self, products: int) -> None:
         for _ in range(products):

@@ -2,12 +2,14 @@
 
 What a save blocks is the smaller part of what it costs: its threads, its copies and its writes slow
 down the steps beside them. So processes train here, and the time lost is what a stretch of
-training took, less what as many steps take when nothing is saved.
+training took, less what as many steps take when nothing is saved, just before and just after it.
+Where others use the machine as well that is mostly theirs; the processor time is not.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +21,7 @@ from typing import Final
 from torch._C._distributed_c10d import TCPStore
 
 from ckpt.errors import PeerError
-from tools.benching import trainee
+from tools.benching import flash, trainee
 from tools.benching.nodes import SLOTS, Nodes
 from tools.benching.samples import Row, Samples, Setup, stopwatch
 from tools.benching.state import MANY_LAYERS, Mirror, State
@@ -33,7 +35,7 @@ WAYS: Final = (
     trainee.DCP_THREAD,
     trainee.DCP_PROCESS,
 )
-PEERS: Final = (trainee.DCP_THREAD, trainee.DCP_PROCESS)
+PEERS: Final = (trainee.DCP_THREAD, trainee.DCP_PROCESS, trainee.FLASH)
 RATIOS: Final = (2.0, 4.0, 8.0, 16.0)
 _STEP_COPIES: Final = 4.0
 _WINDOW_S: Final = 3.0
@@ -57,14 +59,18 @@ def _lost(setup: Setup, crew: _Crew) -> list[Row]:
     products = crew.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
     steps = max(round(window_s / crew.step_s(products)), 4)
-    samples, stalls = Samples(), Samples()
+    samples, stalls, cpu = Samples(), Samples(), Samples()
     for _ in range(setup.repeat):
         samples.add({MEMCPY: crew.memcpy_s()})
-        free_s = crew.train(trainee.NOTHING, steps=steps, products=products).step_s
-        for way in WAYS:
+        free = crew.train(trainee.NOTHING, steps=steps, products=products)
+        for way in crew.ways:
             found = crew.train(way, steps=steps, products=products)
-            samples.add({_name(way, crew): found.seconds - found.steps * free_s})
+            before, free = free, crew.train(trainee.NOTHING, steps=steps, products=products)
+            step_s = (before.step_s + free.step_s) / 2
+            step_cpu_s = (before.cpu_s + free.cpu_s) / (before.steps + free.steps)
+            samples.add({_name(way, crew): found.seconds - found.steps * step_s})
             stalls.add({_name(way, crew): found.stall_s})
+            cpu.add({_name(way, crew): found.cpu_s - found.steps * step_cpu_s})
         setup.lap()
     peers = [_name(way, crew) for way in PEERS]
     return [
@@ -74,9 +80,12 @@ def _lost(setup: Setup, crew: _Crew) -> list[Row]:
             0,
             MEMCPY,
             *(peer for peer in peers if way not in PEERS),
-            extra=[("of it the training threads waited", stalls.yardstick(name).seconds, "s")],
+            extra=[
+                ("of it the training threads waited", stalls.yardstick(name).seconds, "s"),
+                ("processor time beside the training's", cpu.yardstick(name).seconds, "s"),
+            ],
         )
-        for way in WAYS
+        for way in crew.ways
         for name in [_name(way, crew)]
     ]
 
@@ -106,9 +115,13 @@ def _inflation(setup: Setup, crew: _Crew) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Together:
-    """A window of all ranks: its slowest, and the longest wait for a save of any."""
+    """A window of all ranks: its slowest, and the longest wait for a save of any.
+
+    ``cpu_s`` is the processor time of all ranks and all sidecars.
+    """
 
     seconds: float
+    cpu_s: float
     steps: int
     stall_s: float
     copy_s: float
@@ -121,9 +134,13 @@ class _Together:
 class _Crew:
     """Processes that train together, and the sidecars that guard them."""
 
-    def __init__(self, pipes: Sequence[Connection], mirror: Mirror) -> None:
+    def __init__(
+        self, pipes: Sequence[Connection], mirror: Mirror, *, sidecars: Sequence[int]
+    ) -> None:
         self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
+        self._sidecars = sidecars
         self.copy_s = 0.0
+        self.ways = (*WAYS, *([trainee.FLASH] if flash.is_installed() else []))
         self._free_s = self._product_s = 0.0
 
     @classmethod
@@ -132,7 +149,7 @@ class _Crew:
         """Start them, warm up every way of saving, and time what a step is made of."""
         state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
         with ExitStack() as stack:
-            guards = _guards(stack, setup, workers)
+            guards, sidecars = _guards(stack, setup, workers)
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             context = multiprocessing.get_context("spawn")
             pipes = []
@@ -151,12 +168,12 @@ class _Crew:
                 theirs.close()
                 stack.callback(_end, process, pipe)
                 pipes.append(pipe)
-            crew = cls(pipes, Mirror(state))
+            crew = cls(pipes, Mirror(state), sidecars=sidecars)
             crew._warm_up()
             yield crew
 
     def _warm_up(self) -> None:
-        for way in (trainee.NOTHING, *WAYS):
+        for way in (trainee.NOTHING, *self.ways):
             for _ in range(1 if way in PEERS else SLOTS + 1):
                 self.train(way, steps=2, products=0)
         self._free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
@@ -182,11 +199,14 @@ class _Crew:
     def train(self, way: str, *, steps: int, products: int, every: int = 0) -> _Together:
         """Have all ranks train a window."""
         window = Window(way=way, steps=steps, every=every, products=products)
+        before_s = sum(map(_cpu_s, self._sidecars))
         for pipe in self._pipes:
             pipe.send(window)
         found = [_answer(pipe) for pipe in self._pipes]
+        sidecars_s = sum(map(_cpu_s, self._sidecars)) - before_s
         return _Together(
             seconds=max(each.seconds for each in found),
+            cpu_s=sum(each.cpu_s for each in found) + sidecars_s,
             steps=found[0].steps,
             stall_s=max(sum(each.stalls_s) for each in found),
             copy_s=max(each.copy_s for each in found),
@@ -203,6 +223,12 @@ def _answer(pipe: Connection) -> Outcome:
     return found
 
 
+def _cpu_s(pid: int) -> float:
+    """Return the processor time a process has used so far (``proc(5)``)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
     try:
         pipe.send(None)
@@ -212,19 +238,26 @@ def _end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None
     pipe.close()
 
 
-def _guards(stack: ExitStack, setup: Setup, workers: int) -> dict[str, list[Guard]]:
-    """Start the sidecars of every way: one for all ranks, or, for parity, at least two."""
+def _guards(
+    stack: ExitStack, setup: Setup, workers: int
+) -> tuple[dict[str, list[Guard]], list[int]]:
+    """Start the sidecars of every way: one for all ranks, or, for parity, at least two.
+
+    Return what each rank needs of them, and their processes.
+    """
     found: dict[str, list[Guard]] = {}
+    pids: list[int] = []
     for way in (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST):
         parity = int(way == trainee.PARITY)
         names = [f"n{number}" for number in range(max(workers, 2) if parity else 1)]
         nodes = stack.enter_context(Nodes(_made(setup.directory), names))
         seats = names[:workers] if parity else names * workers
+        pids += nodes.pids
         nodes.adopt(parity=parity, rank_nodes=seats)
         found[way] = [
             Guard(address=nodes.addresses[name], run=nodes.run, key=nodes.key) for name in seats
         ]
-    return found
+    return found, pids
 
 
 def _made(directory: Path) -> Path:

@@ -9,6 +9,7 @@ import msgspec
 
 from ckpt.types import Json
 from tools.report.timeline import PHASES, Recovery, Timeline
+from tools.snapshot_costs import Cost
 
 REPORT_FORMAT = 1
 
@@ -83,6 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     command: str
     timeline: Timeline
+    snapshots: Cost | None = None
 
     @property
     def passed(self) -> bool:

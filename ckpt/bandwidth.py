@@ -10,7 +10,7 @@ BURST_S: Final = 0.05
 """How much of a pause is made up for at once."""
 
 
-class Pacer:
+class Bucket:
     """Says how long to wait after each piece so that no more than ``bytes_per_s`` pass.
 
     Over any time ``t`` at most ``bytes_per_s * (t + BURST_S)`` and one piece are let through (the

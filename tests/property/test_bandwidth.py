@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.pace import BURST_S, Pacer, parse_rate
+from ckpt.bandwidth import BURST_S, Bucket, parse_rate
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 10**9), st.floats(0, 5, allow_nan=False)), min_size=1, max_size=60
 )
 
 
-def pass_all(pacer: Pacer, pieces: list[tuple[int, float]]) -> list[tuple[float, int]]:
+def pass_all(pacer: Bucket, pieces: list[tuple[int, float]]) -> list[tuple[float, int]]:
     """Return when each piece went: after the wait for the one before, and some work."""
     now_s, passed = 0.0, []
     for nbytes, work_s in pieces:
@@ -29,7 +29,7 @@ def pass_all(pacer: Pacer, pieces: list[tuple[int, float]]) -> list[tuple[float,
 def test_no_window_of_time_lets_more_through_than_the_rate(
     pieces: list[tuple[int, float]], rate: int
 ) -> None:
-    passed = pass_all(Pacer(rate), pieces)
+    passed = pass_all(Bucket(rate), pieces)
     for first, (begin_s, _) in enumerate(passed):
         total = 0
         for at_s, nbytes in passed[first:]:
@@ -40,7 +40,7 @@ def test_no_window_of_time_lets_more_through_than_the_rate(
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), st.integers(1, 10**10))
 def test_who_is_always_ready_gets_the_whole_rate(sizes: list[int], rate: int) -> None:
-    pacer, now_s = Pacer(rate), 0.0
+    pacer, now_s = Bucket(rate), 0.0
     for nbytes in sizes:
         now_s += pacer.pay(nbytes, now_s=now_s)
     assert now_s <= sum(sizes) / rate * (1 + 1e-6)
@@ -48,7 +48,7 @@ def test_who_is_always_ready_gets_the_whole_rate(sizes: list[int], rate: int) ->
 
 @given(PIECES)
 def test_without_a_rate_nobody_waits(pieces: list[tuple[int, float]]) -> None:
-    pacer = Pacer()
+    pacer = Bucket()
     assert all(pacer.pay(nbytes, now_s=now_s) == 0 for nbytes, now_s in pieces)
 
 
@@ -68,4 +68,4 @@ def test_what_is_no_rate_is_refused(text: str | int) -> None:
 
 def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes_per_s is -1"):
-        Pacer(-1)
+        Bucket(-1)

@@ -1,0 +1,218 @@
+"""What `holdfast status` makes of the sidecars' answers, for people and for scrapers."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ckpt.errors import NotFoundError, PeerError
+from ckpt.transport import RunKey
+from elastic.agent.reporting import NodeProcesses, Reporter, read_all_processes
+from elastic.events import EventWriter, events_file
+from tools import status
+from tools.exposition import exposition
+from tools.node_status import NodeStatus
+from tools.status_view import seconds, summary, view
+
+METER = {"seconds": 2.0, "bytes": 1 << 30, "median_s": 0.02, "max_s": 0.3, "last_s": 0.02}
+SEAL = {"count": 9, **METER}
+STORED: dict[str, Any] = {
+    "run": "4d95-d21b7b",
+    "generation": 3,
+    "committed": 41,
+    "protected": 40,
+    "persisted": [10, 30, 20],
+    "restore_point_age_s": 0.25,
+    "bytes": {"slots": 4 << 20, "parity": 1 << 20, "logs": 0, "disk": 2 << 20, "budget": 8 << 20},
+    "memory": {"mode": "small", "need_bytes": 6 << 20, "left_out": None},
+    "meters": {"seal": SEAL, "protect": SEAL},
+    "refusals": {"stale generation": 2},
+    "peers": {
+        "n1/fragments": {"queued": 3, "oldest_s": 4.2, "dropped": 0, "error": "no answer"},
+        "n1/gossip": {"queued": 0, "oldest_s": 0.0, "dropped": 0, "error": ""},
+    },
+    "unprotected": {"3/41": "no room for a parity row"},
+    "log_lag": {"rollout/0": {"records": 7, "bytes": 90, "oldest_s": 1.5}},
+    "log_errors": {},
+    "persist_failed_in_a_row": 1,
+    "persist_error": "checkpoint of step 40 failed: full",
+    "spill_error": None,
+}
+ANSWERING = NodeStatus(node="n0", sidecar=7, workers={"trainer/0": 8}, status=STORED)
+SILENT = NodeStatus(node="n1", sidecar=9, error="tcp://x: no answer to status within 3 s")
+
+
+def shown(*nodes: NodeStatus) -> str:
+    console = Console(file=StringIO(), width=160)
+    console.print(view(nodes))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def row(text: str, *words: str) -> list[str]:
+    """Return the cells of the first line that begins with these words."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return next(cells for cells in rows if cells[: len(words)] == list(words))
+
+
+def test_the_first_line_says_what_could_be_returned_to() -> None:
+    told = summary([SILENT, ANSWERING])
+    assert (
+        told == "job 4d95-d21b7b: 2 nodes, generation 3; newest restore point step 40, 0.25 s old"
+    )
+
+
+def test_a_job_without_a_protected_snapshot_says_so() -> None:
+    fresh = {**STORED, "protected": -1, "restore_point_age_s": None}
+    told = summary([NodeStatus(node="n0", sidecar=7, status=fresh)])
+    assert told.endswith("1 node, generation 3; no snapshot is protected yet")
+
+
+def test_a_node_is_a_row_of_steps_age_and_time_to_protected() -> None:
+    cells = row(shown(ANSWERING), "n0")
+    assert cells == ["n0", "3", "41", "40", "30", "0.25 s", "20.0 ms", "0.30 s"]
+
+
+def test_a_stage_is_a_row_of_times_bytes_and_rate() -> None:
+    cells = row(shown(ANSWERING), "seal")
+    assert cells == ["seal", "n0", "9", "20.0 ms", "0.30 s", "1.0 GiB", "512.0 MiB/s"]
+
+
+def test_memory_stands_beside_its_budget() -> None:
+    memory = shown(ANSWERING).partition("budget")[2]
+    assert row(memory, "n0")[1:] == [
+        *("4.0 MiB", "1.0 MiB", "0 B", "6.0 MiB", "8.0 MiB"),
+        *("small", "2.0 MiB"),
+    ]
+
+
+def test_everything_wrong_is_a_line() -> None:
+    text = shown(ANSWERING, SILENT)
+    for line in (
+        "n0: step 41 is not protected: no room for a parity row",
+        "n0: fragments for n1: 3 queued, the oldest 4.2 s; last error: no answer",
+        "n0: log rollout/0: 7 records are not on every copy, the oldest for 1.5 s",
+        "n0: checkpoint of step 40 failed: full",
+        "n0: messages refused: 2 stale generation",
+        "n1: tcp://x: no answer to status within 3 s",
+    ):
+        assert line in text.splitlines()
+    assert "gossip" not in text
+
+
+def test_a_sidecar_that_has_just_started_is_shown_without_figures() -> None:
+    new = {"run": "r", "generation": 0, "committed": -1, "protected": -1}
+    assert row(shown(NodeStatus(node="n0", sidecar=7, status=new)), "n0")[1:] == ["0", *"––––––"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0.0 ms"), (0.0994, "99.4 ms"), (0.0996, "0.10 s"), (600.0, "10 min")],
+)
+def test_durations_are_in_the_unit_that_fits(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+NAME, LABEL = r"[a-zA-Z_:][a-zA-Z0-9_:]*", r'[a-z_]+="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
+SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} (-?[0-9.]+(?:e[+-]?[0-9]+)?)")
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Check the text against the format's rules; return ``name{labels}`` and value."""
+    assert text.endswith("\n")
+    kinds: dict[str, str] = {}
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if (kind := re.fullmatch(rf"# TYPE ({NAME}) (gauge|counter)", line)) is not None:
+            assert kind[1] not in kinds, "a family comes once"
+            kinds[kind[1]] = kind[2]
+        elif not re.fullmatch(rf"# HELP {NAME} \S.*", line):
+            sample = SAMPLE.fullmatch(line)
+            assert sample is not None, line
+            assert list(kinds)[-1] == sample[1], "samples follow the type of their family"
+            assert f"{sample[1]}{{{sample[2]}}}" not in samples
+            samples[f"{sample[1]}{{{sample[2]}}}"] = float(sample[3])
+    assert all((kinds[name] == "counter") == name.endswith("_total") for name in kinds)
+    assert all(name.startswith("holdfast_") for name in kinds)
+    return samples
+
+
+def test_the_exposition_keeps_the_rules_and_says_the_same() -> None:
+    samples = parsed(exposition([ANSWERING, SILENT]))
+    assert {
+        'holdfast_up{node="n0"}': 1,
+        'holdfast_up{node="n1"}': 0,
+        'holdfast_protected_step{node="n0"}': 40,
+        'holdfast_durable_step{node="n0"}': 30,
+        'holdfast_restore_point_age_seconds{node="n0"}': 0.25,
+        'holdfast_stage_seconds_total{node="n0",stage="seal"}': 2,
+        'holdfast_stage_bytes_total{node="n0",stage="protect"}': 1 << 30,
+        'holdfast_memory_bytes{node="n0",purpose="parity"}': 1 << 20,
+        'holdfast_memory_budget_bytes{node="n0"}': 8 << 20,
+        'holdfast_peer_queue_length{node="n0",peer="n1",purpose="fragments"}': 3,
+        'holdfast_log_lag_records{node="n0",log="rollout/0"}': 7,
+        'holdfast_refused_messages_total{node="n0",reason="stale generation"}': 2,
+        'holdfast_unprotected_snapshots{node="n0"}': 1,
+    }.items() <= samples.items()
+
+
+def test_labels_are_escaped() -> None:
+    awkward = NodeStatus(node='a"b\\c\nd', sidecar=7, status=STORED)
+    assert 'holdfast_up{node="a\\"b\\\\c\\nd"}' in parsed(exposition([awkward]))
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert list(parsed(exposition([SILENT]))) == ['holdfast_up{node="n1"}']
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nowhere: no such directory; give what"):
+        status.ask(tmp_path / "nowhere")
+
+
+def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no job was started here \(there is no key.json\)"):
+        status.ask(tmp_path)
+
+
+def started(run_dir: Path, *nodes: NodeProcesses) -> None:
+    RunKey.new().save(run_dir / "key.json")
+    for i, processes in enumerate(nodes):
+        reporter = Reporter(run_dir, node=f"n-{i}")
+        reporter.list_processes(processes)
+        reporter.close()
+
+
+def test_a_job_without_sidecars_is_starting(tmp_path: Path) -> None:
+    started(tmp_path)
+    with pytest.raises(NotFoundError, match="the job is starting"):
+        status.ask(tmp_path)
+
+
+def test_a_job_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
+    started(tmp_path, NodeProcesses(agent=1, sidecar=0))
+    writer = EventWriter(events_file(tmp_path, "launcher"), node="launcher")
+    writer.write("job_ended", source="launcher", fields={"ok": False, "message": "it crashed"})
+    writer.close()
+    with pytest.raises(NotFoundError, match=r"the job is over \(it crashed\)"):
+        status.ask(tmp_path)
+
+
+def test_a_job_of_which_no_sidecar_answers_names_each(tmp_path: Path) -> None:
+    gone = NodeProcesses(agent=1, sidecar=2, address="tcp://127.0.0.1:9")
+    started(tmp_path, gone, NodeProcesses(agent=1, sidecar=0))
+    with pytest.raises(PeerError, match="no sidecar answers") as caught:
+        status.ask(tmp_path)
+    assert "n-0: tcp://127.0.0.1:9" in str(caught.value)
+    assert "n-1: its sidecar is down" in str(caught.value)
+
+
+def test_nodes_are_found_by_the_names_they_have(tmp_path: Path) -> None:
+    started(tmp_path, NodeProcesses(agent=1, sidecar=2), NodeProcesses(agent=3, sidecar=4))
+    found = read_all_processes(tmp_path)
+    assert {node: each.agent for node, each in found.items()} == {"n-0": 1, "n-1": 3}
