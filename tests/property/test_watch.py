@@ -337,7 +337,7 @@ def content(text: bytes, payload: bytes) -> Any:
 
 def cached(snapshotter: Snapshotter, state: dict[str, Any]) -> Any:
     """Copy ``state`` as the next snapshot would."""
-    flat, program = snapshotter._programmed(state)
+    flat, program = snapshotter._programmed(state, 1)
     program.stage(flat)
     job, found = CopyJob(program, ready={}), bytearray(program.plan.payload_bytes)
     job.open(Room.of(memoryview(found)))
