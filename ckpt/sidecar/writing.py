@@ -157,21 +157,18 @@ class Writing:
         return True
 
     def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
-        core, file = self._core, None
+        core = self._core
         try:
             file = core.arena.create(size_bytes)
-        except CapacityError as error:
+        except BaseException as error:
             with core.lock:
-                self._leave_out(key, error)
+                self._created(size_bytes, key)
+                if isinstance(error, CapacityError):
+                    self._leave_out(key, error)
             raise
-        finally:
-            with core.lock:
-                self._creating.discard(key)
-                self._room.end(size_bytes)
-                slot = core.slots.add(file) if file else None
-        if slot is None:
-            return
-        with core.lock:
+        with core.lock:  # not let go of before the slot is taken: others look for free ones
+            self._created(size_bytes, key)
+            slot = core.slots.add(file)
             try:
                 self._check_begin(key[0], key[2])
             except CkptError:
@@ -179,6 +176,10 @@ class Writing:
                 raise
             self._begin(request, slot, key)
             core.changed()
+
+    def _created(self, size_bytes: int, key: BlockKey) -> None:
+        self._creating.discard(key)
+        self._room.end(size_bytes)
 
     def _begin(self, request: Request, slot: Slot, key: BlockKey) -> None:
         self._core.slots.begin(slot, key)

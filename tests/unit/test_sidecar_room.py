@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, 
 
 from ckpt.arena import HEADER_BYTES, arena_path, slot_capacity
 from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
-from ckpt.errors import BudgetError, CapacityError, GivenUpError
+from ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
 from ckpt.sidecar.room import Fit, Mode, fit
 from ckpt.sidecar.slots import fits
 from ckpt.sidecar.state import Book, Release
@@ -272,3 +273,51 @@ def test_a_lost_block_is_rebuilt_within_the_budget_where_free_slots_can_make_roo
         group.clients[source.node].open_block(point.world, point.step, source)
         assert source.node == "a"
         assert before < files_bytes(group) <= budget
+
+
+class _LetsOthersIn:
+    """A lock after whose release every thread that waits for it has its turn."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        time.sleep(0.002)
+
+
+def test_ranks_that_ask_at_once_get_a_slot_each(two: SidecarGroup) -> None:
+    core = two.sidecars["a"].core
+    core.lock = _LetsOthersIn(core.lock)  # type: ignore[assignment,arg-type]
+    world = adopt(two, rank_nodes=("a",) * 6, parity=0)
+    for step in range(1, 4):  # each larger than the slots that there are
+        found: list[int] = []
+        failed: list[Exception] = []
+
+        def acquire(
+            rank: int, step: int = step, found: list[int] = found, failed: list[Exception] = failed
+        ) -> None:
+            try:
+                grant = two.clients["a"].acquire(
+                    generation=world.generation,
+                    step=step,
+                    rank=rank,
+                    size_bytes=step * (1 << 20),
+                    timeout_s=10.0,
+                )
+                found.append(grant.slot_id)
+            except CkptError as error:
+                failed.append(error)
+
+        ranks = [threading.Thread(target=acquire, args=(rank,)) for rank in range(6)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join()
+        assert failed == []
+        assert len(set(found)) == 6
+        for slot_id in found:
+            two.clients["a"].abandon(slot_id)
