@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 _MODULE = "dlrover.trainer.torch.flash_checkpoint.ddp"
-_WAIT_S = 300
 
 
 def is_installed() -> bool:
@@ -30,16 +29,18 @@ class Flash:
         logging.getLogger("dlrover").setLevel(logging.ERROR)
         module = importlib.import_module(_MODULE)
         ranks = dist.get_world_size()
-        self._kinds = module.StorageType
+        self._kinds, self._step = module.StorageType, 0
         self._checkpointer = module.DdpCheckpointer(
             str(directory), local_shard_num=ranks, global_shard_num=ranks
         )
 
-    def to_memory(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def to_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Save to memory; returns when the copy is made."""
-        self._checkpointer.save_checkpoint(step, dict(tensors), storage_type=self._kinds.MEMORY)
+        self._step += 1  # a step that is not newer is not copied
+        self._checkpointer.save_checkpoint(
+            self._step, dict(tensors), storage_type=self._kinds.MEMORY
+        )
 
     def close(self) -> None:
         """Let go of the shared memory."""
-        self._checkpointer.wait_latest_checkpoint(_WAIT_S)
         self._checkpointer._engine.close()

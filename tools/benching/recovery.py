@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from ckpt.arena import arena_path, hold, sweep
 from ckpt.errors import PeerError
 from ckpt.isal import address_of
+from ckpt.maps import SlotMaps
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
 from ckpt.sidecar.client import SidecarClient
@@ -55,7 +56,8 @@ def _from_own_arena(setup: Setup) -> list[Row]:
 
         def living() -> Mapping[str, float]:
             target.wipe()
-            seconds = _restore(target, point, nodes.addresses["a"], nodes.key)
+            address = nodes.addresses["a"]
+            seconds = _restore(target, point, address, nodes.key, maps=trainer.maps)
             state.require_equal(target, what=LIVING)
             return {LIVING: seconds}
 
@@ -72,11 +74,18 @@ def _from_own_arena(setup: Setup) -> list[Row]:
     return [samples.row("recover", name, size, MEMCPY, TMPFS_LOAD) for name in (LIVING, FRESH)]
 
 
-def _restore(target: State, point: RestorePoint, address: str, key: RunKey) -> float:
-    """Restore from the node's sidecar; return the seconds."""
+def _restore(
+    target: State,
+    point: RestorePoint,
+    address: str,
+    key: RunKey,
+    *,
+    maps: SlotMaps | None = None,
+) -> float:
+    """Restore from the node's sidecar; return the seconds. ``maps`` are warm where it wrote."""
     with stopwatch() as seconds, closing(SidecarClient(address, key)) as client:
         source = MemorySource(
-            point, local=client, local_node="a", addresses={"a": address}, key=key
+            point, local=client, local_node="a", addresses={"a": address}, key=key, maps=maps
         )
         with source:
             restore(target.tracked, source, rank=0)

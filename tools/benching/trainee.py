@@ -191,7 +191,7 @@ class _Flash:
         self._flash = Flash(Path(seat.directory) / "flash")
 
     def save(self, step: int) -> None:
-        self._flash.to_memory(step, self._tensors)
+        self._flash.to_memory(self._tensors)
 
     def fence(self) -> None:
         pass
