@@ -25,7 +25,7 @@ from tools.benching.samples import Row, Samples, Setup, Yardstick, in_turn
 from tools.cli import EXIT_FAILED, EXIT_USAGE, main
 
 PEERLESS = {
-    "copy, checksum, seal",
+    "copy, checksum",
     "first copy, new memory",
     "one node of three gone: its block from parity",
     "decode a column of 2 + 1, per byte read",

@@ -20,7 +20,7 @@ from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
 from tools.benching.state import MANY_LAYERS, Mirror, State
 
 MEMCPY = "memcpy"
-CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum, seal"
+CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum"
 FIRST = "first copy, new memory"
 ASYNC_SAVE = "DCP async_save returns"
 

@@ -31,7 +31,6 @@ from ckpt.sidecar.client import SidecarClient
 from ckpt.snapshot import Snapshotter
 from ckpt.target import CheckpointTarget
 from ckpt.transport import RunKey
-from tools.benching.flash import Flash
 from tools.benching.state import MANY_LAYERS, State
 
 _SIDE = 256
@@ -183,29 +182,8 @@ class _Dcp:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class _Flash:
-    """DLRover's copy in shared memory, with no second copy anywhere: done when it returns."""
-
-    def __init__(self, seat: Seat, state: State) -> None:
-        self._tensors = state.tensors
-        self._flash = Flash(Path(seat.directory) / "flash")
-
-    def save(self, step: int) -> None:
-        self._flash.to_memory(self._tensors)
-
-    def fence(self) -> None:
-        pass
-
-    def is_done(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._flash.close()
-
-
 HOLDFAST, PARITY, PERSIST = "holdfast", "holdfast + parity", "holdfast + persistence"
 DCP_THREAD, DCP_PROCESS = "DCP async_save, thread", "DCP async_save, process"
-FLASH = "DLRover Flash Checkpoint, in memory"
 NOTHING = "no saving"
 
 
@@ -216,7 +194,6 @@ def _saver(seat: Seat, state: State, way: str) -> Saver:
         PARITY: lambda: _Holdfast(seat, state, way=way, persist=False),
         PERSIST: lambda: _Holdfast(seat, state, way=way, persist=True),
         DCP_THREAD: lambda: _Dcp(seat, state, AsyncCheckpointerType.THREAD),
-        FLASH: lambda: _Flash(seat, state),
         DCP_PROCESS: lambda: _Dcp(seat, state, AsyncCheckpointerType.PROCESS),
     }
     return makers[way]()

@@ -21,7 +21,7 @@ from typing import Final
 from torch._C._distributed_c10d import TCPStore
 
 from ckpt.errors import PeerError
-from tools.benching import flash, trainee
+from tools.benching import trainee
 from tools.benching.nodes import SLOTS, Nodes
 from tools.benching.samples import Row, Samples, Setup, stopwatch
 from tools.benching.state import MANY_LAYERS, Mirror, State
@@ -35,7 +35,7 @@ WAYS: Final = (
     trainee.DCP_THREAD,
     trainee.DCP_PROCESS,
 )
-PEERS: Final = (trainee.DCP_THREAD, trainee.DCP_PROCESS, trainee.FLASH)
+PEERS: Final = (trainee.DCP_THREAD, trainee.DCP_PROCESS)
 RATIOS: Final = (2.0, 4.0, 8.0, 16.0)
 _STEP_COPIES: Final = 4.0
 _WINDOW_S: Final = 3.0
@@ -63,7 +63,7 @@ def _lost(setup: Setup, crew: _Crew) -> list[Row]:
     for _ in range(setup.repeat):
         samples.add({MEMCPY: crew.memcpy_s()})
         free = crew.train(trainee.NOTHING, steps=steps, products=products)
-        for way in crew.ways:
+        for way in WAYS:
             found = crew.train(way, steps=steps, products=products)
             before, free = free, crew.train(trainee.NOTHING, steps=steps, products=products)
             step_s = (before.step_s + free.step_s) / 2
@@ -85,7 +85,7 @@ def _lost(setup: Setup, crew: _Crew) -> list[Row]:
                 ("processor time beside the training's", cpu.yardstick(name).seconds, "s"),
             ],
         )
-        for way in crew.ways
+        for way in WAYS
         for name in [_name(way, crew)]
     ]
 
@@ -140,7 +140,6 @@ class _Crew:
         self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
         self._sidecars = sidecars
         self.copy_s = 0.0
-        self.ways = (*WAYS, *([trainee.FLASH] if flash.is_installed() else []))
         self._free_s = self._product_s = 0.0
 
     @classmethod
@@ -173,7 +172,7 @@ class _Crew:
             yield crew
 
     def _warm_up(self) -> None:
-        for way in (trainee.NOTHING, *self.ways):
+        for way in (trainee.NOTHING, *WAYS):
             for _ in range(1 if way in PEERS else SLOTS + 1):
                 self.train(way, steps=2, products=0)
         self._free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
