@@ -213,7 +213,7 @@ class Builder:
                 self._later(build)
             except CkptError as error:
                 self._note(build, str(error))
-            except Exception:
+            except Exception:  # nobody asks this future: a bug must show in the log; raised again
                 _log.exception("%s: parity row %s failed", self._core.node, build.place)
                 raise
 
@@ -381,7 +381,7 @@ class Builder:
                 task()
             except CkptError as error:
                 _log.warning("%s: %s", self._core.node, error)
-            except Exception:
+            except Exception:  # as in `_work`
                 _log.exception("%s: noting a parity row failed", self._core.node)
                 raise
 

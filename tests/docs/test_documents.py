@@ -76,18 +76,24 @@ def test_the_checkpoint_calls_of_the_readme_run(
     assert ckpt.open("runs/demo")["model.head.weight"][:10].shape == (10, 3)
 
 
-def test_the_first_job_of_the_quickstart_runs_and_leaves_a_checkpoint(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(blocks(ROOT / "docs" / "quickstart.md", "python")[0])
+def run_script(directory: Path, source: str) -> str:
+    """Run a block as a script of its own; return what it printed."""
+    script = directory / "train.py"
+    script.write_text(source)
     done = subprocess.run(
         [sys.executable, str(script)],
-        cwd=tmp_path,
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_job_of_the_quickstart_runs_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    run_script(tmp_path, blocks(ROOT / "docs" / "quickstart.md", "python")[0])
     assert ckpt.open(tmp_path / "runs" / "first").step == 200
 
 
@@ -105,18 +111,8 @@ def test_the_guide_to_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_settings_of_the_guide_to_snapshots_train_and_fence(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(blocks(ROOT / "docs" / "snapshots.md", "python")[0])
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"step \d+, [\d.]+ s old, 0 discarded\n", done.stdout)
+    said = run_script(tmp_path, blocks(ROOT / "docs" / "snapshots.md", "python")[0])
+    assert re.fullmatch(r"step \d+, [\d.]+ s old, 0 discarded\n", said)
 
 
 def test_the_memory_table_of_the_guide_to_snapshots_is_what_is_needed(

@@ -106,6 +106,13 @@ def job(
         run_dir=directory / "run",
         **options,
     )
+    with launched(config) as running:
+        yield running
+
+
+@contextmanager
+def launched(config: LaunchConfig) -> Iterator[Job]:
+    """Run a job; on leaving, it has ended and nothing of it is left."""
     launcher = Launcher(config)
     launcher.start()
     try:

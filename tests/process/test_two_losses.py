@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs import DEADLINE_S, Event, Job
+from jobs import Event, Job, launched
 
-from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
-from tools.leftovers import leftovers
+from elastic.launch import LOCAL_TIMING, LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 STEPS = 60
@@ -41,28 +40,19 @@ def outcome_in(directory: Path) -> dict[str, Any]:
 def training(directory: Path, *flags: object) -> Iterator[Job]:
     """Two trainers on two nodes, and two more nodes that only guard the snapshots."""
     words = ["--result", directory / "result.json", "--steps", STEPS, "--pace", 0.03, *flags]
-    launcher = Launcher(
-        LaunchConfig(
-            command=python_command(SCRIPT, [str(word) for word in words]),
-            nodes=(
-                *(NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in TRAINERS),
-                *(NodeSpec(name=name, domain=name, slots={}) for name in OTHERS),
-            ),
-            wanted={"trainer": len(TRAINERS)},
-            run_dir=directory / "run",
-            timing=msgspec.structs.replace(LOCAL_TIMING, stop_timeout_s=2.0),
-            node_restarts=0,
-        )
+    config = LaunchConfig(
+        command=python_command(SCRIPT, [str(word) for word in words]),
+        nodes=(
+            *(NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in TRAINERS),
+            *(NodeSpec(name=name, domain=name, slots={}) for name in OTHERS),
+        ),
+        wanted={"trainer": len(TRAINERS)},
+        run_dir=directory / "run",
+        timing=msgspec.structs.replace(LOCAL_TIMING, stop_timeout_s=2.0),
+        node_restarts=0,
     )
-    launcher.start()
-    try:
-        yield Job(launcher)
-    finally:
-        launcher.stop("the test is over")
-        if launcher.wait(DEADLINE_S) is None:
-            launcher.kill()
-            launcher.wait(DEADLINE_S)
-        assert leftovers(launcher.run) == []
+    with launched(config) as running:
+        yield running
 
 
 def lose(job: Job, node: str) -> Event:
