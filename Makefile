@@ -7,14 +7,14 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,s3,dev
+EXTRAS := rl,s3,etcd,dev
 
 .PHONY: help demo test soak check format install clean
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
 	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
-	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5')"
+	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5 --seed 7')"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove the virtual environment and the caches"
