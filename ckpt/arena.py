@@ -13,7 +13,6 @@ SIGKILL of all of them at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import mmap
@@ -30,7 +29,7 @@ from ckpt.block import SlotState, align, block_bytes, index_offset
 from ckpt.errors import CapacityError, CorruptError, FencedError
 from ckpt.index import ShardIndex, encode_index
 from ckpt.isal import crc32c
-from ckpt.pages import allocate, map_pages, populate
+from ckpt.pages import is_no_room, make_file, open_file, populate
 from ckpt.world import BlockEntry
 
 ARENA_ROOT = Path("/dev/shm")
@@ -107,31 +106,21 @@ class SlotFile:
         capacity = slot_capacity(size_bytes)
         if (free := shutil.disk_usage(path.parent).free) < HEADER_BYTES + capacity:
             raise _no_room(path, capacity, free=free)  # finding out the hard way takes long
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, HEADER_BYTES + capacity)
-            slot = cls(path, map_pages(fd))
-            slot.warm()
-            return slot
+            return cls(path, make_file(path, HEADER_BYTES + capacity))
         except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            if not is_no_room(error):
                 raise
             free = shutil.disk_usage(path.parent).free
             raise _no_room(path, capacity, free=free) from error
-        finally:
-            os.close(fd)
 
     @classmethod
     def open(cls, path: str | Path) -> SlotFile:
         """Map an existing slot; `warm` it before it is copied to."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(fd).st_size <= HEADER_BYTES:
-                raise CorruptError(f"{path}: too short for a slot; remove the file")
-            return cls(Path(path), map_pages(fd))
-        finally:
-            os.close(fd)
+        mapping = open_file(path)
+        if mapping is None or len(mapping) <= HEADER_BYTES:
+            raise CorruptError(f"{path}: too short for a slot; remove the file")
+        return cls(Path(path), mapping)
 
     def warm(self) -> None:
         """Fill this process's page table, so that the first copy does not fault; no GIL held."""
@@ -289,7 +278,7 @@ class Arena:
 
     def free_bytes(self) -> int:
         """Return what the file system of the arena has room for."""
-        return shutil.disk_usage(self.directory).free
+        return shutil.disk_usage(self.directory.parent).free
 
     def scan(self) -> Iterator[tuple[SlotFile, BlockEntry, SlotState]]:
         """Yield the sealed and committed slots left by an earlier owner; remove the others."""

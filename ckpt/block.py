@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
+from typing_extensions import Buffer
 
 from ckpt.errors import CorruptError
 from ckpt.index import ShardIndex, decode_index
 from ckpt.isal import crc32c
-from ckpt.sums import Sums, checksums
-from ckpt.world import BlockEntry
+from ckpt.sums import SUM_BYTES, CheckedBlock, Lengths, Sums, checksums
+from ckpt.world import BlockEntry, ancestor
+
+_SAMPLED_RUNS: Final = 64
 
 
 class SlotState(IntEnum):
@@ -46,6 +50,14 @@ class Verified:
     sums: Sums
 
 
+def offered_under(index: ShardIndex, generation: int) -> int:
+    """Return what generation a block is of, as far as one that is offered under ``generation``.
+
+    The number is negative for what an earlier run left on a disk (see `ckpt.spill`).
+    """
+    return index.generation if generation >= 0 else ancestor(index.run, index.generation)
+
+
 def verify_block(block: memoryview, entry: BlockEntry, *, origin: str) -> ShardIndex:
     """Check every byte of a block and return its index; as `check_block`."""
     return check_block(block, entry, origin=origin).index
@@ -57,25 +69,73 @@ def check_block(block: memoryview, entry: BlockEntry, *, origin: str) -> Verifie
     ``block`` is payload, padding and index. Raises ``CorruptError`` naming the index or the
     tensor at fault.
     """
-    text = block[index_offset(entry.payload_bytes) : block_bytes(entry)]
-    if crc32c(text) != entry.index_crc32c:
-        raise CorruptError(f"{origin}: the index fails its checksum; use another copy")
-    index = decode_index(text, origin=origin)
-    said = (index.generation, index.step, index.writer, index.payload_bytes)
-    if said != (entry.generation, entry.step, entry.rank, entry.payload_bytes):
+    check = BlockCheck(block, entry, origin=origin)
+    sums, found = checksums(block[: block_bytes(entry)], at=check.starts, nbytes=check.lengths)
+    return check.verified(sums, found)
+
+
+class BlockCheck:
+    """What the checksums of a block are to be. Its index is checked at once.
+
+    Raises ``CorruptError``. ``starts`` and ``lengths`` are the ranges of all chunks, in bytes.
+    """
+
+    def __init__(self, block: memoryview, entry: BlockEntry, *, origin: str) -> None:
+        self._origin = origin
+        text = block[index_offset(entry.payload_bytes) : block_bytes(entry)]
+        if crc32c(text) != entry.index_crc32c:
+            raise CorruptError(f"{origin}: the index fails its checksum; use another copy")
+        self.index = index = decode_index(text, origin=origin)
+        generation = offered_under(index, entry.generation)
+        said = (generation, index.step, index.writer, index.payload_bytes)
+        if said != (entry.generation, entry.step, entry.rank, entry.payload_bytes):
+            raise CorruptError(
+                f"{origin}: the index is of (generation, step, rank, bytes) {said}, the entry is "
+                f"{entry}; use another copy"
+            )
+        self._refs = list(index.chunks())
+        for ref in self._refs:
+            at, nbytes = ref.chunk.at, ref.chunk.nbytes
+            if at < 0 or nbytes < 0 or at + nbytes > entry.payload_bytes:
+                raise CorruptError(
+                    f"{origin}: {ref.fqn} lies outside the payload; use another copy"
+                )
+        self.starts: Lengths = np.array([ref.chunk.at for ref in self._refs], dtype=np.int64)
+        self.lengths: Lengths = np.array([ref.chunk.nbytes for ref in self._refs], dtype=np.int64)
+
+    def verified(self, sums: Sums, found: Sums) -> Verified:
+        """Compare the checksums of all chunks, in order; ``sums`` are those of the block.
+
+        Raises ``CorruptError`` naming the tensor at fault.
+        """
+        for ref, checksum in zip(self._refs, found.tolist(), strict=True):
+            if checksum != ref.chunk.crc32c:
+                raise CorruptError(
+                    f"{self._origin}: {ref.fqn} fails its checksum; use another copy"
+                )
+        return Verified(index=self.index, sums=sums)
+
+
+def check_sealed(
+    block: memoryview, entry: BlockEntry, data: Buffer, *, turn: int, origin: str
+) -> Sums:
+    """Return the writer's sums of a block, which is checked by its index and a sample of runs.
+
+    ``data`` has four bytes a sum, little-endian. Every 64th run is looked at, others each
+    ``turn``. Raises ``CorruptError``.
+    """
+    nbytes, found = block_bytes(entry), memoryview(data).nbytes
+    if found != 4 * -(-nbytes // SUM_BYTES):
         raise CorruptError(
-            f"{origin}: the index is of (generation, step, rank, bytes) {said}, the entry is "
-            f"{entry}; use another copy"
+            f"{origin}: {found:,} bytes of checksums came for a block of {nbytes:,}, four for "
+            f"every {SUM_BYTES:,} are needed; take another snapshot"
         )
-    refs = list(index.chunks())
-    for ref in refs:
-        at, nbytes = ref.chunk.at, ref.chunk.nbytes
-        if at < 0 or nbytes < 0 or at + nbytes > entry.payload_bytes:
-            raise CorruptError(f"{origin}: {ref.fqn} lies outside the payload; use another copy")
-    starts = np.array([ref.chunk.at for ref in refs], dtype=np.int64)
-    lengths = np.array([ref.chunk.nbytes for ref in refs], dtype=np.int64)
-    sums, found = checksums(block[: block_bytes(entry)], at=starts, nbytes=lengths)
-    for ref, checksum in zip(refs, found.tolist(), strict=True):
-        if checksum != ref.chunk.crc32c:
-            raise CorruptError(f"{origin}: {ref.fqn} fails its checksum; use another copy")
-    return Verified(index=index, sums=sums)
+    sums: Sums = np.frombuffer(memoryview(data), dtype="<u4").astype(np.uint32)
+    at = index_offset(entry.payload_bytes)
+    if crc32c(block[at:nbytes]) != entry.index_crc32c:
+        raise CorruptError(f"{origin}: the index fails its checksum; take another snapshot")
+    checked = CheckedBlock(block[:nbytes], sums, origin=origin)
+    checked.take(at, nbytes - at)
+    for run in range(turn % _SAMPLED_RUNS, len(sums), _SAMPLED_RUNS):
+        checked.take(run * SUM_BYTES, min(SUM_BYTES, nbytes - run * SUM_BYTES))
+    return sums

@@ -14,6 +14,11 @@ FULL_IN_FLIGHT = 2
 SMALL_IN_FLIGHT = 1
 """In the smaller mode a snapshot is written only when the one before is protected."""
 
+LOG_BYTES = 1 << 30
+"""The most that all logs of a node may hold, copies for others included."""
+LOG_SHARE = 8
+"""Of a declared budget, logs may hold one part in so many."""
+
 _HEADER_BYTES = 4096
 _GRAIN_BYTES = 1 << 16
 
@@ -29,6 +34,11 @@ class MemoryNeed:
     def total(self) -> int:
         """All of it."""
         return self.slots + self.parity
+
+
+def log_limit(memory_bytes: int) -> int:
+    """Return what the logs of a node may hold at once, of a budget (0: none is declared)."""
+    return min(LOG_BYTES, memory_bytes // LOG_SHARE) if memory_bytes else LOG_BYTES
 
 
 def memory_need(

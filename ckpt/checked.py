@@ -1,12 +1,11 @@
 """Copy a chunk to where its bytes belong and check them in the same pass, outside the GIL.
 
-Copying and checksumming alternate by blocks small enough that the second finds the bytes in the
-cache: memory is read once. What is checked is what arrived, wherever a region lies in one run.
+Memory is read once, and what is checked is what was stored: adjacent bytes are checksummed as they
+are copied, rows by slabs that are in the cache still when they are taken.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 from typing import Final
@@ -14,12 +13,13 @@ from typing import Final
 import numpy as np
 
 from ckpt import isal
+from ckpt.crc import combine
 from ckpt.index import Chunk
 from ckpt.layout import Box
 from ckpt.scatter import Array
+from ckpt.streaming import copy_run
 
 BLOCK_BYTES: Final = 256 << 10
-_START: Final = 0xFFFFFFFF
 
 
 def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:
@@ -37,21 +37,10 @@ def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Arra
 
 def _copy_run(data: memoryview, first: int, end: int, target: Array) -> int:
     """Copy bytes ``first … end``, which are all of the target; checksum those around them too."""
-    source, into = isal.address_of(data), int(target.__array_interface__["data"][0])
-    crc = isal.library().crc32_iscsi
-    state = _START
-    for lo, hi in _blocks(0, first):
-        state = crc(source + lo, hi - lo, state)
-    for lo, hi in _blocks(first, end):
-        ctypes.memmove(into + lo - first, source + lo, hi - lo)
-        state = crc(into + lo - first, hi - lo, state)
-    for lo, hi in _blocks(end, data.nbytes):
-        state = crc(source + lo, hi - lo, state)
-    return int(state) ^ _START
-
-
-def _blocks(lo: int, hi: int) -> list[tuple[int, int]]:
-    return [(at, min(at + BLOCK_BYTES, hi)) for at in range(lo, hi, BLOCK_BYTES)]
+    into = int(target.__array_interface__["data"][0])
+    copied = copy_run(isal.address_of(data) + first, into, end - first) if end > first else 0
+    before = isal.crc32c(data[:first])
+    return isal.crc32c(data[end:], combine(before, copied, end - first))
 
 
 def _copy_rows(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:

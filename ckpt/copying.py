@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import repeat
-from typing import Any
-
 import torch
 
 from ckpt import dtypes, isal
-
-BLOCK_BYTES = 512 << 10
-"""Bytes copied before they are checksummed: source and copy are still in the cache then."""
-
-_NO_BYTES = 0xFFFFFFFF
+from ckpt.streaming import copy_run
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -37,7 +26,7 @@ def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
     if local.device.type != "cpu" or not local.is_contiguous():
         room_for(local, into).copy_(dtypes.as_carrier(local))
         return isal.crc32c(into)
-    return copy_at(local.data_ptr(), isal.address_of(into), into.nbytes)
+    return copy_run(local.data_ptr(), isal.address_of(into), into.nbytes)
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,35 +40,3 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 def room_for(tensor: torch.Tensor, into: memoryview) -> torch.Tensor:
     """Return ``into`` as a tensor of the shape and carrier dtype of ``tensor``."""
     return torch.frombuffer(into, dtype=dtypes.carrier(tensor.dtype)).view(tensor.shape)
-
-
-def copy_at(source: int, target: int, nbytes: int) -> int:
-    """Copy memory that the caller keeps alive; return the CRC32C of what was stored."""
-    crc, checksum = _NO_BYTES, isal.library().crc32_iscsi
-    for at in range(0, nbytes, BLOCK_BYTES):
-        size = min(BLOCK_BYTES, nbytes - at)
-        ctypes.memmove(target + at, source + at, size)
-        crc = checksum(target + at, size, crc)
-    return int(crc) ^ _NO_BYTES
-
-
-def copy_many(sources: Sequence[int], targets: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Copy many small runs of memory in one go; return the CRC32C of each.
-
-    Keeps the GIL: giving it up for a microsecond's work costs more than the work. Pass at most
-    some hundred kilobytes at a time.
-    """
-    memmove, checksum = _short_calls()
-    deque(map(memmove, targets, sources, sizes), maxlen=0)
-    return [found ^ _NO_BYTES for found in map(checksum, targets, sizes, repeat(_NO_BYTES))]
-
-
-@functools.cache
-def _short_calls() -> tuple[Callable[..., Any], Callable[..., int]]:
-    """Return memmove and the checksum as calls that keep the GIL."""
-    pointer = ctypes.c_void_p
-    memmove = ctypes.PyDLL(None).memmove
-    memmove.argtypes, memmove.restype = [pointer, pointer, ctypes.c_size_t], None
-    checksum = ctypes.PyDLL(isal.library()._name).crc32_iscsi
-    checksum.argtypes, checksum.restype = [pointer, ctypes.c_int, ctypes.c_uint32], ctypes.c_uint32
-    return memmove, checksum

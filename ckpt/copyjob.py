@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ckpt import isal
+import numpy as np
+
 from ckpt.lanes import Lane, Mark, host_room
 from ckpt.pacing import pause_s
 from ckpt.program import Program, Room
+from ckpt.sums import Sums
 from ckpt.tearing import Sample
 
 _POLL_S = 0.005
@@ -35,7 +37,7 @@ class CopyJob:
         self.sample: Sample | None = None
         self._versions = program.versions()
         self._room: Room | None = None
-        self._found: list[list[int] | None] = [None] * len(program.units)
+        self._sums = np.zeros(len(program.parts), dtype=np.uint32)
         self._next = self._busy = 0
         self._left = len(program.units)
         self._moved = threading.Condition()
@@ -64,8 +66,13 @@ class CopyJob:
             self._moved.notify_all()
         self._hurried.set()
 
-    def run(self, *, speed: float) -> list[int]:
-        """Copy all; return the CRC32C of each piece. ``speed`` is in bytes per second.
+    def rest(self, *, timeout_s: float) -> bool:
+        """Wait until nothing is being copied from host memory; False when the time is up."""
+        with self._moved:
+            return self._moved.wait_for(lambda: not self._busy, timeout_s)
+
+    def run(self, *, speed: float) -> Sums:
+        """Copy all; return the CRC32C of each part. ``speed`` is in bytes per second.
 
         Returns nothing useful where the job turns out to be ``torn``. Raises what a copy raised,
         on whichever thread. Nobody writes into the room any more when it returns or raises.
@@ -73,7 +80,8 @@ class CopyJob:
         try:
             groups = self._enqueue()
             self._copy_paced(speed)
-            carried = [crc for mark, members in groups for crc in self._collect(mark, members)]
+            for mark, members in groups:
+                self._collect(mark, members)
         except BaseException as error:
             self.end(error=error)
             raise
@@ -84,9 +92,7 @@ class CopyJob:
         self._release()
         if self._error is not None:
             raise self._error
-        if self.torn:
-            return []
-        return self.program.checksums([found or [] for found in self._found], carried)
+        return self._sums
 
     def _copy_paced(self, speed: float) -> None:
         began_s = time.perf_counter()
@@ -128,7 +134,7 @@ class CopyJob:
             room = self._room
         unit = self.program.units[number]
         try:
-            found = unit.copy(room)
+            self._sums[unit.parts] = unit.copy(room)
         except Exception as error:  # noqa: BLE001 - raised by `run`, whoever met it
             self.end(error=error)
             return 0
@@ -138,7 +144,6 @@ class CopyJob:
                 self._moved.notify_all()
         written = self.program.written(unit.pieces, self._versions)
         with self._moved:
-            self._found[number] = found
             self.copied_bytes += unit.nbytes
             self._left -= 1
             last = self._left == 0
@@ -187,16 +192,14 @@ class CopyJob:
             self._moved.notify_all()
         return groups
 
-    def _collect(self, mark: Mark, members: list[int]) -> list[int]:
+    def _collect(self, mark: Mark, members: list[int]) -> None:
         """Wait until a group has arrived, and checksum it."""
         mark.synchronize()
         assert self._room is not None
-        found = []
         for i in members:
             unit = self.program.carried[i]
-            found.append(isal.crc32c(self._room.view[unit.at : unit.at + unit.nbytes]))
+            self._sums[unit.parts] = unit.arrived(self._room)
             self.copied_bytes += unit.nbytes
-        return found
 
     def _release(self) -> None:
         """Check, once, that nothing on a device was written to: from now on it may be.

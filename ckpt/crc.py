@@ -43,13 +43,27 @@ def _times(matrix: tuple[int, ...], vector: int) -> int:
     return found
 
 
+@functools.cache
+def _by_bytes(power: int) -> tuple[tuple[int, ...], ...]:
+    """Return what appending ``2**power`` zero bytes makes of each byte of a checksum, (4, 256)."""
+    columns = _shift(power)
+    tables = []
+    for first in range(0, _BITS, 8):
+        table = [0]
+        for value in range(1, 256):
+            low = value & -value
+            table.append(table[value ^ low] ^ columns[first + low.bit_length() - 1])
+        tables.append(tuple(table))
+    return tuple(tables)
+
+
 def combine(first: int, second: int, second_bytes: int) -> int:
     """Return the CRC32C of two runs of bytes, one behind the other, from those of each."""
-    power = 0
-    while second_bytes >> power:
-        if second_bytes >> power & 1:
-            first = _times(_shift(power), first)
-        power += 1
+    left = second_bytes if first else 0
+    while left:
+        a, b, c, d = _by_bytes((left & -left).bit_length() - 1)
+        first = a[first & 255] ^ b[first >> 8 & 255] ^ c[first >> 16 & 255] ^ d[first >> 24]
+        left &= left - 1
     return first ^ second
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from typing_extensions import Buffer
 
 from ckpt import isal
+from ckpt.combining import combine
+from ckpt.sums import Sums
 
 CODEC = "isal-cauchy-1"
 """Names matrix and field; stored where parity outlives the version that computed it."""
@@ -28,11 +30,19 @@ class ErasureCodec(Protocol):
     k: int
     m: int
 
-    def encode(self, columns: Sequence[Buffer], rows: Mapping[int, Buffer]) -> None:
+    def encode(
+        self,
+        columns: Sequence[Buffer],
+        rows: Mapping[int, Buffer],
+        *,
+        before: Callable[[int, int], None] | None = None,
+    ) -> dict[int, int]:
         """Overwrite parity ``rows`` (number → buffer) with what all ``k`` columns make of them.
 
-        The rows are of one length; a shorter column stands for one with zeros behind it. Raises
-        ``ValueError`` for a wrong number of columns, or one that is longer than the rows.
+        The rows are of one length; a shorter column stands for one with zeros behind it. Returns
+        the CRC32C of each row. ``before(lo, hi)`` is called before those bytes of the columns are
+        used; what it raises is passed on, and the rows are void. Raises ``ValueError`` for a wrong
+        number of columns, or one that is longer than the rows.
         """
 
     def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
@@ -41,10 +51,18 @@ class ErasureCodec(Protocol):
         Adding the same column twice takes it out again.
         """
 
-    def decode(self, lost: int, fragments: Mapping[int, Buffer], into: Buffer) -> None:
+    def decode(
+        self,
+        lost: int,
+        fragments: Mapping[int, Buffer],
+        into: Buffer,
+        *,
+        cuts: Sequence[int] = (),
+    ) -> Sums:
         """Compute data column ``lost`` from ``k`` fragments.
 
-        A fragment that is shorter than ``into`` stands for one with zeros behind it.
+        A fragment that is shorter than ``into`` stands for one with zeros behind it. Returns the
+        CRC32C of the parts into which ``cuts``, in order, divide ``into``.
         """
 
 
@@ -67,7 +85,7 @@ def check_fragments(k: int, have: Sequence[int]) -> None:
 
 
 class Codec:
-    """The code by ISA-L: one pass over the data in one call, without the GIL and without copies."""
+    """The code by ISA-L: one pass over the data, without the GIL and without copies."""
 
     def __init__(self, k: int, m: int) -> None:
         check_shape(k, m)
@@ -78,13 +96,22 @@ class Codec:
         else:
             self._matrix = isal.cauchy_matrix(k + m, k)
         self._tables = [isal.encode_tables(self._matrix[k + row]) for row in range(m)]
+        self._inverted: dict[tuple[int, tuple[int, ...]], isal.Bytes] = {}
 
-    def encode(self, columns: Sequence[Buffer], rows: Mapping[int, Buffer]) -> None:
+    def encode(
+        self,
+        columns: Sequence[Buffer],
+        rows: Mapping[int, Buffer],
+        *,
+        before: Callable[[int, int], None] | None = None,
+    ) -> dict[int, int]:
         """See `ErasureCodec.encode`."""
         check_columns(self.k, columns)
-        if rows:
-            wanted = self._matrix[[self.k + row for row in rows]]
-            isal.combine(wanted, columns, list(rows.values()))
+        if not rows:
+            return {}
+        wanted = self._matrix[[self.k + row for row in rows]]
+        sums = combine(wanted, columns, list(rows.values()), before=before)
+        return dict(zip(rows, sums[:, 0].tolist(), strict=True))
 
     def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
         """See `ErasureCodec.encode_update`."""
@@ -92,19 +119,32 @@ class Codec:
             raise ValueError("fragment and parity differ in length")
         isal.encode_update(column, fragment, self._tables[row], into)
 
-    def coefficients(self, lost: int, have: Sequence[int]) -> list[int]:
-        """Return how to combine the fragments ``have`` (k of them) into data column ``lost``."""
+    def coefficients(self, lost: int, have: tuple[int, ...]) -> isal.Bytes:
+        """Return how to combine the fragments ``have`` into data column ``lost``: shape (1, k)."""
+        if (lost, have) not in self._inverted:
+            self._inverted[lost, have] = self._invert(lost, have)
+        return self._inverted[lost, have]
+
+    def _invert(self, lost: int, have: tuple[int, ...]) -> isal.Bytes:
         check_fragments(self.k, have)
         inverse = isal.invert(np.ascontiguousarray(self._matrix[list(have)]))
         if inverse is None:
             raise ValueError(f"fragments {list(have)} do not determine the data")
-        return [int(value) for value in inverse[lost]]
+        return inverse[lost : lost + 1]
 
-    def decode(self, lost: int, fragments: Mapping[int, Buffer], into: Buffer) -> None:
+    def decode(
+        self,
+        lost: int,
+        fragments: Mapping[int, Buffer],
+        into: Buffer,
+        *,
+        cuts: Sequence[int] = (),
+    ) -> Sums:
         """See `ErasureCodec.decode`."""
-        have = sorted(fragments)
-        how = np.array([self.coefficients(lost, have)], dtype=np.uint8)
-        isal.combine(how, [fragments[number] for number in have], [into])
+        have = tuple(sorted(fragments))
+        sources = [fragments[number] for number in have]
+        sums: Sums = combine(self.coefficients(lost, have), sources, [into], cuts=cuts)[0]
+        return sums
 
 
 _isal_codec = functools.cache(Codec)

@@ -155,16 +155,23 @@ class _Draft:
             self._move(node, rich, poor)
         totals = Counter(self._labels.values())
         shared = sorted((label, total) for label, total in totals.items() if total > 1)
+        where: dict[str, list[int]] = {}  # a look at all groups for each domain would take long
+        for number, held in enumerate(self._held):
+            for label in held:
+                where.setdefault(label, []).append(number)
         for label, total in shared:
             fair = -(-total // len(self.groups))
-            while (over := self._over(label, fair)) is not None:
-                self._swap_out(label, over)
+            while (over := self._over(label, fair, where[label])) is not None:
+                for moved in (label, self._swap_out(label, over)):
+                    where[moved] = [i for i, held in enumerate(self._held) if held[moved]]
 
-    def _over(self, label: str, fair: int) -> int | None:
-        return next((i for i, held in enumerate(self._held) if held[label] > fair), None)
+    def _over(self, label: str, fair: int, where: Sequence[int]) -> int | None:
+        return next((number for number in where if self._held[number][label] > fair), None)
 
-    def _swap_out(self, label: str, over: int) -> None:
+    def _swap_out(self, label: str, over: int) -> str:
         """Exchange a node of a domain for one of a domain that is rarer here than there.
+
+        Return that other domain.
 
         There always is one: the groups are of equal size but for one, and differ by two in
         ``label``. The sum of squared shares falls with each exchange, so this comes to an end.
@@ -178,6 +185,7 @@ class _Draft:
         out = max(node for node in self.groups[over] if self._labels[node] == label)
         self._move(out, over, under)
         self._move(back, under, over)
+        return self._labels[back]
 
     def _best_for(self, node: str) -> int:
         label = self._labels[node]
@@ -190,7 +198,8 @@ class _Draft:
 
     def _put(self, node: str, number: int) -> None:
         self.groups[number].append(node)
-        self._held[number][self._labels[node]] += 1
+        held, label = self._held[number], self._labels[node]
+        held[label] = held.get(label, 0) + 1
 
     def _take(self, node: str, number: int) -> None:
         self.groups[number].remove(node)
@@ -206,7 +215,10 @@ def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
 
     Where a stripe is shorter than its group, neighbours hold its fragments.
     """
-    held = Counter(labels[node] for node in group)
+    own = sorted((labels[node], node) for node in group)
+    held = Counter(label for label, _ in own)
+    if len(held) == len(own):
+        return tuple(node for _, node in own)
     seen: Counter[str] = Counter()
     places = []
     for node in sorted(group):
@@ -220,6 +232,11 @@ def _worst_losses(groups: Groups, labels: Mapping[str, str], stripe: int) -> dic
     """Return by domain the most nodes it has in a stripe; ``stripe`` nodes long, 0 for a group."""
     worst: dict[str, int] = {}
     for group in groups:
+        domains = {labels[node] for node in group}
+        if len(domains) == len(group):
+            for label in domains:
+                worst.setdefault(label, 1)
+            continue
         length = min(stripe or len(group), len(group))
         for start in range(len(group) if length < len(group) else 1):
             nodes = [group[(start + step) % len(group)] for step in range(length)]

@@ -10,8 +10,7 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.util
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,6 +77,8 @@ _MAX_ENCODE_BYTES = 1 << 30
 
 def crc32c(buffer: Buffer, value: int = 0) -> int:
     """Return the CRC32C (Castagnoli, RFC 3720) of ``buffer``, continuing from ``value``."""
+    if isinstance(buffer, bytes) and len(buffer) <= _MAX_CRC_BYTES:
+        return int(library().crc32_iscsi(buffer, len(buffer), value ^ 0xFFFFFFFF)) ^ 0xFFFFFFFF
     view = memoryview(buffer).cast("B")
     if view.nbytes == 0:
         return value
@@ -93,9 +94,12 @@ def crc32c_at(address: int, nbytes: int) -> int:
     return int(library().crc32_iscsi(address, nbytes, 0xFFFFFFFF)) ^ 0xFFFFFFFF
 
 
-def crc64_at(address: int, nbytes: int) -> int:
-    """Return the CRC64 (Rocksoft, as in NVMe) of memory that the caller keeps alive."""
-    return int(library().crc64_rocksoft_refl(0, address, nbytes))
+def crc64_at(address: int, nbytes: int, value: int = 0) -> int:
+    """Return the CRC64 (Rocksoft, as in NVMe) of memory that the caller keeps alive.
+
+    It continues from ``value``, that of the bytes before it.
+    """
+    return int(library().crc64_rocksoft_refl(value, address, nbytes))
 
 
 def encode_tables(coefficients: Bytes) -> Bytes:
@@ -110,55 +114,6 @@ def encode_tables(coefficients: Bytes) -> Bytes:
         inputs, outputs, address_of(rows.reshape(-1).data), address_of(tables.data)
     )
     return tables
-
-
-def combine(coefficients: Bytes, sources: Sequence[Buffer], into: Sequence[Buffer]) -> None:
-    """Overwrite every buffer of ``into`` with its combination of ``sources``, in one pass.
-
-    ``coefficients`` has the shape (outputs, inputs). The outputs are of one length; a shorter
-    source stands for one with zeros behind it. Raises ``ValueError`` for a longer one, and for
-    outputs of different lengths.
-    """
-    lengths = [memoryview(each).nbytes for each in sources]
-    nbytes = memoryview(into[0]).nbytes
-    if any(memoryview(each).nbytes != nbytes for each in into) or max(lengths, default=0) > nbytes:
-        sizes = [memoryview(each).nbytes for each in into]
-        raise ValueError(f"sources of {lengths} bytes do not fit into {sizes}")
-    inputs = [
-        address_of(each) if length else 0 for each, length in zip(sources, lengths, strict=True)
-    ]
-    outputs = [address_of(each) for each in into] if nbytes else []
-    cuts = sorted({*lengths, *range(0, nbytes, _MAX_ENCODE_BYTES), 0, nbytes})
-    for lo, hi in itertools.pairwise(cuts):
-        reach = [number for number, length in enumerate(lengths) if length >= hi]
-        _combine_part(
-            coefficients[:, reach],
-            [inputs[number] + lo for number in reach],
-            [at + lo for at in outputs],
-            nbytes=hi - lo,
-        )
-
-
-def _combine_part(
-    coefficients: Bytes, inputs: Sequence[int], outputs: Sequence[int], *, nbytes: int
-) -> None:
-    if not inputs:
-        for at in outputs:
-            ctypes.memset(at, 0, nbytes)
-        return
-    if len(inputs) == 1 and (coefficients == 1).all():
-        for at in outputs:  # a plain copy is faster than the general case
-            ctypes.memmove(at, inputs[0], nbytes)
-        return
-    tables = encode_tables(coefficients)
-    library().ec_encode_data(
-        nbytes,
-        len(inputs),
-        len(outputs),
-        address_of(tables.data),
-        (ctypes.c_void_p * len(inputs))(*inputs),
-        (ctypes.c_void_p * len(outputs))(*outputs),
-    )
 
 
 def encode_update(

@@ -10,16 +10,19 @@ from pathlib import Path
 
 from ckpt.arena import SlotFile
 from ckpt.errors import CkptError, PeerError
+from ckpt.sidecar.hosts import host_id
 
 
 class SlotMaps:
     """The slots this process has mapped, by path; safe to share between threads.
 
     Shared memory is free only once nobody maps it, so mappings of removed files are dropped
-    whenever another slot is opened.
+    whenever another slot is opened. ``host`` is whose files they are (`ckpt.sidecar.hosts`): this
+    machine's, unless it is named otherwise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, host: str = "") -> None:
+        self.host = host or host_id()
         self._lock = threading.Lock()
         self._slots: dict[str, tuple[tuple[int, int, int], SlotFile]] = {}
         self._ahead: ThreadPoolExecutor | None = None

@@ -13,29 +13,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from ckpt.ahead import Ahead, compare
 from ckpt.arena import SlotFile, SlotHeader, run_digest
-from ckpt.block import SlotState
+from ckpt.block import SlotState, offered_under
 from ckpt.checked import copy_chunk
 from ckpt.closing import Closing
 from ckpt.errors import CapacityError, CkptError, CorruptError, NotFoundError, PeerError
 from ckpt.fallback import WHOLE_POINT, Fault, FaultKind
 from ckpt.index import ChunkRef, ShardIndex, decode_index
 from ckpt.isal import crc32c
-from ckpt.layout import Box
 from ckpt.maps import SlotMaps
 from ckpt.meters import Meters
-from ckpt.scatter import Array, ByChunk
+from ckpt.scatter import ByChunk, Delivery, cut
 from ckpt.sidecar.client import BlockHandle, SidecarClient
 from ckpt.transport import RunKey
 from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
 
 BATCH_BYTES: Final = 16 << 20
-TIERS: Final = ("arena", "peer", "parity", "disk")
-"""Where a block can come from: this node's memory, another's, k fragments, a disk."""
+TIERS: Final = ("arena", "prefetched", "peer", "parity", "disk")
+"""Where bytes can come from: this node's memory, what was fetched ahead of the restore, another
+node's memory, k fragments, a disk."""
 
 _RUN_BYTES: Final = 8 << 20
 _INLINE_BYTES: Final = 1 << 20
@@ -43,28 +44,40 @@ _AHEAD: Final = 4
 _LANDING_AHEAD: Final = 32
 _THREADS: Final = 4
 _LAND_THREADS: Final = 3
+_WHOLE_FROM: Final = 4
+"""A lost block is rebuilt whole where more than this fraction of it is wanted: then it is mapped,
+while parts of it travel through a socket."""
+
 _POLL_S: Final = 0.005
 _OTHERS_S: Final = 1.0
 """How long the other blocks may still be opened when one is known to be at fault."""
-
-Delivery: TypeAlias = tuple[ChunkRef, list[tuple[Box, Array]]]
 
 
 class BlockClient(Protocol):
     """What a MemorySource needs of a ``SidecarClient``."""
 
-    def open_block(self, world: SnapshotWorld, step: int, source: BlockSource) -> BlockHandle: ...
+    def open_block(
+        self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
+    ) -> BlockHandle: ...
 
     def read(
         self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[tuple[int, int]]
     ) -> list[memoryview]: ...
+
+    def changed(
+        self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
+    ) -> tuple[tuple[int, int], ...] | None: ...
 
     def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """An opened block; ``slot`` and its ``header`` where it is mapped, else read at ``client``."""
+    """An opened block; ``slot`` and its ``header`` where it is mapped, else read at ``client``.
+
+    One that is read ``in_parts`` is lost, and what is read of it not verified; of one that is
+    ``prefetched``, chunks are taken that are here already.
+    """
 
     source: BlockSource
     index: ShardIndex
@@ -73,6 +86,8 @@ class _Block:
     slot: SlotFile | None
     header: SlotHeader | None
     payload: memoryview | None
+    in_parts: bool
+    prefetched: bool = False
 
 
 _Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
@@ -81,13 +96,15 @@ _Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
 class MemorySource(Closing):
     """A `ShardSource` over the blocks that a restore point names.
 
+    Lost blocks are rebuilt where more than a little is wanted of them; else only that is decoded.
+
     ``local`` is the client of ``local_node``'s sidecar; ``addresses`` tells where the others
-    are. Blocks whose slot file is on this host are mapped (through ``maps``, which may be shared
-    to stay warm), unless ``mapped`` is False. ``poll`` is called every few milliseconds while
-    anything is waited for, and may raise to stop. Safe for one reader at a time.
+    are. Blocks on the host of ``maps``, which may be shared to stay warm, are mapped through it.
+    What is ``ahead`` and of this step is taken from there. ``poll`` is called every few
+    milliseconds while anything is waited for, and may raise to stop. Safe for one reader at a time.
 
     ``faults`` lists the blocks found damaged, missing or out of reach, ``touched`` says whether
-    anything may have been written to where it belongs.
+    anything may have been written to where it belongs, ``sent_bytes`` what others sent.
     """
 
     def __init__(
@@ -99,7 +116,7 @@ class MemorySource(Closing):
         addresses: Mapping[str, str],
         key: RunKey,
         maps: SlotMaps | None = None,
-        mapped: bool = True,
+        ahead: Ahead | None = None,
         poll: Callable[[], None] | None = None,
     ) -> None:
         self.point = point
@@ -107,7 +124,7 @@ class MemorySource(Closing):
         self._clients: dict[str, BlockClient] = {local_node: local}
         self._own_clients: list[SidecarClient] = []
         self._addresses, self._key = dict(addresses), key
-        self._maps, self._owns_maps, self._mapped = maps or SlotMaps(), maps is None, mapped
+        self._maps, self._owns_maps, self._ahead = maps or SlotMaps(), maps is None, ahead
         self._poll = poll or (lambda: None)
         self._run = run_digest(point.world.run)
         self._blocks: dict[int, _Block] | None = None
@@ -115,6 +132,7 @@ class MemorySource(Closing):
         self._meters = Meters()
         self.faults: list[Fault] = []
         self.touched = False
+        self.sent_bytes = 0
         nodes = sorted({source.node for source in point.sources})
         self.origin = (
             f"step {point.step} (generation {point.world.generation}) in the memory of "
@@ -140,10 +158,15 @@ class MemorySource(Closing):
             if tier in status
         }
 
+    @property
+    def elsewhere(self) -> frozenset[int]:
+        """The ranks whose blocks are not mapped here."""
+        return frozenset(rank for rank, block in self._opened().items() if block.payload is None)
+
     # -- opening ---------------------------------------------------------------------------------
 
     def indexes(self) -> Sequence[ShardIndex]:
-        """Return every rank's index; lost blocks are rebuilt from parity first.
+        """Return every rank's index; those of lost blocks are decoded from parity.
 
         Raises ``PeerError``, ``NotFoundError`` or ``CorruptError`` where a block is not to be had.
         """
@@ -154,14 +177,30 @@ class MemorySource(Closing):
             for source in self.point.sources:
                 with self._blaming(source):
                     self._client(source.node)
-            pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open")
-            try:
-                futures = [pool.submit(self._open, source) for source in self.point.sources]
-                blocks = self._await_all(futures)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            blocks = self._open_all(self.point.sources, in_parts=True)
             self._blocks = {block.source.rank: block for block in blocks}
         return self._blocks
+
+    def _open_all(self, sources: Sequence[BlockSource], *, in_parts: bool) -> list[_Block]:
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open")
+        try:
+            return self._await_all([pool.submit(self._open, each, in_parts) for each in sources])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _complete(self, refs: Sequence[ChunkRef]) -> dict[int, _Block]:
+        """Return the blocks; lost ones are rebuilt whole if much of them is among ``refs``."""
+        blocks, wanted = self._opened(), dict.fromkeys(self._opened(), 0)
+        for ref in refs:
+            wanted[ref.writer] += ref.chunk.nbytes
+        much = [
+            block.source
+            for rank, block in blocks.items()
+            if block.in_parts and wanted[rank] * _WHOLE_FROM > block.index.payload_bytes
+        ]
+        if much:
+            blocks.update((each.source.rank, each) for each in self._open_all(much, in_parts=False))
+        return blocks
 
     def _await_all(self, futures: Sequence[Future[_Block]]) -> list[_Block]:
         """Return every result; after a failure the others have a moment to fail as well."""
@@ -189,20 +228,26 @@ class MemorySource(Closing):
             self._clients[node] = client
         return self._clients[node]
 
-    def _open(self, source: BlockSource) -> _Block:
+    def _open(self, source: BlockSource, in_parts: bool) -> _Block:
         client, began_s = self._clients[source.node], time.perf_counter()
         with self._blaming(source):
-            handle = client.open_block(self.point.world, self.point.step, source)
+            handle = client.open_block(
+                self.point.world, self.point.step, source, in_parts=in_parts and source.rebuilt
+            )
             origin = f"{self.origin}: block of rank {source.rank}"
             index = decode_index(handle.index, origin=origin)
-            said = (index.generation, index.step, index.writer)
             wanted = (self.point.world.generation, self.point.step, source.rank)
+            said = (offered_under(index, wanted[0]), index.step, index.writer)
             if said != wanted:
                 raise CorruptError(
                     f"{origin}: it is (generation, step, rank) {said}, not {wanted}; use another "
                     "restore point"
                 )
-            slot, header = self._map(handle.path, wanted) if self._mapped else (None, None)
+            here = handle.host in ("", self._maps.host)
+            slot, header = self._map(handle.path, wanted) if here else (None, None)
+        if self._ahead is not None and slot is None:
+            with contextlib.suppress(CkptError):  # what is not known to be the same is fetched
+                compare(self._ahead, self.point, source, client)
         tier = "disk" if handle.on_disk else "parity" if source.rebuilt else ""
         tier = tier or ("arena" if source.node == self._local_node else "peer")
         self._meters.add(tier, time.perf_counter() - began_s)
@@ -214,6 +259,7 @@ class MemorySource(Closing):
             slot=slot,
             header=header,
             payload=slot.block(index.payload_bytes) if slot is not None else None,
+            in_parts=handle.in_parts,
         )
 
     def _map(
@@ -274,8 +320,8 @@ class MemorySource(Closing):
         Raises ``CorruptError`` for a failed checksum; ``NotFoundError``, possibly only at the
         end, when a mapped slot was put to another use meanwhile: what was read before is void.
         """
-        blocks = self._opened()
-        for batch in _cut([(ref, []) for ref in refs], BATCH_BYTES):
+        blocks = self._complete(refs)
+        for batch in cut([(ref, []) for ref in refs], BATCH_BYTES):
             block = blocks[batch[0][0].writer]
             with self._blaming(block.source):
                 for (ref, _), part in zip(batch, self._fetch(block, batch), strict=True):
@@ -288,8 +334,12 @@ class MemorySource(Closing):
 
         Raises as `read`; what the targets hold then is not to be used.
         """
-        blocks = self._opened()
-        tasks = [(blocks[run[0][0].writer], run) for run in _cut(deliveries, _RUN_BYTES)]
+        here, there = self._prefetched(deliveries)
+        blocks = self._complete([ref for ref, _ in there])
+        tasks = [(blocks[run[0][0].writer], run) for run in cut(there, _RUN_BYTES)]
+        for run in cut(here, _RUN_BYTES):
+            block = blocks[run[0][0].writer]
+            tasks.append((replace(block, tier=TIERS[1], prefetched=True, payload=None), run))
         self.touched = True
         total = sum(ref.chunk.nbytes for ref, _ in deliveries)
         if total <= _INLINE_BYTES and all(block.payload is not None for block, _ in tasks):
@@ -299,6 +349,18 @@ class MemorySource(Closing):
             self._land_all(tasks)
         self._check_undisturbed({ref.writer for ref, _ in deliveries})
         return total
+
+    def _prefetched(self, deliveries: ByChunk) -> tuple[list[Delivery], list[Delivery]]:
+        """Return what is here already, as far as the holders of the blocks know, and the rest."""
+        ahead, key = self._ahead, (self.point.world.generation, self.point.step)
+        if ahead is None:
+            return [], list(deliveries)
+        found: tuple[list[Delivery], list[Delivery]] = ([], [])
+        away = self.elsewhere
+        for delivery in deliveries:
+            ref = delivery[0]
+            found[0 if ref.writer in away and ahead.has(key, ref) else 1].append(delivery)
+        return found
 
     def _land_all(self, tasks: Sequence[_Task]) -> None:
         """Fetch and land on threads; on return or raise no thread writes to any target."""
@@ -336,12 +398,40 @@ class MemorySource(Closing):
         """Return the bytes of chunks: views of the mapped slot, or what its sidecar sends."""
         if block.payload is not None:
             return [block.payload[r.chunk.at : r.chunk.at + r.chunk.nbytes] for r, _ in run]
+        if block.prefetched and self._ahead is not None:
+            key = (self.point.world.generation, self.point.step)
+            taken = [self._ahead.take(key, ref) for ref, _ in run]
+            whole = [part for part in taken if part is not None]
+            return whole if len(whole) == len(run) else self._ask(block, run)
+        return self._ask(block, run)
+
+    def _ask(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return the bytes of chunks as the block's sidecar sends them."""
+        if block.in_parts:
+            return self._fetch_lost(block, run)
         began_s, point = time.perf_counter(), self.point
         ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
         with self._blaming(block.source):
             parts = block.client.read(point.world, point.step, block.source.rank, ranges)
         self._meters.add(block.tier, time.perf_counter() - began_s)
+        with self._lock:
+            self.sent_bytes += sum(nbytes for _, nbytes in ranges)
         return parts
+
+    def _fetch_lost(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return chunks of a lost block, or rebuild it whole where they cannot be had right."""
+        began_s, point = time.perf_counter(), self.point
+        ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
+        with contextlib.suppress(CkptError):  # the whole is tried, or says what is wrong
+            parts = block.client.read(point.world, point.step, block.source.rank, ranges)
+            sums = [ref.chunk.crc32c for ref, _ in run]
+            if [crc32c(part) for part in parts] == sums:
+                self._meters.add(block.tier, time.perf_counter() - began_s)
+                return parts
+        whole = self._open(block.source, False)
+        with self._lock:
+            self._opened()[block.source.rank] = whole
+        return self._fetch(whole, run)
 
     def _land(self, block: _Block, run: Sequence[Delivery], parts: Sequence[memoryview]) -> None:
         began_s, nbytes = time.perf_counter(), 0
@@ -398,19 +488,3 @@ def _kind_of(error: CkptError) -> FaultKind:
     if isinstance(error, PeerError) and not error.kind:
         return FaultKind.UNREACHABLE
     return FaultKind.MISSING
-
-
-def _cut(deliveries: Sequence[Delivery], limit_bytes: int) -> Iterator[list[Delivery]]:
-    """Cut ``deliveries`` into runs of one writer of at most ``limit_bytes`` (or one chunk)."""
-    run: list[Delivery] = []
-    size = 0
-    for delivery in deliveries:
-        ref = delivery[0]
-        full = size + ref.chunk.nbytes > limit_bytes
-        if run and (full or run[0][0].writer != ref.writer):
-            yield run
-            run, size = [], 0
-        run.append(delivery)
-        size += ref.chunk.nbytes
-    if run:
-        yield run

@@ -5,7 +5,8 @@ A pack is its chunks back to back, nothing else::
     [the box's elements, padded to a cell, compressed][their CRC32C, 4 bytes][0 … 63 zeros]
 
 The zeros align the next chunk. Checksums and compression are computed by a few threads ahead of
-the writing, each byte passed over once per checksum. `ckpt.unpack` reads what is written here.
+the writing, or by the one that writes, which takes longer and costs less: then bytes are in the
+cache when they are copied. `ckpt.unpack` reads what is written here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Final, TypeAlias
 
@@ -62,6 +64,12 @@ _AHEAD_PIECES: Final = 256
 _INLINE_BYTES: Final = 64 << 10
 """What is smaller is done at once: handing it to a thread costs more."""
 
+_LAYOUTS: Final = 16384
+"""How many layouts of tensors are remembered: they are the same at every save."""
+
+_CACHED_BYTES: Final = 8 * crc.BLOCK_BYTES
+"""What stays in a processor's cache while two checksums are computed of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -79,24 +87,32 @@ class Piece:
 
 def cell_of(entry: TensorEntry, itemsize: int) -> tuple[int, ...] | None:
     """Return the Zarr cell this writer stores a tensor with; None without a known grid."""
-    boxes = [chunk.box for chunk in entry.chunks]
-    grid = entry.grid
-    if grid is None and any(box.shape == entry.shape for box in boxes):
-        grid = common_grid(entry.shape, boxes)
-    if grid is None or not all(is_cell(box, grid, entry.shape) for box in boxes if box.size):
+    boxes = tuple([chunk.box for chunk in entry.chunks])
+    return _cell(entry.shape, entry.grid, boxes, itemsize)
+
+
+@lru_cache(_LAYOUTS)
+def _cell(
+    shape: tuple[int, ...], grid: tuple[int, ...] | None, boxes: tuple[Box, ...], itemsize: int
+) -> tuple[int, ...] | None:
+    if grid is None and any(box.shape == shape for box in boxes):
+        grid = common_grid(shape, boxes)
+    if grid is None or not all(is_cell(box, grid, shape) for box in boxes if box.size):
         return None
-    return split_grid(tuple(max(n, 1) for n in grid), entry.shape, itemsize)
+    return split_grid(tuple(max(n, 1) for n in grid), shape, itemsize)
 
 
-def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> Iterator[Piece]:
+@lru_cache(_LAYOUTS)
+def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[Piece, ...]:
     """Cut a saver's box into what is stored, in the order of its bytes."""
-    start = 0
+    start, found = 0, []
     for part in [box] if cell is None else cells(box, cell):
         nbytes = part.size * itemsize
         if nbytes:
             padded = cell if part.shape != cell else None
-            yield Piece(box=part, start=start, nbytes=nbytes, cell=padded)
+            found.append(Piece(box=part, start=start, nbytes=nbytes, cell=padded))
         start += nbytes
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +130,38 @@ class _Started:
 
     ref: ChunkRef
     nbytes: int
-    future: Future[_Ready]
+    future: Future[_Ready] | _Done
     last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a future is for, where nobody has to be waited for."""
+
+    ready: _Ready
+
+    def result(self) -> _Ready:
+        return self.ready
+
+    def cancel(self) -> None:
+        pass
+
+
+def _sums(address: int, nbytes: int) -> tuple[list[int], int]:
+    """Return the CRC32C of each block of some memory, and the CRC64 of all, in one pass."""
+    blocks: list[int] = []
+    crc64 = 0
+    for at in range(0, nbytes, _CACHED_BYTES):
+        size = min(_CACHED_BYTES, nbytes - at)
+        blocks += crc.block_checksums(address + at, size)
+        crc64 = isal.crc64_at(address + at, size, crc64)
+    return blocks, crc64
 
 
 def _prepare(piece: Piece, raw: memoryview, *, itemsize: int, codec: Codec | None) -> _Ready:
     """Checksum, pad and compress one piece; ``at`` is not known yet."""
-    address = isal.address_of(raw)
-    blocks = crc.block_checksums(address, piece.nbytes)
+    blocks, crc64 = _sums(isal.address_of(raw), piece.nbytes)
     checksum = whole = crc.of_blocks(blocks, piece.nbytes)
-    crc64 = isal.crc64_at(address, piece.nbytes)
     body: Buffer = raw
     if piece.cell is not None:
         body = pad(raw, piece.box.shape, piece.cell, itemsize)
@@ -149,9 +187,10 @@ def _prepare(piece: Piece, raw: memoryview, *, itemsize: int, codec: Codec | Non
 class PackWriter:
     """Produces a pack's bytes in order, and then its index.
 
-    ``codecs`` compress the tensors they name. ``bases`` are chunks that need not be written again.
-    With ``verify`` the bytes are compared with the checksum that ``index`` has of each chunk; the
-    pack must not be published before `parts` has come to its end without an error.
+    Nothing is computed ahead where ``threads`` is 0. ``codecs`` compress the tensors they name.
+    ``bases`` are chunks that need not be written again. With ``verify`` the bytes are compared
+    with the checksum that ``index`` has of each chunk; the pack must not be published before
+    `parts` has come to its end without an error.
     """
 
     def __init__(
@@ -166,7 +205,7 @@ class PackWriter:
         threads: int = THREADS,
     ) -> None:
         self._index, self._payload, self._verify = index, payload, verify
-        self._ahead_bytes, self._threads = ahead_bytes, threads
+        self._ahead_bytes, self._threads = ahead_bytes if threads else 0, threads
         self._codecs, self._known = codecs or {}, bases or {}
         self._stored: dict[str, list[PackedChunk]] = {fqn: [] for fqn in index.tensors}
         self._cells: dict[str, tuple[int, ...] | None] = {}
@@ -195,7 +234,7 @@ class PackWriter:
 
     def parts(self) -> Iterator[Buffer]:
         """Yield the pack's bytes. Raises ``CorruptError`` where memory is not what was captured."""
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-pack") as pool:
+        with ThreadPoolExecutor(self._threads or 1, thread_name_prefix="ckpt-pack") as pool:
             waiting: deque[_Started] = deque()
             flying = 0
             try:
@@ -226,7 +265,9 @@ class PackWriter:
                 for piece in pieces(chunk.box, cell, itemsize):
                     end = piece.start + piece.nbytes
                     part = raw[piece.start : end]
-                    future = _submit(pool, piece, part, itemsize=itemsize, codec=codec)
+                    prepare = partial(_prepare, piece, part, itemsize=itemsize, codec=codec)
+                    inline = piece.nbytes <= _INLINE_BYTES or not self._threads
+                    future = _Done(prepare()) if inline else pool.submit(prepare)
                     last = end == wanted
                     yield _Started(ref=ref, nbytes=piece.nbytes, future=future, last=last)
 
@@ -289,21 +330,6 @@ class PackWriter:
             self._files[file.path] = len(self._bases)
             self._bases.append(file)
         return msgspec.structs.replace(old, base=self._files[file.path])
-
-
-def _submit(
-    pool: ThreadPoolExecutor,
-    piece: Piece,
-    raw: memoryview,
-    *,
-    itemsize: int,
-    codec: Codec | None,
-) -> Future[_Ready]:
-    if piece.nbytes > _INLINE_BYTES:
-        return pool.submit(_prepare, piece, raw, itemsize=itemsize, codec=codec)
-    done: Future[_Ready] = Future()
-    done.set_result(_prepare(piece, raw, itemsize=itemsize, codec=codec))
-    return done
 
 
 def pad(

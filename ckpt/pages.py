@@ -21,6 +21,38 @@ _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _NO_ROOM = (errno.EFAULT, errno.ENOMEM)  # EFAULT: a write to the page would have been a SIGBUS
 
 
+def make_file(path: Path, nbytes: int) -> mmap.mmap:
+    """Make a file of shared memory with all its pages, and map it.
+
+    Raises ``OSError`` when that cannot be done, and leaves nothing behind then (see `is_no_room`).
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        allocate(fd, nbytes)
+        mapping = map_pages(fd)
+        populate(mapping)
+        return mapping
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str | Path) -> mmap.mmap | None:
+    """Map an existing file; None where it is empty. Its page table is filled by `populate`."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return map_pages(fd) if os.fstat(fd).st_size else None
+    finally:
+        os.close(fd)
+
+
+def is_no_room(error: OSError) -> bool:
+    """Return whether memory ran out, or was asked for beyond what a file can have."""
+    return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
+
+
 def huge_pages() -> bool:
     """Return whether the kernel backs shared memory by huge pages where it is asked to."""
     try:

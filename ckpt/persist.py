@@ -63,8 +63,9 @@ class PackOptions:
     """How packs are written: compressed by ``compression``, against the earlier step ``base``.
 
     At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
-    checksums and compress. ``watch`` is told of every piece, and sets the pace. ``around_cache``
-    keeps what goes to a local disk out of the page cache: cheaper, where it is not read soon.
+    checksums and compress; with 0 it is who writes, for the least processor time. ``watch`` is
+    told of every piece, and sets the pace. ``around_cache`` keeps what goes to a local disk out of
+    the page cache: cheaper, where it is not read soon.
     """
 
     compression: codecs.Rules = field(default_factory=dict)

@@ -1,32 +1,37 @@
 """How one rank's state is copied, step after step: worked out once, run while it stays put.
 
-The pieces of a plan become *units*: ranges of large tensors, batches of small ones, and tensors
+The pieces of a plan are cut where runs of the block end (see `ckpt.parts`), and the parts become
+*units*: those that lie in memory as they are stored, about equally many bytes each, and tensors
 that have to be packed or brought from a device. Any thread may copy any unit, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ckpt import dtypes, isal
-from ckpt.capture import CapturePlan, FlatState, Piece
-from ckpt.copying import copy_at, copy_many, resolved, room_for
-from ckpt.crc import combine
+from ckpt.capture import CapturePlan, FlatState
+from ckpt.copying import resolved, room_for
 from ckpt.held import local_of, view_of
 from ckpt.lanes import Lane, Lanes
+from ckpt.parts import Cover, Parts
+from ckpt.streaming import Words, copy_runs, sums_of_runs
+from ckpt.sums import Lengths, Sums, set_runs
 
-RANGE_BYTES = 4 << 20
-"""The largest unit: what one thread copies before it looks up."""
+UNIT_BYTES = 4 << 20
+"""The largest unit, about: what one thread copies before it looks up."""
 
-SMALL_BYTES = 16 << 10
-SHORT_BATCH_BYTES = 256 << 10
-_BATCH_PIECES = 256
+PART_BYTES = 4 << 10
+"""What a part counts for beside its bytes: tiny ones cost time, too."""
+
 _VERSION = attrgetter("_version")
 
 
@@ -53,20 +58,17 @@ class Probe:
 
 
 class Unit(Protocol):
-    """A part of the copy: of which pieces, and how large."""
+    """A part of the copy: which ``parts`` of the program's, of which pieces, and how large."""
 
     @property
-    def pieces(self) -> Sequence[int]:
-        """Which pieces of the plan it has all or a range of."""
-        ...
-
+    def pieces(self) -> Sequence[int]: ...
     @property
-    def nbytes(self) -> int:
-        """How much is copied."""
-        ...
+    def parts(self) -> slice: ...
+    @property
+    def nbytes(self) -> int: ...
 
-    def copy(self, room: Room) -> list[int]:
-        """Copy into ``room``; return the CRC32C of what was written of each piece."""
+    def copy(self, room: Room) -> Sums:
+        """Copy into ``room``; return the CRC32C of what was written of each part."""
         ...
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
@@ -74,49 +76,29 @@ class Unit(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Adjacent bytes of one piece in host memory. ``source`` is their address."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjacent:
+    """Parts of pieces that lie in host memory as they are stored. ``sources`` are addresses."""
 
     pieces: Sequence[int]
-    source: int
-    at: int
+    parts: slice
+    sources: Words
+    ats: Words
+    sizes: Words
     nbytes: int
 
-    def copy(self, room: Room) -> list[int]:
-        return [copy_at(self.source, room.address + self.at, self.nbytes)]
-
-    def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
-        size = min(nbytes, self.nbytes)
-        start = (turn % -(-self.nbytes // size)) * size
-        size = min(size, self.nbytes - start)
-        live = partial(isal.crc32c_at, self.source + start, size)
-        yield Probe(live, self.at + start, size)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Whole pieces in host memory, none of them large; ``short`` ones are copied in one go."""
-
-    pieces: Sequence[int]
-    sources: list[int]
-    ats: list[int]
-    sizes: list[int]
-    nbytes: int
-    short: bool
-
-    def copy(self, room: Room) -> list[int]:
-        targets = [room.address + at for at in self.ats]
-        if self.short:
-            return copy_many(self.sources, targets, self.sizes)
-        return list(map(copy_at, self.sources, targets, self.sizes))
+    def copy(self, room: Room) -> Sums:
+        return copy_runs(self.sources, self.ats + np.uint64(room.address), self.sizes)
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
         count = len(self.sizes)
         for i in range(count):
             j = (turn + i) % count
-            size = min(self.sizes[j], nbytes)
-            yield Probe(partial(isal.crc32c_at, self.sources[j], size), self.ats[j], size)
+            whole = int(self.sizes[j])
+            start = turn // count * nbytes % whole
+            size = min(whole - start, nbytes)
+            live = partial(isal.crc32c_at, int(self.sources[j]) + start, size)
+            yield Probe(live, int(self.ats[j]) + start, size)
             nbytes -= size
             if nbytes <= 0:
                 return
@@ -127,14 +109,17 @@ class Packed:
     """A whole piece in host memory whose elements are not adjacent."""
 
     pieces: Sequence[int]
+    parts: slice
     source: torch.Tensor
     at: int
+    ats: Words
+    sizes: Words
     nbytes: int
 
-    def copy(self, room: Room) -> list[int]:
+    def copy(self, room: Room) -> Sums:
         into = room.view[self.at : self.at + self.nbytes]
         room_for(self.source, into).copy_(dtypes.as_carrier(resolved(self.source)))
-        return [isal.crc32c(into)]
+        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
         rows = self.source.shape[0] if self.source.ndim else 1
@@ -150,10 +135,17 @@ class Carried:
     """A whole piece in a device's memory, brought over by ``lane``."""
 
     pieces: Sequence[int]
+    parts: slice
     source: torch.Tensor
     lane: Lane
     at: int
+    ats: Words
+    sizes: Words
     nbytes: int
+
+    def arrived(self, room: Room) -> Sums:
+        """Return the CRC32C of each part, once the lane has brought them."""
+        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
 
 
 def _packed_checksum(part: torch.Tensor) -> int:
@@ -167,23 +159,6 @@ def _stage_for(source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(
             dtypes.as_carrier(resolved(source)), memory_format=torch.contiguous_format
         )
-
-
-class _Batching:
-    """Gathers pieces until there are enough for a batch."""
-
-    def __init__(self, room_bytes: int) -> None:
-        self._room_bytes = self._left = room_bytes
-        self.members: list[int] = []
-
-    def add(self, i: int, nbytes: int) -> list[int]:
-        """Take a piece; return those before it where they are a full batch by now."""
-        full: list[int] = []
-        if self.members and (nbytes > self._left or len(self.members) == _BATCH_PIECES):
-            full, self.members, self._left = self.members, [], self._room_bytes
-        self.members.append(i)
-        self._left -= nbytes
-        return full
 
 
 class Program:
@@ -201,9 +176,12 @@ class Program:
         for i, stage in zip(self._volatile, self._stages, strict=True):
             self._sources[i] = stage
         self._watched = self._with_versions(flat)
-        self.units = tuple(self._host_units())
+        pieces = plan.pieces
+        self.parts = Parts.of(_lengths(p.at for p in pieces), _lengths(p.nbytes for p in pieces))
+        self.cover = Cover.of(self.parts, plan.payload_bytes)
         self.carried = tuple(self._carried_units())
-        self.nbytes = sum(piece.nbytes for piece in plan.pieces)
+        self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())
+        self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
         """Return what to ask for versions, per piece: staged ones and inference have none."""
@@ -237,62 +215,56 @@ class Program:
                 return self.plan.pieces[i].fqn
         return ""
 
-    def checksums(self, found: Sequence[Sequence[int]], carried: Sequence[int]) -> list[int]:
-        """Return the CRC32C of each piece from those of all units."""
-        sums: dict[int, int] = {}
-        for unit, parts in zip(self.units, found, strict=True):
-            for i, part in zip(unit.pieces, parts, strict=True):
-                sums[i] = combine(sums[i], part, unit.nbytes) if i in sums else part
-        for each, crc in zip(self.carried, carried, strict=True):
-            sums[each.pieces[0]] = crc
-        return [sums[i] for i in range(len(self.plan.pieces))]
-
     def _lane(self, i: int) -> Lane | None:
         return self._lanes.of(self._sources[i]) if self._lanes is not None else None
 
-    def _carried_units(self) -> Iterator[Carried]:
-        for i, piece in enumerate(self.plan.pieces):
-            if (lane := self._lane(i)) is not None:
-                yield Carried(range(i, i + 1), self._sources[i], lane, piece.at, piece.nbytes)
-
-    def _host_units(self) -> Iterator[Unit]:
-        batches = {True: _Batching(SHORT_BATCH_BYTES), False: _Batching(RANGE_BYTES)}
-        for i, piece in enumerate(self.plan.pieces):
-            if self._lane(i) is not None:
-                continue
-            if piece.nbytes >= RANGE_BYTES or not self._is_plain(i):
-                yield from self._large(i, piece)
-                continue
-            short = piece.nbytes <= SMALL_BYTES
-            if full := batches[short].add(i, piece.nbytes):
-                yield self._batch(full, short=short)
-        for short, batch in batches.items():
-            if batch.members:
-                yield self._batch(batch.members, short=short)
-
-    def _is_plain(self, i: int) -> bool:
+    def _is_adjacent(self, i: int) -> bool:
         source = self._sources[i]
         odd = source.is_conj() or source.is_neg()
         return source.is_contiguous() and not odd and self._lane(i) is None
 
-    def _batch(self, members: Sequence[int], *, short: bool) -> Batch:
-        pieces = [self.plan.pieces[i] for i in members]
-        sizes = [piece.nbytes for piece in pieces]
-        return Batch(
-            tuple(members),
-            [self._sources[i].data_ptr() for i in members],
-            [piece.at for piece in pieces],
-            sizes,
-            sum(sizes),
-            short,
-        )
+    def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
+        """Return parts ``first … end-1``, where they are and how large."""
+        chosen = slice(first, end)
+        at, nbytes = self.parts.at[chosen], self.parts.nbytes[chosen]
+        return chosen, at.astype(np.uint64), nbytes.astype(np.uint64)
 
-    def _large(self, i: int, piece: Piece) -> Iterator[Unit]:
-        whole, source = range(i, i + 1), self._sources[i]
-        if not self._is_plain(i):
-            yield Packed(whole, source, piece.at, piece.nbytes)
-            return
-        start = source.data_ptr()
-        for at in range(0, piece.nbytes, RANGE_BYTES):
-            size = min(RANGE_BYTES, piece.nbytes - at)
-            yield Range(whole, start + at, piece.at + at, size)
+    def _whole(self, i: int) -> tuple[slice, Words, Words]:
+        return self._parts_of(int(self.parts.edges[i]), int(self.parts.edges[i + 1]))
+
+    def _carried_units(self) -> Iterator[Carried]:
+        for i, piece in enumerate(self.plan.pieces):
+            if (lane := self._lane(i)) is not None:
+                parts, ats, sizes = self._whole(i)
+                yield Carried(
+                    (i,), parts, self._sources[i], lane, piece.at, ats, sizes, piece.nbytes
+                )
+
+    def _packed_units(self) -> Iterator[Packed]:
+        for i, piece in enumerate(self.plan.pieces):
+            if self._lane(i) is None and not self._is_adjacent(i):
+                parts, ats, sizes = self._whole(i)
+                yield Packed((i,), parts, self._sources[i], piece.at, ats, sizes, piece.nbytes)
+
+    def _adjacent_units(self) -> Iterator[Adjacent]:
+        """Divide the parts that lie as they are stored into units of about `UNIT_BYTES`."""
+        owner = self.parts.owner
+        plain = np.array([self._is_adjacent(i) for i in range(len(self.plan.pieces))], np.bool_)
+        address = np.array(
+            [self._sources[i].data_ptr() if plain[i] else 0 for i in range(len(plain))], np.uint64
+        )
+        starts = _lengths(piece.at for piece in self.plan.pieces)
+        weight = np.cumsum(self.parts.nbytes + PART_BYTES)
+        for lo, hi in set_runs(plain[owner]):
+            unit = (weight[lo:hi] - weight[lo]) // UNIT_BYTES
+            cuts = [lo, *(np.flatnonzero(np.diff(unit)) + lo + 1).tolist(), hi]
+            for first, end in pairwise(cuts):
+                chosen, ats, sizes = self._parts_of(first, end)
+                owners = owner[chosen]
+                sources = address[owners] + ats - starts[owners].astype(np.uint64)
+                pieces = tuple(range(int(owners[0]), int(owners[-1]) + 1))
+                yield Adjacent(pieces, chosen, sources, ats, sizes, int(sizes.sum()))
+
+
+def _lengths(values: Iterable[int]) -> Lengths:
+    return np.fromiter(values, dtype=np.int64)

@@ -7,13 +7,16 @@ from ours, so the rows of the two codecs are not interchangeable.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from typing_extensions import Buffer
 
 from ckpt.erasure import check_columns, check_fragments, check_shape
+from ckpt.isal import crc32c
+from ckpt.sums import Sums
 
 CODEC = "pyerasure-rscauchy-1"
 
@@ -29,14 +32,23 @@ class PyerasureCodec:
         generator = _module("pyerasure.block.generator").RSCauchy(self._field, k)
         self._rows = [bytes(generator.generate_specific(row)) for row in range(m)]
 
-    def encode(self, columns: Sequence[Buffer], rows: Mapping[int, Buffer]) -> None:
+    def encode(
+        self,
+        columns: Sequence[Buffer],
+        rows: Mapping[int, Buffer],
+        *,
+        before: Callable[[int, int], None] | None = None,
+    ) -> dict[int, int]:
         """See `ErasureCodec.encode`."""
         check_columns(self.k, columns)
+        if before is not None:
+            before(0, max(memoryview(column).nbytes for column in columns))
         for row, into in rows.items():
             nbytes = memoryview(into).nbytes
             encoder = self._block.Encoder(self._field, self.k, nbytes)
             encoder.set_symbols(bytearray().join(_filled(each, nbytes) for each in columns))
             memoryview(into).cast("B")[:] = encoder.encode_symbol(self._rows[row])
+        return {row: crc32c(into) for row, into in rows.items()}
 
     def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
         """See `ErasureCodec.encode_update`."""
@@ -49,7 +61,14 @@ class PyerasureCodec:
         target = np.frombuffer(memoryview(into), dtype=np.uint8)
         target ^= np.frombuffer(term, dtype=np.uint8)
 
-    def decode(self, lost: int, fragments: Mapping[int, Buffer], into: Buffer) -> None:
+    def decode(
+        self,
+        lost: int,
+        fragments: Mapping[int, Buffer],
+        into: Buffer,
+        *,
+        cuts: Sequence[int] = (),
+    ) -> Sums:
         """See `ErasureCodec.decode`."""
         check_fragments(self.k, list(fragments))
         nbytes = memoryview(into).nbytes
@@ -63,7 +82,10 @@ class PyerasureCodec:
         if not decoder.is_complete():
             raise ValueError(f"fragments {sorted(fragments)} do not determine the data")
         data = memoryview(decoder.block_data())
-        memoryview(into).cast("B")[:] = data[lost * nbytes : (lost + 1) * nbytes]
+        view = memoryview(into).cast("B")
+        view[:] = data[lost * nbytes : (lost + 1) * nbytes]
+        parts = [crc32c(view[lo:hi]) for lo, hi in pairwise((0, *cuts, nbytes))]
+        return np.array(parts, dtype=np.uint32)
 
 
 def _filled(fragment: Buffer, nbytes: int) -> bytearray:

@@ -16,7 +16,7 @@ from ckpt.held import Held, Leaf, empty_like, held, local_of, spec_of
 from ckpt.index import ChunkRef, ShardIndex
 from ckpt.layout import Box, TensorSpec
 from ckpt.optimizers import SavedOptimizer, attach, state_prefix
-from ckpt.reshard import saved_aliases, saved_specs
+from ckpt.reshard import Wanted, saved_aliases, saved_specs
 from ckpt.scatter import ByChunk
 from ckpt.strictness import Select, Strict, Strictness, check_selected, chooser, mismatch
 from ckpt.types import Json
@@ -142,6 +142,17 @@ def restore(
         extra=verdict.extra,
         skipped=tuple(key for key in live if not chosen(key)),
     )
+
+
+def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wanted:
+    """Return which boxes of which saved tensors `restore` would read, as far as they were saved."""
+    saved = _Saved.of(source)
+    job = _Job(flatten(state), saved, rank=rank, chosen=chooser(None))
+    job.missing()
+    return {
+        fqn: (saved.specs[fqn], tuple(item.box for item in boxes))
+        for fqn, boxes in job.targets.items()
+    }
 
 
 def live_keys(flat: FlatState) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from ckpt.reshard import ReshardPlan
 
 Array: TypeAlias = npt.NDArray[Any]
 
-ByChunk: TypeAlias = Sequence[tuple[ChunkRef, list[tuple[Box, Array]]]]
+Delivery: TypeAlias = tuple[ChunkRef, list[tuple[Box, Array]]]
+
+ByChunk: TypeAlias = Sequence[Delivery]
 """Per chunk its regions, each with the array (of that shape and element width) that takes it."""
 
 Targets: TypeAlias = Mapping[str, Sequence[Array]]
@@ -29,3 +31,19 @@ def grouped(plan: ReshardPlan, targets: Targets) -> ByChunk:
         )
         for group in plan.by_chunk()
     ]
+
+
+def cut(deliveries: Sequence[Delivery], limit_bytes: int) -> Iterator[list[Delivery]]:
+    """Cut ``deliveries`` into runs of one writer of at most ``limit_bytes`` (or one chunk)."""
+    run: list[Delivery] = []
+    size = 0
+    for delivery in deliveries:
+        ref = delivery[0]
+        full = size + ref.chunk.nbytes > limit_bytes
+        if run and (full or run[0][0].writer != ref.writer):
+            yield run
+            run, size = [], 0
+        run.append(delivery)
+        size += ref.chunk.nbytes
+    if run:
+        yield run

@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ckpt.arena import SlotFile
@@ -44,6 +45,7 @@ from ckpt.pacing import Pacer
 from ckpt.program import Program, Room
 from ckpt.replan import at_step
 from ckpt.snapshot_parts import CopySettings, Grant, Hooks, SlotOwner, SnapshotStats
+from ckpt.sums import Sums
 from ckpt.target import CheckpointTarget
 from ckpt.tearing import Sample
 from ckpt.watch import Watch
@@ -240,18 +242,48 @@ class Snapshotter:
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Give up the copy under way and let go of the state; raises nothing."""
+        pending = self._give_up()
+        if pending is not None and not wait([pending], timeout=timeout_s).done:
+            _log.warning("the snapshot thread is still busy after %g s", timeout_s)
+        else:
+            self._let_go()
+        self._forget()
+
+    def leave(self, *, timeout_s: float = 5.0) -> None:
+        """Close, but wait only until nothing is copied any more, not for the thread to end.
+
+        On busy cores a thread of low priority takes its time to see that there is nothing to do.
+        """
+        job = self._task.job if self._task is not None else None
+        if job is None or job.program.carried:
+            self.close(timeout_s=timeout_s)
+            return
+        pending = self._give_up()
+        if not job.rest(timeout_s=timeout_s):
+            _log.warning("the snapshot thread is still busy after %g s", timeout_s)
+        elif pending is None:
+            self._let_go()
+        else:
+            pending.add_done_callback(lambda _: self._let_go())
+        self._forget()
+
+    def _give_up(self) -> Future[None] | None:
+        """End the copy under way; return the thread's work where it has begun."""
         self._closing.set()
         self._hooks.remove()
         if self._task is not None:
             self._task.job.end(torn=CLOSED)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._pending is not None and not wait([self._pending], timeout=timeout_s).done:
-            _log.warning("the snapshot thread is still busy after %g s", timeout_s)
-        else:
-            if self._lanes is not None:
-                self._lanes.close()
-            if self._owns_maps:
-                self._maps.close()
+        pending = self._pending
+        return None if pending is None or pending.cancelled() else pending
+
+    def _let_go(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()
+        if self._owns_maps:
+            self._maps.close()
+
+    def _forget(self) -> None:
         self._pending = self._plan = self._program = self._task = None
         self._watch = Watch()
 
@@ -281,17 +313,17 @@ class Snapshotter:
         grant = self._acquire(task)
         began_s = time.perf_counter()
         try:
-            entry = self._fill(task, self._maps.open(grant.path))
+            filled = self._fill(task, self._maps.open(grant.path))
         except BaseException:
             self._abandon(grant)
             raise
-        if entry is None:
+        if filled is None:
             self._abandon(grant)
             self._discard_torn(task, job.torn)
             return
-        copy_s = time.perf_counter() - began_s
+        copy_s, (entry, sums) = time.perf_counter() - began_s, filled
         try:
-            self._client.seal(slot_id=grant.slot_id, entry=entry, persist=task.persist)
+            self._client.seal(slot_id=grant.slot_id, entry=entry, sums=sums, persist=task.persist)
         except CorruptError as error:
             self.stats.torn = None
             self._discard(task, str(error))
@@ -317,24 +349,26 @@ class Snapshotter:
             self.stats.wait_s += wait_s
             self.meters.add("wait", wait_s)
 
-    def _fill(self, task: _Task, slot: SlotFile) -> BlockEntry | None:
+    def _fill(self, task: _Task, slot: SlotFile) -> tuple[BlockEntry, Sums] | None:
         """Copy into ``slot``; return what to seal, or None where the state changed underneath."""
         program, job = task.program, task.job
         for lane in {unit.lane for unit in program.carried}:
             lane.pin(slot)
         job.open(Room.of(slot.block(program.plan.payload_bytes)))
         self.stats.pace = self._pacer.speed(program.nbytes)
-        crcs = job.run(speed=self.stats.pace)
-        return None if job.torn else self._describe(task, slot, crcs)
+        sums = job.run(speed=self.stats.pace)
+        return None if job.torn else self._describe(task, slot, sums)
 
-    def _describe(self, task: _Task, slot: SlotFile, crcs: Sequence[int]) -> BlockEntry:
-        """Write the index behind the payload; return what to seal."""
-        payload_bytes, text = task.program.plan.payload_bytes, self._text(task, crcs)
-        at = index_offset(payload_bytes)
-        block = slot.block(at + len(text))
-        block[payload_bytes:at] = bytes(at - payload_bytes)
-        block[at:] = text
-        return BlockEntry(
+    def _describe(self, task: _Task, slot: SlotFile, sums: Sums) -> tuple[BlockEntry, Sums]:
+        """Write the index behind the payload; return what to seal, and the sums of the block."""
+        program = task.program
+        payload_bytes = program.plan.payload_bytes
+        text = self._text(task, program.parts.of_ranges(sums).tolist())
+        tail = bytes(index_offset(payload_bytes) - payload_bytes) + text
+        block = slot.block(payload_bytes + len(tail))
+        np.frombuffer(block, dtype=np.uint8)[program.cover.gaps] = 0
+        block[payload_bytes:] = tail
+        entry = BlockEntry(
             generation=self._generation,
             step=task.step,
             rank=self._rank,
@@ -342,6 +376,7 @@ class Snapshotter:
             index_bytes=len(text),
             index_crc32c=crc32c(text),
         )
+        return entry, program.cover.of_runs(sums, tail=tail)
 
     def _text(self, task: _Task, crcs: Sequence[int]) -> bytes:
         return task.program.plan.index_text(

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ckpt.sums import Sums
 from ckpt.target import CheckpointTarget
 from ckpt.tearing import SAMPLE
 from ckpt.world import BlockEntry
@@ -39,7 +40,12 @@ class SlotOwner(Protocol):
     ) -> Grant: ...
 
     def seal(
-        self, *, slot_id: int, entry: BlockEntry, persist: CheckpointTarget | None = None
+        self,
+        *,
+        slot_id: int,
+        entry: BlockEntry,
+        sums: Sums | None = None,
+        persist: CheckpointTarget | None = None,
     ) -> None: ...
 
     def abandon(self, slot_id: int) -> None: ...

@@ -1,13 +1,15 @@
-"""Snapshots on a node's own disk: slot files as in the arena, and a list that commits them.
+"""Snapshots on a node's own disk: slots and parity rows as in the arena, and a list of them.
 
-``DIR/NUMBER.json`` names the slot files ``DIR/NUMBER-RANK.slot`` of one snapshot; it is renamed
-into place when all of them are durable. The `KEEP` newest stay, also when the job has ended: a
-job that is given the same directory goes on from them. The files of older ones are written over,
-since a disk takes new bytes for old files faster than new files.
+``DIR/NUMBER.json`` names the blocks ``DIR/NUMBER-RANK.slot`` and the rows
+``DIR/NUMBER-STRIPE-ROW.row`` of one snapshot; it is renamed into place when all of them are
+durable. The `KEEP` newest stay, also when the job has ended: a job that is given the same
+directory goes on from them. The files of older ones are written over, since a disk takes new
+bytes for old files faster than new files.
 
-A spilled block belongs to a generation of its own, a negative number made from the run and the
-generation that it was taken in: older than every generation of any run that reads it, and the
-same on all nodes. Only the index of the block says so; the payload is what was captured.
+What was spilled is offered under a generation of its own, a negative number made from the run and
+the generation that it was taken in (`ckpt.world.ancestor`). Only the headers of the files say so:
+blocks and rows are what was captured, so that with the disks of some nodes gone their blocks are
+rebuilt from parity as they are in memory.
 """
 
 from __future__ import annotations
@@ -15,21 +17,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from typing_extensions import Buffer
 
 from ckpt.arena import HEADER_BYTES, SLOT_SUFFIX, SlotFile, SlotHeader, run_digest
-from ckpt.block import SlotState, block_bytes, index_offset, verify_block
+from ckpt.block import SlotState, block_bytes, verify_block
 from ckpt.errors import CorruptError, StoreError
-from ckpt.index import decode_index, encode_index
 from ckpt.isal import crc32c
-from ckpt.store import writeback
+from ckpt.sidecar.row_file import ROW_SUFFIX, RowFile
+from ckpt.store import direct
 from ckpt.types import learn
-from ckpt.world import BlockEntry, SnapshotWorld
+from ckpt.world import BlockEntry, ParityEntry, SnapshotWorld, ancestor
 
 KEEP: Final = 2
 _PIECE_BYTES: Final = 8 << 20
@@ -37,11 +40,15 @@ _NUMBERED: Final = re.compile(r"([0-9]{8})[-.]")
 _LIST: Final = re.compile(r"([0-9]{8})\.json")
 
 
-class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node has of a snapshot: ``blocks`` of the ranks of its own.
+_T = TypeVar("_T", BlockEntry, ParityEntry, SnapshotWorld)
 
-    ``run`` and ``generation`` are those it was taken in; ``world`` carries the generation under
-    which it is offered, and no parity. ``number`` orders the snapshots of a directory.
+
+class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has of a snapshot: ``blocks`` of its own ranks, ``parities`` of its rows.
+
+    ``sealed`` are the blocks of all ranks. ``run`` and ``generation`` are those it was taken in;
+    ``world`` and all entries carry the generation under which it is offered. ``number`` orders
+    the snapshots of a directory.
     """
 
     number: int
@@ -50,12 +57,22 @@ class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     world: SnapshotWorld
     step: int
     blocks: tuple[BlockEntry, ...]
+    parities: tuple[ParityEntry, ...]
+    sealed: tuple[BlockEntry, ...]
 
 
-def ancestor(run: str, generation: int) -> int:
-    """Return the negative number under which blocks of a generation are offered later."""
-    digest = blake2b(f"{run}/{generation}".encode(), digest_size=6).digest()
-    return -1 - int.from_bytes(digest, "little")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a node holds of a protected snapshot.
+
+    ``blocks`` by rank, ``rows`` with their bytes; ``sealed`` are the blocks of all ranks.
+    """
+
+    world: SnapshotWorld
+    step: int
+    blocks: Mapping[int, tuple[SlotFile, BlockEntry]]
+    rows: Sequence[tuple[ParityEntry, memoryview]]
+    sealed: Sequence[BlockEntry]
 
 
 class SpillDirectory:
@@ -89,49 +106,53 @@ class SpillDirectory:
             raise
         return slot
 
-    def write(
-        self,
-        world: SnapshotWorld,
-        step: int,
-        blocks: Mapping[int, tuple[SlotFile, BlockEntry]],
-        *,
-        pace: Callable[[int], None],
-    ) -> SpilledSnapshot:
-        """Spill the blocks of a snapshot by rank; ``pace`` is told of every few bytes.
+    def open_row(self, snapshot: SpilledSnapshot, entry: ParityEntry) -> RowFile:
+        """Map a parity row that has bytes, all of them verified. Raises ``CorruptError``."""
+        path = self._row(snapshot.number, entry)
+        try:
+            file = RowFile.open(path)
+        except (OSError, ValueError) as error:
+            raise CorruptError(f"{path}: cannot be read ({error}); it is done without") from error
+        file.borrowed = True
+        label = file.read_label(run=run_digest(snapshot.run))
+        if label is None or label.entry != entry or crc32c(file.row(entry.nbytes)) != entry.crc32c:
+            file.close()
+            raise CorruptError(f"{path}: is not the row it should be; it is done without")
+        return file
+
+    def write(self, held: Held, *, pace: Callable[[int], None]) -> SpilledSnapshot:
+        """Spill what a node holds of a snapshot; ``pace`` is told of every few bytes.
 
         What is there stays readable but for what is older than the newest. Raises ``StoreError``
         when the disk refuses.
         """
-        number = self._next_number()
-        offered = msgspec.structs.replace(
-            world,
-            generation=ancestor(world.run, world.generation),
-            parity=0,
-            groups=(),
-            columns=0,
+        world = held.world
+        snapshot = SpilledSnapshot(
+            number=self._next_number(),
+            run=world.run,
+            generation=world.generation,
+            world=_offered(world, world),
+            step=held.step,
+            blocks=tuple(_offered(entry, world) for _, (_, entry) in sorted(held.blocks.items())),
+            parities=tuple(_offered(entry, world) for entry, _ in held.rows),
+            sealed=tuple(_offered(entry, world) for entry in held.sealed),
         )
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             old = self._retire()
-            entries = [
-                self._write_slot(number, rank, source, offered, old=old, pace=pace)
-                for rank, source in sorted(blocks.items())
-            ]
+            for entry in snapshot.blocks:
+                source = held.blocks[entry.rank][0].block(block_bytes(entry))
+                self._write_slot(snapshot, entry, source, old=old, pace=pace)
+            for parity, (_, row) in zip(snapshot.parities, held.rows, strict=True):
+                if parity.nbytes:
+                    self._write_row(snapshot, parity, row, old=old, pace=pace)
             for path in old:
                 path.unlink(missing_ok=True)
-            snapshot = SpilledSnapshot(
-                number=number,
-                run=world.run,
-                generation=world.generation,
-                world=offered,
-                step=step,
-                blocks=tuple(entries),
-            )
             self._publish(snapshot)
         except OSError as error:
             raise StoreError(
-                f"{self._directory}: step {step} cannot be spilled: {error.strerror or error}; "
-                "make room there or choose another disk"
+                f"{self._directory}: step {held.step} cannot be spilled: "
+                f"{error.strerror or error}; make room there or choose another disk"
             ) from error
         return snapshot
 
@@ -142,6 +163,9 @@ class SpillDirectory:
 
     def _slot(self, number: int, rank: int) -> Path:
         return self._directory / f"{number:08d}-{rank:05d}{SLOT_SUFFIX}"
+
+    def _row(self, number: int, entry: ParityEntry) -> Path:
+        return self._directory / f"{number:08d}-{entry.stripe:05d}-{entry.row:02d}{ROW_SUFFIX}"
 
     def _retire(self) -> list[Path]:
         """Give up all but the newest; return the files that may be written over."""
@@ -160,41 +184,37 @@ class SpillDirectory:
 
     def _write_slot(
         self,
-        number: int,
-        rank: int,
-        source: tuple[SlotFile, BlockEntry],
-        world: SnapshotWorld,
+        snapshot: SpilledSnapshot,
+        entry: BlockEntry,
+        block: memoryview,
         *,
         old: list[Path],
         pace: Callable[[int], None],
-    ) -> BlockEntry:
-        slot, entry = source
-        index = decode_index(slot.index_view(entry), origin=slot.path.name)
-        text = encode_index(msgspec.structs.replace(index, generation=world.generation))
-        entry = BlockEntry(
-            generation=world.generation,
-            step=entry.step,
-            rank=rank,
-            payload_bytes=entry.payload_bytes,
-            index_bytes=len(text),
-            index_crc32c=crc32c(text),
-        )
-        part = self._slot(number, rank).with_suffix(".part")
-        if old:
-            old.pop(0).rename(part)
-        with part.open("r+b" if part.exists() else "w+b", buffering=0) as file:
-            fd = file.fileno()
-            os.pwrite(fd, bytes(HEADER_BYTES), 0)
-            _write_all(fd, slot.block(entry.payload_bytes), HEADER_BYTES, pace)
-            os.pwrite(fd, text, HEADER_BYTES + index_offset(entry.payload_bytes))
-            os.ftruncate(fd, HEADER_BYTES + block_bytes(entry))
-            os.fsync(fd)
+    ) -> None:
+        def label(part: Path) -> None:
             with contextlib.closing(SlotFile.open(part)) as made:
                 header = SlotHeader.of(entry, SlotState.COMMITTED)
-                made.write_header(header, run=run_digest(world.run))
-            os.fsync(fd)
-        part.rename(self._slot(number, rank))
-        return entry
+                made.write_header(header, run=run_digest(snapshot.run))
+
+        path = self._slot(snapshot.number, entry.rank)
+        _write_file(path, block, over=_pick(old, SLOT_SUFFIX), pace=pace, label=label)
+
+    def _write_row(
+        self,
+        snapshot: SpilledSnapshot,
+        entry: ParityEntry,
+        row: memoryview,
+        *,
+        old: list[Path],
+        pace: Callable[[int], None],
+    ) -> None:
+        def label(part: Path) -> None:
+            with contextlib.closing(RowFile.open(part)) as made:
+                made.label(entry, run=run_digest(snapshot.run))
+                made.mark_protected()
+
+        path = self._row(snapshot.number, entry)
+        _write_file(path, row, over=_pick(old, ROW_SUFFIX), pace=pace, label=label)
 
     def _publish(self, snapshot: SpilledSnapshot) -> None:
         """Commit: until now nobody sees the new files."""
@@ -208,13 +228,49 @@ class SpillDirectory:
         _fsync(self._directory)
 
 
-def _write_all(fd: int, data: memoryview, at: int, pace: Callable[[int], None]) -> None:
+def _offered(what: _T, world: SnapshotWorld) -> _T:
+    """Return a world or an entry with the generation under which it is offered."""
+    return msgspec.structs.replace(what, generation=ancestor(world.run, world.generation))
+
+
+def _pick(old: list[Path], suffix: str) -> Path | None:
+    """Take a file to write over, one that held the same kind of thing if there is one."""
+    if not old:
+        return None
+    alike = [path for path in old if path.suffix == suffix]
+    path = (alike or old)[0]
+    old.remove(path)
+    return path
+
+
+def _write_file(
+    path: Path,
+    data: memoryview,
+    *,
+    over: Path | None,
+    pace: Callable[[int], None],
+    label: Callable[[Path], None],
+) -> None:
+    """Write a file with room for a header, make it durable, label it, and give it its name."""
+    part = path.with_suffix(".part")
+    if over is not None:
+        over.rename(part)
+    with part.open("w+b" if over is None else "r+b", buffering=0) as file:
+        fd = file.fileno()
+        direct.write_all(fd, _paced(data, pace))
+        os.ftruncate(fd, HEADER_BYTES + len(data))
+        os.fsync(fd)
+        label(part)
+        os.fsync(fd)
+    part.rename(path)
+
+
+def _paced(data: memoryview, pace: Callable[[int], None]) -> Iterator[Buffer]:
+    """Yield room for a header, then ``data`` piece by piece."""
+    yield bytes(HEADER_BYTES)
     for start in range(0, len(data), _PIECE_BYTES):
         piece = data[start : start + _PIECE_BYTES]
-        done = 0
-        while done < len(piece):
-            done += os.pwrite(fd, piece[done:], at + start + done)
-        writeback.start(fd, at + start, len(piece))
+        yield piece
         pace(len(piece))
 
 

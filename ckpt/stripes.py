@@ -13,8 +13,9 @@ all groups, one group after the other. Bytes behind the end of a node block are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from heapq import heapreplace
 
 from ckpt.block import align, block_bytes
 from ckpt.world import (
@@ -70,11 +71,18 @@ class Geometry:
     """The stripes of one snapshot, from who is in which group and how long every block is.
 
     ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number
-    of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes.
+    of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes. Where
+    it is to be asked only of the groups of the nodes ``near``, those of others are left empty.
     """
 
-    def __init__(self, world: SnapshotWorld, entries: Mapping[int, BlockEntry]) -> None:
-        if set(entries) != set(range(len(world.rank_nodes))):
+    def __init__(
+        self,
+        world: SnapshotWorld,
+        entries: Mapping[int, BlockEntry],
+        *,
+        near: Set[str] | None = None,
+    ) -> None:
+        if entries.keys() != set(range(len(world.rank_nodes))):
             raise ValueError(f"entries of ranks {sorted(entries)}, world has {world.rank_nodes}")
         groups = world.parity_groups()
         self.nodes = tuple(name for group in groups for name in group)
@@ -83,7 +91,10 @@ class Geometry:
         self._numbers = {name: number for number, name in enumerate(self.nodes)}
         self._places: list[list[tuple[int, int, int]]] = [[] for _ in self.nodes]
         totals = [0] * self.n
+        asked = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
         for rank, name in enumerate(world.rank_nodes):
+            if asked is not None and name not in asked:
+                continue
             node, length = self._numbers[name], block_bytes(entries[rank])
             self._places[node].append((rank, totals[node], length))
             totals[node] += align(length, ROOM_BYTES)
@@ -316,20 +327,38 @@ def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint]
 
 
 def _collect(inventories: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
+    """Return what all inventories together say of every snapshot.
+
+    All nodes of a parity group repeat the same ``sealed``: what was heard word for word is passed
+    over, unless somebody contradicts somebody.
+    """
+    in_order = sorted(inventories, key=lambda each: each.node)
+    remains = _gather(in_order, repeats=False)
+    if any(each.conflict for each in remains.values()):
+        return _gather(in_order, repeats=True)
+    return remains
+
+
+def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[int, int], _Remains]:
     worlds = {world.generation: world for each in inventories for world in each.worlds}
     remains: dict[tuple[int, int], _Remains] = {}
+    heard: dict[tuple[int, int, int], tuple[BlockEntry, ...]] = {}
 
     def of(entry: BlockEntry | ParityEntry) -> _Remains | None:
-        world = worlds.get(entry.generation)
-        if world is None:
-            return None
         key = (entry.generation, entry.step)
-        return remains.setdefault(key, _Remains(world, entry.step))
+        found = remains.get(key)
+        if found is None and (world := worlds.get(entry.generation)) is not None:
+            found = remains[key] = _Remains(world, entry.step)
+        return found
 
-    for inventory in sorted(inventories, key=lambda each: each.node):
-        for entry in inventory.sealed:
-            if (known := of(entry)) is not None:
-                known.add(entry, holder=None)
+    for inventory in inventories:
+        if sealed := inventory.sealed:
+            first = (sealed[0].generation, sealed[0].step, sealed[0].rank)
+            if repeats or heard.get(first) != sealed:
+                heard[first] = sealed
+                for entry in sealed:
+                    if (known := of(entry)) is not None:
+                        known.add(entry, holder=None)
         for entry in inventory.blocks:
             if (known := of(entry)) is not None:
                 known.add(entry, holder=inventory.node)
@@ -352,16 +381,16 @@ def _sources(remains: _Remains, live: Sequence[str]) -> tuple[tuple[BlockSource,
     missing = [rank for rank in ranks if rank not in remains.holders]
     if reason := _unrecoverable(remains, missing):
         return None, reason
-    load = dict.fromkeys(live, 0)
+    least = [(0, name) for name in live] if missing else []  # sorted, so a heap
     sources = []
-    for rank in ranks:
-        if rank in remains.holders:
-            holders, home = remains.holders[rank], world.rank_nodes[rank]
+    for rank, home in enumerate(world.rank_nodes):
+        holders = remains.holders.get(rank)
+        if holders is not None:
             node = home if home in holders else min(holders)
         else:
-            node = min(live, key=lambda name: (load[name], name))
-            load[node] += block_bytes(remains.entries[rank])
-        sources.append(BlockSource(rank=rank, node=node, rebuilt=rank in missing))
+            load, node = least[0]
+            heapreplace(least, (load + block_bytes(remains.entries[rank]), node))
+        sources.append(BlockSource(rank=rank, node=node, rebuilt=holders is None))
     if not missing:
         return tuple(sources), "every rank's block is held"
     where = ", ".join(
@@ -374,12 +403,14 @@ def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
     """Return why one of the ``missing`` ranks cannot be rebuilt, or nothing."""
     if not missing:
         return ""
-    geometry = Geometry(remains.world, remains.entries)
+    homes = {remains.world.rank_nodes[rank] for rank in missing}
+    geometry = Geometry(remains.world, remains.entries, near=homes)
     holders = {rank: nodes[0] for rank, nodes in remains.holders.items()}
+    needed = {stripe for rank in missing for stripe, *_ in geometry.pieces_of_block(rank)}
     rows = {
         place: node
         for place, (node, parity) in remains.rows.items()
-        if place[0] < geometry.n and parity.nbytes == geometry.row_bytes(place[0])
+        if place[0] in needed and parity.nbytes == geometry.row_bytes(place[0])
     }
     for rank in missing:
         if rank in remains.spoiled:

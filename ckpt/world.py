@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgspec
 
 from ckpt.types import learn
 
 
-class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True):
+def ancestor(run: str, generation: int) -> int:
+    """Return the negative number under which a later run is offered what this one spilled.
+
+    Older than every generation of any run that reads it, and the same on all nodes.
+    """
+    digest = blake2b(f"{run}/{generation}".encode(), digest_size=6).digest()
+    return -1 - int.from_bytes(digest, "little")
+
+
+class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at.
 
     ``domain`` labels what it fails together with (a rack, a power feed); empty: only with itself.
@@ -55,7 +66,7 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_groups(self, names: list[str]) -> None:
         grouped = [name for group in self.groups for name in group]
-        if self.groups and sorted(grouped) != sorted(names):
+        if self.groups and (len(grouped) != len(names) or set(grouped) != set(names)):
             raise ValueError(f"groups {self.groups} do not hold each of the nodes {names} once")
         least = min((len(group) for group in self.parity_groups()), default=0)
         if names and least <= self.parity:
@@ -71,7 +82,7 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
         return self.groups or (tuple(peer.node for peer in self.peers),)
 
 
-class BlockEntry(msgspec.Struct, frozen=True, kw_only=True):
+class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A sealed, verified shard in a node's arena: rank's payload and index of (generation, step).
 
     A *block* is the slot's bytes behind its header: payload, then the index JSON.
@@ -85,7 +96,7 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True):
     index_crc32c: int
 
 
-class ParityEntry(msgspec.Struct, frozen=True, kw_only=True):
+class ParityEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A sealed, verified parity fragment: number ``row`` of ``stripe`` of (generation, step)."""
 
     generation: int
@@ -114,7 +125,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     durable: int = -1
 
 
-class BlockSource(msgspec.Struct, frozen=True, kw_only=True):
+class BlockSource(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where rank's block is to be had: ``node`` holds it, or rebuilds it from parity."""
 
     rank: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     except (CkptError, msgspec.DecodeError, OSError) as error:
         sys.stderr.write(f"sidecar: {error}\n")
         return 2
+    gc.collect()
+    gc.freeze()  # what is there now stays: no need to look through it again and again
     orphaned = threading.Event()
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for our parent

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from typing_extensions import Buffer
 
 from ckpt import crc
+from ckpt.block import align
 from ckpt.erasure import ErasureCodec
 from ckpt.errors import CkptError, CorruptError, FencedError, GivenUpError, PeerError
 from ckpt.isal import address_of, crc32c
@@ -26,10 +26,9 @@ from ckpt.stripes import Geometry
 from ckpt.sums import SUM_BYTES, Sums, runs_of
 from ckpt.types import Json
 
-RUN_BYTES = 2 * SUM_BYTES
-"""What is encoded at a time: all columns of it stay in the cache between check and encoding."""
+WINDOW_BYTES = 32 * SUM_BYTES
+"""What is handed to the codec at a time, which goes through it by pieces that stay in the cache."""
 
-_PART_RUNS = 16
 _COPY_BYTES = 1 << 20
 
 
@@ -126,14 +125,13 @@ def _malformed(why: str) -> PeerError:
 
 
 class Encoding:
-    """One pass over mapped columns: ``parts`` of the row side by side, each in runs."""
+    """One pass over mapped columns: ``parts`` of the row side by side, each in windows."""
 
     def __init__(self, build: Build, columns: dict[int, MappedColumn]) -> None:
-        self._build, self._columns = build, columns
+        self._build, self.columns = build, columns
         self._lock = threading.Lock()
         self._checksums: dict[int, int] = {}
-        size = max(-(-build.nbytes // THREADS), _PART_RUNS * RUN_BYTES)
-        size = -(-size // RUN_BYTES) * RUN_BYTES
+        size = align(max(-(-build.nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
         self.parts = [(lo, min(lo + size, build.nbytes)) for lo in range(0, build.nbytes, size)]
 
     def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
@@ -143,23 +141,24 @@ class Encoding:
         node and rank whose bytes are not what was sealed.
         """
         build, checksum, read = self._build, 0, 0
-        row, zeros = build.buffer(), bytes(RUN_BYTES)
-        readers = self._readers()
-        for at in range(lo, hi, RUN_BYTES):
-            run = row[at : min(at + RUN_BYTES, hi)]
-            inputs: list[Buffer] = [zeros[: len(run)]] * build.codec.k
-            for column, reader in readers.items():
-                inputs[column], nbytes = _whole(reader, at, len(run))
-                read += nbytes
-            build.codec.encode(inputs, {build.place[1]: run})
-            checksum = crc32c(run, checksum)
-        if not all(each.is_current() for each in self._columns.values()):
+        row, readers, number = build.buffer(), self._readers(), build.place[1]
+        for at in range(lo, hi, WINDOW_BYTES):
+            window = row[at : min(at + WINDOW_BYTES, hi)]
+            columns, unchecked = _window(readers, at, len(window))
+            inputs = [columns.get(column, b"") for column in range(build.codec.k)]
+            read += sum(map(len, columns.values()))
+            try:
+                sums = build.codec.encode(inputs, {number: window}, before=_checking(unchecked, at))
+            except CorruptError as error:
+                raise GivenUpError(str(error)) from error
+            checksum = crc.combine(checksum, sums[number], len(window))
+        if not all(each.is_current() for each in self.columns.values()):
             raise MovedError(f"a column of step {build.key[1]} was released while it was read")
         return read, self._note(lo, checksum)
 
     def _readers(self) -> dict[int, ColumnReader]:
         try:
-            return {column: each.reader() for column, each in self._columns.items()}
+            return {column: each.reader() for column, each in self.columns.items()}
         except ValueError as error:  # unmapped, for its file was removed
             raise MovedError(f"a column of step {self._build.key[1]} was removed") from error
 
@@ -174,15 +173,40 @@ class Encoding:
         return total
 
 
-def _whole(reader: ColumnReader, at: int, nbytes: int) -> tuple[Buffer, int]:
-    """Return ``nbytes`` of a column as one buffer, and how many of them are not gaps."""
+def _window(
+    readers: Mapping[int, ColumnReader], at: int, nbytes: int
+) -> tuple[dict[int, memoryview], list[ColumnReader]]:
+    """Return ``nbytes`` of each column from ``at``, and which are to be checked as they are used.
+
+    Zeros at the end may be left out. Raises ``GivenUpError``.
+    """
+    columns: dict[int, memoryview] = {}
+    unchecked = []
+    for column, reader in readers.items():
+        view = reader.adjacent(at, at + nbytes)
+        if view is None:
+            view = _gathered(reader, at, nbytes)
+        else:
+            unchecked.append(reader)
+        columns[column] = view
+    return columns, unchecked
+
+
+def _checking(readers: Sequence[ColumnReader], at: int) -> Callable[[int, int], None]:
+    def check(lo: int, hi: int) -> None:
+        for reader in readers:
+            reader.check(at + lo, at + hi)
+
+    return check
+
+
+def _gathered(reader: ColumnReader, at: int, nbytes: int) -> memoryview:
+    """Return a copy of some of a column, with zeros in the gaps."""
+    data = np.zeros(nbytes, dtype=np.uint8)
     try:
-        parts = list(reader.parts(at, at + nbytes))
+        for start, part in reader.parts(at, at + nbytes):
+            into = data[start - at : start - at + len(part)]
+            np.copyto(into, np.frombuffer(part, dtype=np.uint8))
     except CorruptError as error:
         raise GivenUpError(str(error)) from error
-    if len(parts) == 1 and len(parts[0][1]) == nbytes:
-        return parts[0][1], nbytes
-    data = np.zeros(nbytes, dtype=np.uint8)
-    for start, part in parts:
-        data[start - at : start - at + len(part)] = np.frombuffer(part, dtype=np.uint8)
-    return data.data, sum(len(part) for _, part in parts)
+    return data.data

@@ -3,11 +3,12 @@
 The holder of a row asks for everything and so knows when it has it: a row is sealed once every
 byte of every column is in it. Asking twice, or an answer that comes twice, changes nothing.
 
-- Where all columns lie on this host they are mapped, and the row is encoded in one pass, in runs
-  that stay in the cache. Nothing is compared: looking at two steps costs more than encoding one.
-- Otherwise the columns travel. Parity is linear, so a row may begin as a copy of the row of an
-  earlier protected step, and only what differs is sent, as the exclusive or of both steps. That
-  needs every owner to have that step still; else whole columns are sent into a row of zeros.
+- Columns that lie on this host are mapped and encoded in one pass, in runs that stay in the cache.
+  Nothing is compared: looking at two steps costs more than encoding one.
+- The others travel. Parity is linear, so a row may begin as a copy of the row of an earlier
+  protected step, and only what differs is sent, as the exclusive or of both steps. That needs every
+  owner to have that step still, and is done for columns of this host too then; else whole columns
+  are sent, into a row of what is here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
@@ -27,7 +28,6 @@ from ckpt.maps import SlotMaps
 from ckpt.sidecar.build import Build, Encoding, MovedError, parse_column
 from ckpt.sidecar.changes import Range, batches
 from ckpt.sidecar.core import THREADS, Core, Work
-from ckpt.sidecar.hosts import host_id
 from ckpt.sidecar.links import Job, Link
 from ckpt.sidecar.mapped import MappedColumn
 from ckpt.sidecar.messages import AskBytes, AskColumn, unparse
@@ -42,6 +42,12 @@ from ckpt.world import ParityEntry
 _log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
+_MOST_OF_IT = 0.75
+"""Where more has changed, columns are sent whole: a difference takes reading two steps."""
+
+_SHARE_BESIDE_MAPPED = 0.5
+"""Where less has changed in what is sent, what could be mapped is taken by its differences too."""
+
 NICE = 10
 """Of the threads that encode: trainers go first, but a row is finished beside busy ones too."""
 
@@ -63,9 +69,8 @@ class Builder:
         self._core, self._parities = core, parities
         self._link, self._on_sealed = link, on_sealed
         self._builds: dict[tuple[SnapshotKey, RowPlace], Build] = {}
-        self._maps = SlotMaps()
+        self.maps = SlotMaps()
         self._making = False
-        self.host = host_id()
         self.priority = "not known yet"
         self._why: dict[tuple[SnapshotKey, RowPlace], str] = {}
         self._closed = threading.Event()
@@ -132,7 +137,7 @@ class Builder:
             self._drop(self._builds.pop(at))
         for at in [at for at in list(self._why) if key in (None, at[0])]:
             self._why.pop(at, None)
-        self._maps.prune()
+        self.maps.prune()
 
     def _drop(self, build: Build) -> None:
         build.is_over = True
@@ -236,7 +241,7 @@ class Builder:
             stripe=build.place[0],
             column=column,
             base=build.base.key[1] if build.base is not None else -1,
-            host="" if build.by_wire else self.host,
+            host="" if build.by_wire else self._core.host,
         )
 
         def ask(client: Client) -> None:
@@ -254,14 +259,18 @@ class Builder:
 
     def _encode(self, build: Build) -> None:
         """Every column is described: choose how to get it, and begin."""
-        mapped = None if build.by_wire else self._map(build)
+        mapped = {} if build.by_wire else self._map(build)
+        sent = build.columns.keys() - mapped.keys()
+        if mapped and build.base and _changed_share(build, sent) < _SHARE_BESIDE_MAPPED:
+            self._note_down(lambda: self._again(build, base=build.base, by_wire=True))
+            return
         file = self._parities.take(build.nbytes)
         with build.lock:
             if build.is_over:
                 self._parities.give_back(file)
                 return
             build.file, build.view = file, file.row(build.nbytes)
-        if mapped is None:
+        if not mapped:
             self._send_for(build)
             return
         encoding = Encoding(build, mapped)
@@ -270,45 +279,51 @@ class Builder:
 
     # -- by mapping ------------------------------------------------------------------------------
 
-    def _map(self, build: Build) -> dict[int, MappedColumn] | None:
+    def _map(self, build: Build) -> dict[int, MappedColumn]:
+        """Map the columns that can be had that way."""
         found = {}
         for column, (answer, sums) in build.columns.items():
-            owner, run = build.owners[column], self._core.arena.run
-            mapped = (
-                MappedColumn.open(answer, sums, self._maps, node=owner, run=run)
-                if answer.host == self.host
-                else None
-            )
-            if mapped is None:
-                return None
-            found[column] = mapped
+            if answer.host and answer.host == self._core.host:
+                owner, run = build.owners[column], self._core.arena.run
+                mapped = MappedColumn.open(answer, sums, self.maps, node=owner, run=run)
+                if mapped is not None:
+                    found[column] = mapped
         return found
 
     def _encode_part(self, build: Build, encoding: Encoding, lo: int, hi: int) -> None:
         began_s = perf_counter()
         read, checksum = encoding.encode(lo, hi)
         self._core.meters.add("exchange", perf_counter() - began_s, read)
-        self._core.counters["fragment_bytes_mapped"] += read
-        if checksum is not None:
+        self._core.count("fragment_bytes_mapped", read)
+        if checksum is None:
+            return
+        if len(encoding.columns) == len(build.columns):
             self._finish(build, checksum)
+        else:
+            self._send_for(build, mapped=encoding.columns)
 
     # -- over the wire ---------------------------------------------------------------------------
 
-    def _send_for(self, build: Build) -> None:
-        """Ask for what is missing: the differences from the base, or everything."""
+    def _send_for(self, build: Build, *, mapped: Container[int] = ()) -> None:
+        """Ask for what is missing: the differences from the base, or everything.
+
+        Columns that were ``mapped`` are in the row already.
+        """
         base = build.base
-        if any(answer.changed is None for answer, _ in build.columns.values()):
+        if mapped or _changed_share(build, build.columns) > _MOST_OF_IT:
             base = None
         is_based = base is not None and build.begin_as(base)
-        if not is_based:
+        if not (is_based or mapped):
             build.begin_empty()
         jobs = []
         for column, (answer, _) in build.columns.items():
+            if column in mapped:
+                continue
             filled = build.geometry.filled_bytes(build.place[0], column)
             whole: tuple[Range, ...] = ((0, filled),)
             ranges = whole if not is_based or answer.changed is None else answer.changed
             spared = filled - sum(hi - lo for lo, hi in ranges)
-            self._core.counters["fragment_bytes_spared"] += max(spared, 0)
+            self._core.count("fragment_bytes_spared", max(spared, 0))
             jobs += [(column, batch) for batch in batches(ranges, PART_BYTES)]
         with build.lock:
             build.missing = {(column, batch[0][0]) for column, batch in jobs}
@@ -435,3 +450,15 @@ class Builder:
             _log.info("%s: no row is made ahead: %s", self._core.node, error)
         finally:
             self._making = False
+
+
+def _changed_share(build: Build, columns: Collection[int]) -> float:
+    """Return how much of some columns differs from the base: 1 where that is not known."""
+    filled = changed = 0
+    for column in columns:
+        answer, _ = build.columns[column]
+        if answer.changed is None:
+            return 1.0
+        filled += build.geometry.filled_bytes(build.place[0], column)
+        changed += sum(hi - lo for lo, hi in answer.changed)
+    return changed / filled if filled else 1.0

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from ckpt import errors
+from ckpt.crc import to_bytes
 from ckpt.errors import CkptError, CorruptError, PeerError
 from ckpt.sidecar.log_reading import page_of
 from ckpt.sidecar.messages import (
     Abandon,
     Acquire,
     Adopt,
+    AskChanged,
     AskNews,
     Await,
     Distrust,
@@ -45,6 +47,7 @@ from ckpt.sidecar.messages import (
     unparse,
 )
 from ckpt.sidecar.wire import PART_BYTES, split_checked
+from ckpt.sums import Sums
 from ckpt.target import CheckpointTarget, DiskTarget
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
@@ -76,13 +79,16 @@ class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
 
     In the file the payload begins at ``ckpt.arena.HEADER_BYTES``; a mapped reader verifies chunk
     CRCs after copying, for the slot may be written again once the snapshot is superseded.
-    ``on_disk`` says that the file is not in shared memory.
+    ``on_disk`` says that the file is not in shared memory; ``in_parts`` that there is none.
+    ``host`` is the holder's (`ckpt.sidecar.hosts`), empty where that is unknown.
     """
 
     index: bytes
     path: str
     payload_bytes: int
+    host: str = ""
     on_disk: bool = False
+    in_parts: bool = False
 
 
 class SidecarClient:
@@ -190,15 +196,24 @@ class SidecarClient:
         return self._ask("acquire", body, SlotGrant, timeout_s=timeout_s + self._timeout_s)
 
     def seal(
-        self, *, slot_id: int, entry: BlockEntry, persist: CheckpointTarget | None = None
+        self,
+        *,
+        slot_id: int,
+        entry: BlockEntry,
+        sums: Sums | None = None,
+        persist: CheckpointTarget | None = None,
     ) -> None:
-        """Hand a written slot over; returns when its checksums were verified.
+        """Hand a written slot over; returns when it was checked and is kept.
 
-        ``persist`` says where this step is to be written to once protected. Raises
-        ``CorruptError`` when the bytes are not what the index says, ``FencedError`` when late,
-        ``GivenUpError`` when another rank gave the step up meanwhile.
+        ``sums`` are the checksums of the block's runs (`ckpt.sums`), as computed while it was
+        written: then the sidecar checks a sample, and every reader what it reads. Without them
+        every byte is checked now. ``persist`` says where this step is to be written to once
+        protected. Raises ``CorruptError`` when the bytes are not what the index or the sums say,
+        ``FencedError`` when late, ``GivenUpError`` when another rank gave the step up meanwhile.
         """
-        self.call("seal", Seal(slot_id=slot_id, entry=entry, persist=persist), timeout_s=_LONG_S)
+        body = Seal(slot_id=slot_id, entry=entry, persist=persist)
+        frames = [] if sums is None else [to_bytes(sums.tolist())]
+        self.call("seal", body, frames, timeout_s=_LONG_S)
 
     def abandon(self, slot_id: int) -> None:
         """Give a slot back unwritten; its step is then given up by every rank."""
@@ -250,13 +265,18 @@ class SidecarClient:
         """Return where the blocks of a protected step are. Raises ``NotFoundError``."""
         return self._ask("locate", Locate(generation=generation, step=step), RestorePoint)
 
-    def open_block(self, world: SnapshotWorld, step: int, source: BlockSource) -> BlockHandle:
+    def open_block(
+        self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
+    ) -> BlockHandle:
         """Open a block at this sidecar, which has to be the one of ``source.node``.
 
         Where ``source.rebuilt``, the sidecar first rebuilds the block from parity; callers at the
-        same time wait for the same rebuild.
+        same time wait for the same rebuild. With ``in_parts`` it need not: then the handle says so,
+        and what is read of the block is decoded when it is asked for, and not verified.
         """
-        body = OpenBlock(world=world, step=step, rank=source.rank, rebuilt=source.rebuilt)
+        body = OpenBlock(
+            world=world, step=step, rank=source.rank, rebuilt=source.rebuilt, in_parts=in_parts
+        )
         wait_s = _LONG_S if source.rebuilt else self._timeout_s
         answer, frames = self.call("open", body, timeout_s=wait_s)
         opened = _convert(answer, Opened, origin=f"{self.address}: open")
@@ -266,7 +286,9 @@ class SidecarClient:
             index=bytes(frames[0]),
             path=opened.path,
             payload_bytes=opened.payload_bytes,
+            host=opened.host,
             on_disk=opened.on_disk,
+            in_parts=opened.in_parts,
         )
 
     def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
@@ -288,6 +310,26 @@ class SidecarClient:
             lengths = [nbytes for _, nbytes in batch]
             parts += split_checked(answer, frames, lengths, origin=f"{self.address}: read")
         return _rejoin(ranges, parts)
+
+    def changed(
+        self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Return what of a block differs from the same rank's of snapshot ``base``.
+
+        As ``(offset, length)`` ranges; None where that (generation, step) is not held any more.
+        """
+        body = AskChanged(
+            generation=world.generation,
+            step=step,
+            rank=rank,
+            base_generation=base[0],
+            base_step=base[1],
+        )
+        answer, _ = self.call("changed", body)
+        if answer is None:
+            return None
+        kind = tuple[tuple[int, int], ...]
+        return _convert(answer, kind, origin=f"{self.address}: changed")
 
     # -- logs ------------------------------------------------------------------------------------
 

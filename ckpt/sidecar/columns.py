@@ -18,7 +18,7 @@ from ckpt.errors import CorruptError, GivenUpError, MismatchError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.changes import are_disjoint, changed_ranges
 from ckpt.sidecar.core import Core, Op
-from ckpt.sidecar.hosts import FileRef, host_id
+from ckpt.sidecar.hosts import FileRef
 from ckpt.sidecar.messages import AskBytes, AskColumn, Column, ColumnSpan, unparse
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.state import Phase, Snapshot, SnapshotKey
@@ -74,7 +74,7 @@ class Columns:
         key, base = (body.generation, body.step), (body.generation, body.base)
         new = self._fill(key, body.stripe, body.column)
         old: _Filling | None = None
-        if body.base >= 0 and body.host != host_id() and self._is_there(base):
+        if body.base >= 0 and body.host != self._core.host and self._is_there(base):
             old = self._fill(base, body.stripe, body.column)
         length = self.geometry(self._core.book.snapshots[key]).row_bytes(body.stripe)
 
@@ -87,7 +87,7 @@ class Columns:
                     same = self._compare(new, old)
                     limit = min(length, max(new.filled_bytes, old.filled_bytes))
                     changed = changed_ranges(new.spans, old.spans, same, length=limit)
-                column = Column(host=host_id(), spans=tuple(spans), changed=changed)
+                column = Column(host=self._core.host, spans=tuple(spans), changed=changed)
                 parts = [
                     np.asarray(each[span.first : span.first + span.count], dtype="<u4")
                     for each, span in zip(sums, spans, strict=True)
@@ -109,7 +109,7 @@ class Columns:
                 data = self._gather(new, body.ranges)
                 if old is not None:
                     np.bitwise_xor(data, self._gather(old, body.ranges), out=data)
-            self._core.counters["fragment_bytes_sent"] += data.nbytes
+            self._core.count("fragment_bytes_sent", data.nbytes)
             checks, at = [], 0
             for lo, hi in body.ranges:
                 checks.append(crc32c(data[at : at + hi - lo].data))
@@ -179,7 +179,7 @@ class Columns:
         return slot.sums
 
     def _spoiled(self, entry: BlockEntry, error: CorruptError) -> GivenUpError:
-        self._core.counters["corrupt_columns"] += 1
+        self._core.count("corrupt_columns")
         return GivenUpError(
             f"the block of rank {entry.rank} on node {self._core.node} changed since it was "
             f"sealed, step {entry.step} stays unprotected: {error}"

@@ -21,6 +21,7 @@ from ckpt.block import SlotState
 from ckpt.budget import FULL_IN_FLIGHT
 from ckpt.errors import CkptError
 from ckpt.meters import Meters
+from ckpt.sidecar.hosts import host_id
 from ckpt.sidecar.messages import Message
 from ckpt.sidecar.slots import Slot, Slots
 from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, Snapshot, SnapshotKey
@@ -75,10 +76,14 @@ class Listeners:
 
 
 class Core:
-    """The shared state of a sidecar and the ways to change it."""
+    """The shared state of a sidecar and the ways to change it.
 
-    def __init__(self, arena: Arena, key: RunKey, *, run: str, node: str) -> None:
+    ``host`` tells whose memory it shares; what is another's is sent. Empty where that is unknown.
+    """
+
+    def __init__(self, arena: Arena, key: RunKey, *, run: str, node: str, host: str = "") -> None:
         self.arena, self.key, self.run, self.node = arena, key, run, node
+        self.host = host or host_id()
         self.lock = threading.RLock()
         self.book = Book()
         self.slots = Slots(arena)
@@ -121,6 +126,11 @@ class Core:
         for slot in self.slots.of(key):
             if slot.state is not SlotState.WRITING:
                 self.slots.release(slot, surplus=self._is_surplus())
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter; for threads, which do not hold the lock."""
+        with self.lock:
+            self.counters[name] += by
 
     def unpin(self, *slots: Slot) -> None:
         """Let go of slots that were pinned; what that frees may be waited for."""

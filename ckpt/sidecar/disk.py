@@ -1,39 +1,45 @@
 """The tier between parity and the store: protected snapshots, spilled to the node's own disk.
 
 It serves when memory is gone on too many nodes at once: machines that rebooted, a job that was
-stopped and is started again. Every node spills the blocks of its own ranks; parity is not
-spilled, so that all of a snapshot's nodes are needed to restore it from there.
+stopped and is started again. Every node spills the blocks of its own ranks and the parity rows that
+it holds, so that of each group's disks as many may be gone as the parity goes.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 from ckpt.arena import SlotFile
 from ckpt.block import SlotState
 from ckpt.errors import CkptError, CorruptError
 from ckpt.sidecar.core import Core, Op, Work
 from ckpt.sidecar.messages import Spill, Spilled, unparse
+from ckpt.sidecar.parity import Parities, Row
 from ckpt.sidecar.pen import Pen
+from ckpt.sidecar.row_file import RowFile
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.state import Phase, Snapshot
-from ckpt.spill import SpillDirectory, SpilledSnapshot
+from ckpt.spill import Held, SpillDirectory, SpilledSnapshot
 from ckpt.target import DiskTarget
 from ckpt.transport import Request
 from ckpt.types import Json
-from ckpt.world import BlockEntry
+from ckpt.world import BlockEntry, ParityEntry
 
 _log = logging.getLogger(__name__)
+_Entry = TypeVar("_Entry", BlockEntry, ParityEntry)
+_File = TypeVar("_File", SlotFile, RowFile)
 
 
 class Disk:
     """Spills what is protected, one snapshot at a time, the newest next; offers what is there."""
 
-    def __init__(self, core: Core) -> None:
-        self._core, self._pen = core, Pen()
+    def __init__(self, core: Core, parities: Parities) -> None:
+        self._core, self._parities, self._pen = core, parities, Pen()
         self._target: DiskTarget | None = None
         self._busy = self._urgent = False
         self._next: Snapshot | None = None
@@ -85,24 +91,27 @@ class Disk:
             for slot in core.slots.of(snapshot.key)
             if slot.entry and not slot.leaving and not slot.borrowed
         ]
-        if not slots:
+        rows = self._parities.pin(snapshot.key)
+        if not slots and not rows:
             return
         for slot in slots:
             core.slots.pin(slot)
             slot.persisting += 1
         self._busy = True
-        work = functools.partial(self._write, snapshot, slots, self._directory(self._target))
+        work = partial(self._write, snapshot, slots, rows)
         core.submit(None, work, kind=Work.STORE if self._urgent else Work.DISK)
 
-    def _write(self, snapshot: Snapshot, slots: list[Slot], directory: SpillDirectory) -> None:
+    def _write(self, snapshot: Snapshot, slots: list[Slot], rows: list[Row]) -> None:
         if not self._urgent:
             self._pen.yield_to_others()
-        began_s = monotonic()
-        blocks = {slot.entry.rank: (slot.file, slot.entry) for slot in slots if slot.entry}
+        began_s, target = monotonic(), self._target
+        assert target is not None
         failed: str | None = f"step {snapshot.step} was not spilled; see the sidecar's log"
         try:
-            written = directory.write(snapshot.world, snapshot.step, blocks, pace=self._pace)
+            held = _held(snapshot, slots, rows)
+            written = self._directory(target).write(held, pace=self._pace)
             self._nbytes = sum(entry.payload_bytes for entry in written.blocks)
+            self._nbytes += sum(entry.nbytes for entry in written.parities)
             self._core.meters.add("spill", monotonic() - began_s, self._nbytes)
             failed = None
         except CkptError as error:
@@ -116,6 +125,7 @@ class Disk:
                 if failed is None:
                     self._steps = [*self._steps, snapshot.step][-2:]
                 self._core.unpin(*slots)
+                self._parities.unpin(rows)
                 if not self._pen.closed:
                     self._start()
 
@@ -149,34 +159,65 @@ class Disk:
         """Verify what is there and take it in, as blocks that can be opened like any other."""
         offers = []
         for snapshot in directory.snapshots():
-            opened: list[tuple[SlotFile, BlockEntry]] = []
-            for entry in snapshot.blocks:
-                try:
-                    opened.append((directory.open(snapshot, entry), entry))
-                except CorruptError as error:
-                    self._core.counters["corrupt_spills"] += 1
-                    _log.warning("%s", error)
-            if opened:
+            blocks = list(self._opened(snapshot.blocks, partial(directory.open, snapshot)))
+            held = [entry for entry in snapshot.parities if entry.nbytes]
+            rows = list(self._opened(held, partial(directory.open_row, snapshot)))
+            if blocks or rows:
                 with self._core.lock:
-                    offers.append(self._take_in(snapshot, opened))
+                    offers.append(self._take_in(snapshot, blocks, rows))
         request.reply([unparse(offer) for offer in offers])
 
+    def _opened(
+        self, entries: Iterable[_Entry], verify: Callable[[_Entry], _File]
+    ) -> Iterator[tuple[_Entry, _File]]:
+        """Yield what is intact; what is not is counted, and done without."""
+        for entry in entries:
+            try:
+                yield entry, verify(entry)
+            except CorruptError as error:
+                with self._core.lock:
+                    self._core.counters["corrupt_spills"] += 1
+                _log.warning("%s", error)
+
     def _take_in(
-        self, snapshot: SpilledSnapshot, opened: list[tuple[SlotFile, BlockEntry]]
+        self,
+        snapshot: SpilledSnapshot,
+        blocks: Sequence[tuple[BlockEntry, SlotFile]],
+        rows: Sequence[tuple[ParityEntry, RowFile]],
     ) -> Spilled:
         core = self._core
-        for file, entry in opened:
+        for entry, file in blocks:
             if core.slots.holding((entry.generation, entry.step, entry.rank)) is not None:
                 file.close()
                 continue
             slot = core.slots.readopt(file, entry, SlotState.COMMITTED)
             slot.borrowed = True
-        entries = {entry.rank: entry for _, entry in opened}
-        core.book.learn(snapshot.world, snapshot.step, entries)
+        key = (snapshot.world.generation, snapshot.step)
+        for parity, row in rows:
+            if self._parities.get(key, (parity.stripe, parity.row)) is not None:
+                row.close()
+            else:
+                self._parities.seal_again(row, parity)
+        core.book.learn(snapshot.world, snapshot.step, {e.rank: e for e in snapshot.sealed})
+        empty = [entry for entry in snapshot.parities if not entry.nbytes]
         return Spilled(
             run=snapshot.run,
             generation=snapshot.generation,
             world=snapshot.world,
             step=snapshot.step,
-            blocks=tuple(entries.values()),
+            blocks=tuple(entry for entry, _ in blocks),
+            parities=(*(entry for entry, _ in rows), *empty),
+            sealed=snapshot.sealed,
         )
+
+
+def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[Row]) -> Held:
+    """Return what is to be spilled; of rows those that are still whole."""
+    there = [(row.entry, row.buffer or memoryview(b"")) for row in rows]
+    return Held(
+        world=snapshot.world,
+        step=snapshot.step,
+        blocks={slot.entry.rank: (slot.file, slot.entry) for slot in slots if slot.entry},
+        rows=[(entry, data) for entry, data in there if len(data) == entry.nbytes],
+        sealed=tuple(entry for _, entry in sorted(snapshot.entries.items())),
+    )

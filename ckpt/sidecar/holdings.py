@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.sidecar.core import Core
-from ckpt.sidecar.hosts import FileRef, host_id
+from ckpt.sidecar.hosts import FileRef
 from ckpt.sidecar.messages import Holdings, Key
 from ckpt.sidecar.parity import Parities, Row
 from ckpt.sidecar.slots import Slot
@@ -19,7 +19,7 @@ def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
         blocks=tuple(slot.entry for slot in slots if slot.entry),
         parities=tuple(row.entry for row in rows),
         sealed=tuple(snapshot.entries.values()) if snapshot else (),
-        host=host_id(),
+        host=core.host,
         block_files=tuple(_file(slot) for slot in slots),
         row_files=tuple(_file(row) for row in rows),
     )

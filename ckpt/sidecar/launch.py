@@ -70,15 +70,19 @@ def start_sidecar(
     key_file: Path,
     run_dir: Path | None = None,
     host: str = "127.0.0.1",
-    arena_dir: Path | None = None,
+    memory_of: str = "",
+    port: int = 0,
+    lease_fd: int = -1,
 ) -> SidecarProcess:
     """Start the sidecar of ``node`` and return once it serves.
 
-    A directory that an earlier sidecar of this node left is taken over. Its messages go to
+    A directory that an earlier sidecar of this node left is taken over. It shares memory with
+    sidecars of this host that have the same ``memory_of``; that, ``port`` and ``lease_fd`` (which
+    it inherits) are as in `SidecarConfig`. Its messages go to
     ``run_dir/logs/sidecar-<node>.log``, or nowhere. Raises ``PeerError`` with the end of them
     when it does not start.
     """
-    directory = arena_dir or arena_path(run, node)
+    directory = arena_path(run, node)
     config = SidecarConfig(
         run=run,
         node=node,
@@ -86,6 +90,9 @@ def start_sidecar(
         arena_dir=str(directory),
         host=host,
         parent_pid=os.getpid(),
+        memory_of=memory_of,
+        port=port,
+        lease_fd=lease_fd,
     )
     log = None
     if run_dir is not None:
@@ -114,7 +121,12 @@ def _spawn(config: SidecarConfig, log: Path | None) -> subprocess.Popen[bytes]:
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
         return subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+            pass_fds=[config.lease_fd] if config.lease_fd >= 0 else [],
         )
 
 

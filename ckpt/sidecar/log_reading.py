@@ -153,9 +153,8 @@ class LogFinder:
         records = []
         for index, record in page.frames.records():
             records.append(self._search(index, others) if record is None else record)
-        self._core.counters["log_records_mended"] += sum(
-            page.frames.is_hole(index) for index in range(page.frames.first, page.frames.end)
-        )
+        holes = (page.frames.is_hole(n) for n in range(page.frames.first, page.frames.end))
+        self._core.count("log_records_mended", sum(holes))
         return Page(base=page.base, end=page.end, frames=pack(records, page.frames.first))
 
     def _search(self, index: int, others: list[_Source]) -> bytes:

@@ -9,7 +9,7 @@ the content was taken over and the log is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import monotonic
 from typing import Any
@@ -37,32 +37,31 @@ from ckpt.transport import Request
 from ckpt.types import Json
 from ckpt.world import SnapshotWorld
 
-MAX_BYTES = 1 << 30
-"""Of the files of all logs of a sidecar, copies included."""
-
 MAX_INDEX = 1 << 62
 _AT_ONCE_BYTES = 64 << 10
 _TOMBSTONES = 4096
 
 
 class Logs:
-    """This node's logs and the copies it keeps for others."""
+    """This node's logs and the copies it keeps for others.
+
+    ``admit`` is asked before files of so many bytes are made; it raises ``CapacityError``.
+    """
 
     def __init__(
         self,
         core: Core,
         exchange: Exchange,
         *,
+        admit: Callable[[int], None],
         timing: Timing | None = None,
-        max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._core, self._exchange, self._max_bytes = core, exchange, max_bytes
+        self._core, self._exchange, self._admit = core, exchange, admit
         self._protection = Protection(core, timing or Timing())
         self._keeping = LogKeeping(core, self._remove)
         self._dropped: dict[tuple[str, str], int] = {}
         self._table = {
-            (log.node, log.name): log
-            for log in load_logs(core.arena.directory, reserve=self._reserve)
+            (log.node, log.name): log for log in load_logs(core.arena.directory, reserve=admit)
         }
         for log in self._table.values():
             if log.node == core.node:
@@ -97,13 +96,6 @@ class Logs:
             "log_copies_unsettled": self._keeping.unsettled(),
         }
 
-    def _reserve(self, nbytes: int) -> None:
-        if (held := self.nbytes()) + nbytes > self._max_bytes:
-            raise CapacityError(
-                f"the logs of node {self._core.node} hold {held:,} bytes and may hold "
-                f"{self._max_bytes:,}: truncate what has been consumed, drop what was taken over"
-            )
-
     def _adopt(self, world: SnapshotWorld) -> None:
         self._protection.adopt(world)
         self._keeping.adopt({log for log in self._table.values() if log.node != self._core.node})
@@ -127,7 +119,7 @@ class Logs:
         core = self._core
         if (log := self._table.get((core.node, body.name))) is None:
             log = RecordLog.create(
-                core.arena.directory, body.name, node=core.node, reserve=self._reserve
+                core.arena.directory, body.name, node=core.node, reserve=self._admit
             )
             self._table[core.node, body.name] = log
             self._protection.add(log)
@@ -231,7 +223,7 @@ class Logs:
                 node=body.node,
                 first=body.base,
                 birth=body.birth,
-                reserve=self._reserve,
+                reserve=self._admit,
             )
             if log is not None:
                 self._remove(log)

@@ -14,7 +14,6 @@ from ckpt.arena import SlotFile
 from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError
 from ckpt.maps import SlotMaps
-from ckpt.sidecar.hosts import host_id
 from ckpt.sidecar.messages import Column, ColumnSpan
 from ckpt.sums import CheckedBlock, Sums
 
@@ -38,9 +37,7 @@ class MappedColumn:
     def open(
         cls, column: Column, sums: Sums, maps: SlotMaps, *, node: str, run: bytes
     ) -> MappedColumn | None:
-        """Map the blocks of a column, or return None where they cannot be had that way."""
-        if not column.host or column.host != host_id():
-            return None
+        """Map the blocks of a column of this host; None where they cannot be had that way."""
         parts, at = [], 0
         for span in column.spans:
             if not span.file.is_here():
@@ -72,8 +69,9 @@ class MappedColumn:
         blocks = [
             (
                 part.span,
+                view := part.slot.block(block_bytes(part.span.entry)),
                 CheckedBlock(
-                    part.slot.block(block_bytes(part.span.entry)),
+                    view,
                     part.sums,
                     first=part.span.first,
                     origin=f"node {self._node}, rank {part.span.entry.rank}",
@@ -87,15 +85,34 @@ class MappedColumn:
 class ColumnReader:
     """Reads on through a column."""
 
-    def __init__(self, blocks: list[tuple[ColumnSpan, CheckedBlock]]) -> None:
+    def __init__(self, blocks: list[tuple[ColumnSpan, memoryview, CheckedBlock]]) -> None:
         self._blocks = blocks
+
+    def adjacent(self, lo: int, hi: int) -> memoryview | None:
+        """Return what fills bytes ``lo … hi`` if it lies together, up to zeros at the end.
+
+        It is to be checked (`check`) before it is used.
+        """
+        found = [
+            (a - lo, view[span.at + a - span.into : span.at + b - span.into])
+            for span, view, _ in self._blocks
+            if (a := max(span.into, lo)) < (b := min(span.into + span.nbytes, hi))
+        ]
+        if not found:
+            return memoryview(b"")
+        return found[0][1] if len(found) == 1 and found[0][0] == 0 else None
+
+    def check(self, lo: int, hi: int) -> None:
+        """Raise ``CorruptError`` for bytes that are not what was sealed."""
+        for _ in self.parts(lo, hi):
+            pass
 
     def parts(self, lo: int, hi: int) -> Iterator[tuple[int, memoryview]]:
         """Yield what fills bytes ``lo … hi``: where it begins in the column, and the bytes.
 
         Raises ``CorruptError`` for bytes that are not what was sealed.
         """
-        for span, block in self._blocks:
+        for span, _, block in self._blocks:
             a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
             if a < b:
                 yield a, block.take(span.at + a - span.into, b - a)

@@ -51,7 +51,10 @@ class SlotGrant(Message, frozen=True, kw_only=True):
 
 
 class Seal(Message, frozen=True, kw_only=True):
-    """A slot is complete; ``persist`` says where it is to be written to, if anywhere."""
+    """A slot is complete; ``persist`` says where it is to be written to, if anywhere.
+
+    The frame, if there is one, holds the checksums of its block's runs, four bytes each.
+    """
 
     slot_id: int
     entry: BlockEntry
@@ -93,23 +96,30 @@ class Locate(Message, frozen=True, kw_only=True):
 
 
 class OpenBlock(Message, frozen=True, kw_only=True):
-    """Ask for a block of (world, step), rebuilt from parity where ``rebuilt``."""
+    """Ask for a block of (world, step), rebuilt from parity where ``rebuilt``.
+
+    Where ``in_parts`` it may stay lost: what is read of it then is decoded when it is asked for.
+    """
 
     world: SnapshotWorld
     step: int
     rank: int
     rebuilt: bool
+    in_parts: bool = False
 
 
 class Opened(Message, frozen=True, kw_only=True):
     """Answer to `OpenBlock`; the index JSON is the one frame.
 
-    ``on_disk`` says that the slot's file is not in shared memory.
+    ``on_disk`` says that the slot's file is not in shared memory; ``in_parts`` that there is no
+    slot, and what is read comes unverified. ``host`` is the holder's: only there can it be mapped.
     """
 
     path: str
     payload_bytes: int
+    host: str = ""
     on_disk: bool = False
+    in_parts: bool = False
 
 
 class Distrust(Message, frozen=True, kw_only=True):
@@ -127,6 +137,19 @@ class Read(Message, frozen=True, kw_only=True):
     step: int
     rank: int
     ranges: tuple[tuple[int, int], ...]
+
+
+class AskChanged(Message, frozen=True, kw_only=True):
+    """Ask which bytes of a block differ from the same rank's block of an earlier snapshot.
+
+    The answer lists ``(offset, length)`` ranges; None where the earlier one is not there any more.
+    """
+
+    generation: int
+    step: int
+    rank: int
+    base_generation: int
+    base_step: int
 
 
 class ReadRow(Message, frozen=True, kw_only=True):
@@ -329,7 +352,8 @@ class Spill(Message, frozen=True, kw_only=True):
 class Spilled(Message, frozen=True, kw_only=True):
     """A snapshot on a node's disk, offered under the generation of ``world`` (see `ckpt.spill`).
 
-    ``run`` and ``generation`` are those that it was taken in.
+    ``run`` and ``generation`` are those that it was taken in; ``blocks`` and ``parities`` are
+    what this node has of it, ``sealed`` the blocks of all ranks.
     """
 
     run: str
@@ -337,6 +361,8 @@ class Spilled(Message, frozen=True, kw_only=True):
     world: SnapshotWorld
     step: int
     blocks: tuple[BlockEntry, ...]
+    parities: tuple[ParityEntry, ...]
+    sealed: tuple[BlockEntry, ...]
 
 
 class LogName(Message, frozen=True, kw_only=True):

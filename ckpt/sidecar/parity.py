@@ -26,7 +26,8 @@ RowPlace: TypeAlias = tuple[int, int]
 class Row:
     """A sealed parity row. ``lock`` is held by whoever reads ``buffer``.
 
-    ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped.
+    ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped. What has
+    ``pins`` keeps its bytes until it has none.
     """
 
     key: SnapshotKey
@@ -34,6 +35,7 @@ class Row:
     entry: ParityEntry
     file: RowFile | None = None
     buffer: memoryview | None = None
+    pins: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -62,6 +64,7 @@ class Parities:
         self._rows: dict[tuple[SnapshotKey, RowPlace], Row] = {}
         self._free: list[RowFile] = []
         self._building: set[RowFile] = set()
+        self._leaving: list[Row] = []
         self._number, self._keep = 0, 0
         self._sizes: tuple[int, ...] = ()
         self._lock = threading.Lock()
@@ -96,7 +99,8 @@ class Parities:
             self._free.append(file)
 
     def _held(self) -> list[RowFile]:
-        return [row.file for row in self._rows.values() if row.file is not None]
+        files = (row.file for row in (*self._rows.values(), *self._leaving))
+        return [file for file in files if file is not None and not file.borrowed]
 
     def take(self, nbytes: int) -> RowFile:
         """Return a file for a row, without a label, its bytes undefined.
@@ -121,7 +125,8 @@ class Parities:
         return file
 
     def _is_expected(self, file: RowFile) -> bool:
-        return any(_fits(file.capacity, size) for size in self._sizes)
+        fits = any(_fits(file.capacity, size) for size in self._sizes)
+        return fits and not file.borrowed
 
     def _create(self, nbytes: int) -> RowFile:
         while True:
@@ -201,7 +206,27 @@ class Parities:
         """Forget a snapshot's rows; their files are free, or removed where they fit no more."""
         with self._lock:
             dropped = [self._rows.pop(each) for each in list(self._rows) if each[0] == key]
-        for row in dropped:
+            self._leaving += [row for row in dropped if row.pins]
+            free = [row for row in dropped if not row.pins]
+        for row in free:
+            self._free_file(row)
+
+    def pin(self, key: SnapshotKey) -> list[Row]:
+        """Return a snapshot's rows, whose bytes stay until `unpin`, also when they are dropped."""
+        with self._lock:
+            rows = [row for row in self._rows.values() if row.key == key]
+            for row in rows:
+                row.pins += 1
+            return rows
+
+    def unpin(self, rows: Sequence[Row]) -> None:
+        """Let go of rows that were pinned."""
+        with self._lock:
+            for row in rows:
+                row.pins -= 1
+            free = [row for row in self._leaving if not row.pins]
+            self._leaving = [row for row in self._leaving if row.pins]
+        for row in free:
             self._free_file(row)
 
     def drop_row(self, row: Row) -> None:

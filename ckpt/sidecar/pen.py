@@ -13,7 +13,11 @@ from ckpt.priority import yield_to_others
 from ckpt.target import CheckpointTarget
 
 PACK_THREADS: Final = 1
-"""Besides the one that writes: more would take processors from the trainers."""
+"""Besides the one that writes, for what is compressed or in a hurry; else none.
+
+A thread that computes checksums ahead has a pack durable sooner, and costs trainers more: bytes
+are no longer in the cache when they are copied.
+"""
 
 BACKOFF_S: Final = (0.5, 15.0)
 """The first pause after a failure, and the longest; each is twice the one before."""

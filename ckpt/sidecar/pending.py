@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Final
 
 import msgspec
 
 from ckpt.sidecar.messages import PendingCheckpoint
+from ckpt.sidecar.note import Note
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.state import SnapshotKey
 from ckpt.target import CheckpointTarget
 from ckpt.types import Json
 from ckpt.world import RestorePoint, SnapshotWorld
 
-FILE: Final = "checkpoints.json"
+NOTE: Final = "checkpoints"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,17 +100,15 @@ def writer_of(receipt: Json) -> int:
     return int(receipt["files"]["writer"])
 
 
-def store(directory: Path, jobs: Iterable[Job]) -> None:
-    """Write the list, atomically."""
-    path = directory / FILE
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode([job.pending() for job in jobs]))
-    fresh.replace(path)
+def store(note: Note, jobs: Iterable[Job]) -> None:
+    """Write the list. Raises ``OSError`` where there is no room for it."""
+    note.write(msgspec.json.encode([job.pending() for job in jobs]))
 
 
-def load(directory: Path) -> list[Job]:
+def load(note: Note) -> list[Job]:
     """Return the list an earlier process left; nothing where there is none, or none to be read."""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
-        found = msgspec.json.decode((directory / FILE).read_bytes(), type=list[PendingCheckpoint])
-        return [Job.of(each) for each in found]
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        if text := note.read():
+            found = msgspec.json.decode(text, type=list[PendingCheckpoint])
+            return [Job.of(each) for each in found]
     return []

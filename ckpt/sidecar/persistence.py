@@ -29,6 +29,7 @@ from ckpt.sidecar.messages import (
     PersistProgress,
 )
 from ckpt.sidecar.news import News
+from ckpt.sidecar.note import Note
 from ckpt.sidecar.outcomes import Outcomes
 from ckpt.sidecar.packing import Packing, words
 from ckpt.sidecar.pending import Job
@@ -76,6 +77,7 @@ class Persistence:
             want=self._want_late,
             begin=self._begin_due,
         )
+        self._note = Note(core.arena.directory, pending.NOTE)
         self._jobs: dict[SnapshotKey, Job] = {}
         self._queue = Queue()
         self._entering: tuple[RestorePoint | None] | None = None
@@ -86,7 +88,7 @@ class Persistence:
         core.on.adopt.append(self._adopt)
         core.on.protect.append(self._protected)
         core.on.release.append(self._released)
-        for job in pending.load(core.arena.directory):
+        for job in pending.load(self._note):
             self._jobs[job.key] = job
 
     def ops(self) -> dict[str, Op]:
@@ -135,7 +137,7 @@ class Persistence:
 
     def _store(self) -> None:
         try:
-            pending.store(self._core.arena.directory, self._jobs.values())
+            pending.store(self._note, self._jobs.values())
         except OSError as error:
             _log.warning("checkpoints under way are not noted, a crash forgets them: %s", error)
 

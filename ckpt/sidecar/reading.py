@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ckpt.block import block_bytes, verify_block
 from ckpt.errors import CorruptError, MismatchError, NotFoundError
@@ -22,6 +22,7 @@ from ckpt.sidecar.messages import (
     unparse,
 )
 from ckpt.sidecar.parity import Parities
+from ckpt.sidecar.rebuild import Rebuild
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.wire import PART_BYTES
 from ckpt.transport import Request
@@ -29,14 +30,14 @@ from ckpt.world import BlockSource, Inventory, ParityEntry, RestorePoint
 
 
 class Reading:
-    """Serves blocks and parity rows. ``rebuild(request, body)`` answers for a lost block."""
+    """Serves blocks and parity rows; ``rebuild`` answers for lost blocks."""
 
     def __init__(
         self,
         core: Core,
         parities: Parities,
         *,
-        rebuild: Callable[[OpenBlock, Callable[[Slot], None], Request], None],
+        rebuild: Rebuild,
     ) -> None:
         self._core, self._parities, self._rebuild = core, parities, rebuild
 
@@ -83,13 +84,16 @@ class Reading:
                 path=str(found.file.path),
                 payload_bytes=found.entry.payload_bytes,
                 on_disk=found.file.path.parent != self._core.arena.directory,
+                host=self._core.host,
             )
             request.reply(unparse(opened), [bytes(found.file.index_view(found.entry))])
 
         if slot is not None:
             answer(slot)
+        elif body.rebuilt and body.in_parts:
+            self._rebuild.request_index(body, answer, request)
         elif body.rebuilt:
-            self._rebuild(body, answer, request)
+            self._rebuild.request(body, answer, request)
         else:
             raise self._not_held(body.world.generation, body.step, body.rank)
 
@@ -132,25 +136,33 @@ class Reading:
         )
 
     def _read(self, request: Request, body: Read) -> None:
-        core = self._core
-        slot = core.slots.holding((body.generation, body.step, body.rank))
-        if slot is None or slot.entry is None:
-            raise self._not_held(body.generation, body.step, body.rank)
-        limit = block_bytes(slot.entry)
         if sum(max(nbytes, 0) for _, nbytes in body.ranges) > PART_BYTES:
             raise MismatchError(f"more than {PART_BYTES:,} bytes of a block; ask for less at once")
+        slot = self._core.slots.holding((body.generation, body.step, body.rank))
+        if slot is not None:
+            self._read_slot(request, body, slot)
+        elif not self._rebuild.read(body, lambda at: self._read_slot(request, body, at), request):
+            raise self._not_held(body.generation, body.step, body.rank)
+
+    def _read_slot(self, request: Request, body: Read, slot: Slot) -> None:
+        core = self._core
+        if slot.entry is None:
+            raise self._not_held(body.generation, body.step, body.rank)
+        limit = block_bytes(slot.entry)
         for at, nbytes in body.ranges:
             if at < 0 or nbytes < 0 or at + nbytes > limit:
                 raise NotFoundError(f"bytes {at}+{nbytes} are outside the block of {limit:,} bytes")
         core.slots.pin(slot)
 
         def copy() -> None:
-            try:
-                view = slot.view()
-                parts = [bytes(view[at : at + nbytes]) for at, nbytes in body.ranges]
-            finally:
-                core.unpin(slot)
-            request.reply([crc32c(part) for part in parts], [b"".join(parts)])
+            with core.meters.timed("serve", sum(nbytes for _, nbytes in body.ranges)):
+                try:
+                    view = slot.view()
+                    parts = [bytes(view[at : at + nbytes]) for at, nbytes in body.ranges]
+                finally:
+                    core.unpin(slot)
+                sums = [crc32c(part) for part in parts]
+            request.reply(sums, [b"".join(parts)])
 
         core.submit(request, copy)
 
@@ -212,7 +224,7 @@ class Reading:
             if intact and row.entry:
                 good.append(row.entry)
             else:
-                self._core.counters["corrupt_parities"] += 1
+                self._core.count("corrupt_parities")
                 self._parities.drop_row(row)
         return good
 

@@ -6,25 +6,26 @@ A block that comes out wrong is decoded again from other fragments, where there 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from contextlib import closing
 from itertools import chain, combinations, islice
 
-from typing_extensions import Buffer
-
-from ckpt.block import block_bytes, check_block
-from ckpt.erasure import codec_named
+from ckpt.block import block_bytes
 from ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, PeerError
+from ckpt.isal import crc32c
 from ckpt.sidecar.core import Core, Refusable, Work
+from ckpt.sidecar.decoding import Decoding, entries_of, holders_of, nodes_of, rows_of
 from ckpt.sidecar.exchange import Exchange
-from ckpt.sidecar.messages import Holdings, Key, OpenBlock, ReadRow
+from ckpt.sidecar.lost import Lost
+from ckpt.sidecar.messages import Holdings, Key, OpenBlock, Opened, Read, unparse
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.room import Room
 from ckpt.sidecar.slots import BlockKey, Slot
-from ckpt.sidecar.sources import Sources, sources_of
+from ckpt.sidecar.sources import Sources
+from ckpt.sidecar.state import SnapshotKey
 from ckpt.stripes import Geometry, Recovery, plan_recovery
 from ckpt.sums import Sums
+from ckpt.transport import Request
 from ckpt.world import BlockEntry, SidecarPeer, SnapshotWorld
 
 _log = logging.getLogger(__name__)
@@ -32,14 +33,24 @@ _log = logging.getLogger(__name__)
 MAX_TRIES = 16
 """Of other sets of fragments, when a rebuilt block fails its check."""
 
+MAX_IN_PARTS = 64
+"""Lost blocks whose fragments are kept at hand."""
+
 
 class Rebuild:
-    """Answers for blocks that are to be rebuilt; one rebuild per block, however many ask."""
+    """Answers for blocks that are to be rebuilt; one rebuild per block, however many ask.
+
+    A block of which little is wanted stays lost: it is read *in parts*, decoded when asked for.
+    """
 
     def __init__(self, core: Core, exchange: Exchange, parities: Parities, *, room: Room) -> None:
         self._core, self._exchange, self._parities = core, exchange, parities
         self._room = room
         self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
+        self._in_parts: dict[BlockKey, Lost] = {}
+        core.on.adopt.append(lambda _world: self._let_go())
+        core.on.release.append(self._let_go)
+        core.on.close.append(self._let_go)
 
     def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
         """Rebuild a block and ``answer`` with its slot, or refuse ``request``."""
@@ -50,6 +61,101 @@ class Rebuild:
         self._waiting.setdefault(key, []).append((answer, request))
         if first:
             self._core.submit(None, lambda: self._run(body, key), kind=Work.PEERS)
+
+    # -- in parts --------------------------------------------------------------------------------
+
+    def request_index(
+        self, body: OpenBlock, answer: Callable[[Slot], None], request: Request
+    ) -> None:
+        """Decode the index of a block and reply with it; parts of the block are read afterwards.
+
+        Where that fails, or the block is being rebuilt already, it is as `request`.
+        """
+        key = (body.world.generation, body.step, body.rank)
+        if key in self._waiting or not 0 <= body.rank < len(body.world.rank_nodes):
+            self.request(body, answer, request)
+            return
+
+        if (known := self._in_parts.get(key)) is not None:
+            self._reply_index(known, request)
+            return
+
+        def find() -> None:
+            try:
+                lost = self._find(body)
+                try:
+                    lost.index = lost.work.read_index(lost.plan)
+                except CkptError:
+                    lost.close()
+                    raise
+            except CkptError:  # the whole says why, and tries other fragments
+                self._request_again(body, answer, request)
+                return
+            with self._core.lock:
+                self._keep_in_parts(key, lost)
+            self._reply_index(lost, request)
+
+        self._core.submit(request, find, kind=Work.PEERS)
+
+    @staticmethod
+    def _reply_index(lost: Lost, request: Request) -> None:
+        opened = Opened(path="", payload_bytes=lost.entry.payload_bytes, in_parts=True)
+        request.reply(unparse(opened), [lost.index])
+
+    def _keep_in_parts(self, key: BlockKey, lost: Lost) -> None:
+        if key in self._in_parts:  # two asked at once; the other may be in use
+            lost.close()
+            return
+        while len(self._in_parts) >= MAX_IN_PARTS:
+            self._in_parts.pop(next(iter(self._in_parts))).close()
+        self._in_parts[key] = lost
+
+    def read(self, body: Read, answer: Callable[[Slot], None], request: Request) -> bool:
+        """Reply with ranges of a block that was opened in parts; False where that is not so.
+
+        Once more than half of it was asked for, or a fragment cannot be had any more, the whole
+        is rebuilt and ``answer`` called with its slot. Called under the lock.
+        """
+        key = (body.generation, body.step, body.rank)
+        if (lost := self._in_parts.get(key)) is None:
+            return False
+        lost.asked_bytes += sum(max(nbytes, 0) for _, nbytes in body.ranges)
+        if 2 * lost.asked_bytes > lost.entry.payload_bytes:
+            self.request(lost.body, answer, request)
+            return True
+
+        def decode() -> None:
+            try:
+                with self._core.meters.timed("rebuild", sum(each for _, each in body.ranges)):
+                    parts = lost.read(body.ranges)
+            except CkptError:
+                self._request_again(lost.body, answer, request)
+                return
+            self._core.counters["read_in_parts"] += 1
+            request.reply([crc32c(part) for part in parts], [b"".join(parts)])
+
+        self._core.submit(request, decode, kind=Work.PEERS)
+        return True
+
+    def _request_again(
+        self, body: OpenBlock, answer: Callable[[Slot], None], request: Request
+    ) -> None:
+        """As `request`, unless the block was rebuilt meanwhile."""
+        with self._core.lock:
+            key = (body.world.generation, body.step, body.rank)
+            if (slot := self._core.slots.holding(key)) is None:
+                self.request(body, answer, request)
+                return
+            try:
+                answer(slot)
+            except CkptError as error:
+                request.refuse(error)
+
+    def _let_go(self, key: SnapshotKey | None = None) -> None:
+        for each in [each for each in self._in_parts if key in (None, each[:2])]:
+            self._in_parts.pop(each).close()
+
+    # -- whole -----------------------------------------------------------------------------------
 
     def _run(self, body: OpenBlock, key: BlockKey) -> None:
         failed: CkptError | None = None
@@ -84,36 +190,45 @@ class Rebuild:
             return tuple(peer for peer in world.peers if peer.node != self._core.node)
 
     def _rebuild(self, body: OpenBlock, key: BlockKey) -> Slot:
-        step = Key(generation=key[0], step=key[1])
-        with sources_of(self._core, self._parities, self._peers(body.world)) as sources:
-            asked = sources.holdings(step)
-            geometry, entries, found, plan = self._plan(body, asked, step)
-            entry = entries[body.rank]
-            slot = self._slot_for(entry, key)
+        with closing(self._find(body)) as lost:
+            slot = self._slot_for(lost.entry, key)
             try:
-                with self._core.meters.timed("rebuild", block_bytes(entry)):
-                    block = slot.file.block(block_bytes(entry))
-                    work = _Decoding(sources, geometry, step, (found, asked), entry, block)
-                    slot.sums = self._recover(work, plan)
+                nbytes = block_bytes(lost.entry)
+                with self._core.meters.timed("rebuild", nbytes):
+                    slot.sums = self._recover(lost.work, lost.plan, slot.file.block(nbytes))
             except Exception:  # whatever it was, the half-built slot must not stay; raised again
                 with self._core.lock:
                     self._core.slots.discard(slot)
                 raise
-        return self._keep(slot, body.world, entries, key)
+        return self._keep(slot, body.world, lost.entries, key)
 
-    def _recover(self, work: _Decoding, plan: Sequence[Recovery]) -> Sums:
+    def _find(self, body: OpenBlock) -> Lost:
+        """Find the fragments of a block. Raises ``NotFoundError`` where there are too few."""
+        step = Key(generation=body.world.generation, step=body.step)
+        peers, maps = self._peers(body.world), self._exchange.builder.maps
+        sources = Sources(self._core, self._parities, peers=peers, maps=maps, run=body.world.run)
+        try:
+            asked = sources.holdings(step)
+            geometry, entries, found, plan = self._plan(body, asked, step)
+        except Exception:  # whatever it was, no connection stays; raised again
+            sources.close()
+            raise
+        work = Decoding(sources, geometry, step, (found, asked), entries[body.rank])
+        return Lost(body, sources, work, plan, entries)
+
+    def _recover(self, work: Decoding, plan: Sequence[Recovery], block: memoryview) -> Sums:
         """Decode, and decode again without one node or another while the result is wrong.
 
         What cannot be had right from any fragments is remembered, so that nobody is promised it.
         """
         wrong: CorruptError | None = None
         missed: CkptError | None = None
-        for left_out in _exclusions(_nodes(plan), work.geometry.m):
+        for left_out in _exclusions(nodes_of(plan), work.geometry.m):
             retry = work.plan(left_out) if left_out else plan
             if retry is None:
                 continue
             try:
-                sums = work.decode(retry)
+                sums = work.decode(retry, block).sums
             except CorruptError as error:
                 wrong = wrong or error
                 continue
@@ -121,7 +236,7 @@ class Rebuild:
                 missed = missed or error
                 continue
             if wrong is not None:
-                self._core.counters["corrupt_fragments"] += 1
+                self._core.count("corrupt_fragments")
                 _log.warning(
                     "%s: rank %d of step %d came out right only without the fragments of %s: "
                     "what is there has changed since it was sealed",
@@ -146,13 +261,13 @@ class Rebuild:
         for found in answers:
             asked = sorted(found)
             ranks = range(len(body.world.rank_nodes))
-            entries = _entries(found, step, ranks)
+            entries = entries_of(found, step, ranks)
             if missing := set(ranks) - set(entries):
                 why = f"nobody knows the blocks of ranks {sorted(missing)}"
                 continue
             geometry = Geometry(body.world, entries)
             plan, why = plan_recovery(
-                geometry, body.rank, holders=_holders(found), rows=_rows(found, geometry)
+                geometry, body.rank, holders=holders_of(found), rows=rows_of(found, geometry)
             )
             if plan is not None:
                 return geometry, entries, found, plan
@@ -194,90 +309,9 @@ class Rebuild:
             core.slots.seal(slot, entries[key[2]])
             core.book.learn(world, key[1], entries)
             core.slots.commit(slot)
+            if (lost := self._in_parts.pop(key, None)) is not None:
+                lost.close()
         return slot
-
-
-class _Decoding:
-    """Decodes one lost block into its slot, part by part, from any set of fragments."""
-
-    def __init__(
-        self,
-        sources: Sources,
-        geometry: Geometry,
-        key: Key,
-        answers: tuple[dict[str, Holdings], Iterator[dict[str, Holdings]]],
-        entry: BlockEntry,
-        block: memoryview,
-    ) -> None:
-        self.geometry, self.entry = geometry, entry
-        self._sources, self._key, self._block = sources, key, block
-        self._found, self._outstanding = answers
-
-    def plan(self, left_out: Iterable[str]) -> tuple[Recovery, ...] | None:
-        """Plan without some nodes, once all have said what they hold; None if that is too few."""
-        for found in self._outstanding:
-            self._found = found
-        rest = {node: each for node, each in self._found.items() if node not in left_out}
-        plan, _ = plan_recovery(
-            self.geometry,
-            self.entry.rank,
-            holders=_holders(rest),
-            rows=_rows(rest, self.geometry),
-        )
-        return plan
-
-    def decode(self, plan: Sequence[Recovery]) -> Sums:
-        """Decode the whole block and verify it; return its sums.
-
-        Raises ``CorruptError`` when it is not what was sealed, ``PeerError`` or ``NotFoundError``
-        when a fragment cannot be had.
-        """
-        self._sources.connect(_nodes(plan), self._found)
-        size, lanes = self._sources.pace(_nodes(plan))
-        parts = [
-            (recovery, lo, min(lo + size, recovery.hi))
-            for recovery in plan
-            for lo in range(recovery.lo, recovery.hi, size)
-        ]
-        failed = threading.Event()
-
-        def work(lane: int) -> None:
-            try:
-                for part in parts[lane::lanes]:
-                    if not failed.is_set():
-                        self._part(*part)
-            except Exception:  # whatever it was, the others need not go on; raised again
-                failed.set()
-                raise
-
-        pending = [self._sources.pool.submit(work, lane) for lane in range(lanes)]
-        wait(pending)  # nothing of this attempt may still write when the next one begins
-        for each in pending:
-            each.result()
-        self._sources.check_current()
-        origin = f"rebuilt block of rank {self.entry.rank}"
-        return check_block(self._block, self.entry, origin=origin).sums
-
-    def _part(self, recovery: Recovery, lo: int, hi: int) -> None:
-        codec = codec_named()(self.geometry.columns(recovery.stripe), self.geometry.m)
-        window = (lo - recovery.lo, hi - recovery.lo)
-        fragments: dict[int, Buffer] = {
-            read.column: self._sources.column(read, window, self._key) for read in recovery.columns
-        }
-        for row in recovery.rows:
-            body = ReadRow(
-                generation=self._key.generation,
-                step=self._key.step,
-                stripe=recovery.stripe,
-                row=row.row,
-                at=lo,
-                nbytes=hi - lo,
-            )
-            fragments[codec.k + row.row] = self._sources.row(
-                row.node, body, number=codec.k + row.row
-            )
-        at = recovery.at + lo - recovery.lo
-        codec.decode(recovery.column, fragments, self._block[at : at + hi - lo])
 
 
 def _exclusions(nodes: Iterable[str], most: int) -> Iterator[frozenset[str]]:
@@ -285,35 +319,3 @@ def _exclusions(nodes: Iterable[str], most: int) -> Iterator[frozenset[str]]:
     names = sorted(nodes)
     sets = chain.from_iterable(combinations(names, size) for size in range(most + 1))
     return (frozenset(each) for each in islice(sets, MAX_TRIES))
-
-
-def _nodes(plan: Sequence[Recovery]) -> set[str]:
-    rows = {row.node for recovery in plan for row in recovery.rows}
-    return rows | {node for recovery in plan for read in recovery.columns for _, node in read.spans}
-
-
-def _entries(found: Mapping[str, Holdings], key: Key, ranks: range) -> dict[int, BlockEntry]:
-    entries: dict[int, BlockEntry] = {}
-    for holdings in found.values():
-        for entry in (*holdings.sealed, *holdings.blocks):
-            if (entry.generation, entry.step) != (key.generation, key.step):
-                continue
-            if entry.rank not in ranks:
-                continue
-            if entries.setdefault(entry.rank, entry) != entry:
-                raise CorruptError(f"rank {entry.rank} is known with two different blocks")
-    return entries
-
-
-def _holders(found: Mapping[str, Holdings]) -> dict[int, str]:
-    return {entry.rank: node for node, each in found.items() for entry in each.blocks}
-
-
-def _rows(found: Mapping[str, Holdings], geometry: Geometry) -> dict[tuple[int, int], str]:
-    return {
-        (parity.stripe, parity.row): node
-        for node, each in found.items()
-        for parity in each.parities
-        if 0 <= parity.stripe < geometry.n and 0 <= parity.row < geometry.m
-        if parity.nbytes == geometry.row_bytes(parity.stripe)
-    }

@@ -8,9 +8,7 @@ the whole snapshot was protected then. A file without a label is nobody's row.
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 import struct
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from ckpt.block import align
 from ckpt.erasure import CODEC
 from ckpt.errors import CapacityError, CorruptError
 from ckpt.isal import crc32c
-from ckpt.pages import allocate, map_pages, populate
+from ckpt.pages import is_no_room, make_file, open_file
 from ckpt.world import ParityEntry
 
 ROW_SUFFIX = ".row"
@@ -42,48 +40,38 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowFile:
-    """A mapped file for a row of at most ``capacity`` bytes."""
+    """A mapped file for a row of at most ``capacity`` bytes.
+
+    A ``borrowed`` one is on a disk, is not written to, and stays where it is.
+    """
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path, self._mapping = path, mapping
         self.capacity = len(mapping) - HEADER_BYTES
+        self.borrowed = False
 
     @classmethod
     def create(cls, path: Path, nbytes: int) -> RowFile:
         """Make a file with all its pages. Raises ``CapacityError`` when there is no room."""
         capacity = align(max(nbytes, 1), _GRAIN_BYTES)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, HEADER_BYTES + capacity)
-            mapping = map_pages(fd)
-            populate(mapping)
-            return cls(path, mapping)
+            return cls(path, make_file(path, HEADER_BYTES + capacity))
         except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            if not is_no_room(error):
                 raise
             raise CapacityError(
                 f"no room for a parity row of {capacity:,} bytes in {path.parent}: its snapshot "
                 "stays unprotected until there is; enlarge shared memory, keep fewer snapshots "
                 "(keep=1) or spread the state over more nodes"
             ) from error
-        finally:
-            os.close(fd)
 
     @classmethod
     def open(cls, path: str | Path) -> RowFile:
         """Map an existing file. Raises ``CorruptError`` for one that is too short."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(fd).st_size <= HEADER_BYTES:
-                raise CorruptError(f"{path}: too short for a parity row; remove the file")
-            return cls(Path(path), map_pages(fd))
-        finally:
-            os.close(fd)
-
-    def warm(self) -> None:
-        """Fill this process's page table, where the kernel can."""
-        populate(self._mapping)
+        mapping = open_file(path)
+        if mapping is None or len(mapping) <= HEADER_BYTES:
+            raise CorruptError(f"{path}: too short for a parity row; remove the file")
+        return cls(Path(path), mapping)
 
     def row(self, nbytes: int) -> memoryview:
         """Return a writable view of the first ``nbytes`` of the row."""
@@ -146,7 +134,8 @@ class RowFile:
 
     def discard(self) -> None:
         """Remove the file; where views are still out, its memory goes with the last of them."""
-        self.path.unlink(missing_ok=True)
+        if not self.borrowed:
+            self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:

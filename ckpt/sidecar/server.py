@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -12,13 +11,16 @@ import msgspec
 
 from ckpt.arena import Arena
 from ckpt.block import SlotState
-from ckpt.errors import NotFoundError
+from ckpt.errors import NotFoundError, PeerError
 from ckpt.sidecar.core import Core, Op
+from ckpt.sidecar.differences import Differences
 from ckpt.sidecar.disk import Disk
 from ckpt.sidecar.exchange import Exchange
 from ckpt.sidecar.late import LateSave
+from ckpt.sidecar.lease_page import LeasePage
 from ckpt.sidecar.logs import Logs
 from ckpt.sidecar.messages import Adopt, Nothing, parse
+from ckpt.sidecar.note import Note
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.persistence import Persistence
 from ckpt.sidecar.reading import Reading
@@ -32,7 +34,7 @@ from ckpt.types import Json
 from ckpt.world import BlockEntry, SnapshotWorld
 
 _log = logging.getLogger(__name__)
-_WORLDS = "worlds.json"
+_WORLDS = "worlds"
 _SAVED_POLL_S = 0.02
 
 FAREWELL = b"."
@@ -40,7 +42,13 @@ FAREWELL = b"."
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sidecar process is told; ``lifeline`` is a descriptor whose end-of-file ends it."""
+    """What a sidecar process is told; ``lifeline`` is a descriptor whose end-of-file ends it.
+
+    Sidecars with different ``memory_of`` share no memory, though on one host: for tests and
+    benchmarks of what travels between hosts. ``port`` is where it serves if that is free, any other
+    when not, or when 0. ``lease_fd`` is an inherited `LeasePage`: past the time in it, writers are
+    refused; -1 where the node holds no lease.
+    """
 
     run: str
     node: str
@@ -49,6 +57,9 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     lifeline: int = 0
     parent_pid: int | None = None
+    memory_of: str = ""
+    port: int = 0
+    lease_fd: int = -1
 
 
 class Sidecar:
@@ -59,26 +70,46 @@ class Sidecar:
         self.stopped = threading.Event()
         self._removing = False
         arena = Arena.open(Path(config.arena_dir), run=config.run)
-        self.core = core = Core(arena, key, run=config.run, node=config.node)
+        host = config.memory_of
+        self.core = core = Core(arena, key, run=config.run, node=config.node, host=host)
+        self._worlds = Note(arena.directory, _WORLDS)
         self.parities = parities = Parities(arena)
         self.exchange = exchange = Exchange(core, parities)
-        self.room = room = Room(core, parity_bytes=parities.nbytes)
+        self.room = room = Room(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
         rebuild = Rebuild(core, exchange, parities, room=room)
         self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
-        self.disk = Disk(core)
-        self.logs = Logs(core, exchange)
+        self.disk = Disk(core, parities)
+        self.logs = Logs(core, exchange, admit=room.admit_log)
         writing = Writing(core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
-        reading = Reading(core, parities, rebuild=rebuild.request)
+        if config.lease_fd >= 0:
+            writing.lease = LeasePage(config.lease_fd)
+        reading = Reading(core, parities, rebuild=rebuild)
         self._ops: dict[str, Op] = {
             "adopt": (Adopt, self._adopt),
             "status": (Nothing, self._status),
             "stop": (Nothing, self._stop),
         }
-        for part in (writing, reading, exchange, self.persistence, self.disk, self.logs):
+        differences = Differences(core)
+        parts = (writing, reading, differences, exchange, self.persistence, self.disk, self.logs)
+        for part in parts:
             self._ops |= part.ops()
         self._readopt()
-        self.server = Server(self._handle, key=key, bind=f"tcp://{config.host}:*", tick=core.tick)
+        self.server = self._serve(key)
         self.address = self.server.address
+
+    def _serve(self, key: RunKey) -> Server:
+        config = self.config
+
+        def at(port: str) -> Server:
+            bind = f"tcp://{config.host}:{port}"
+            return Server(self._handle, key=key, bind=bind, tick=self.core.tick)
+
+        if config.port:
+            try:
+                return at(str(config.port))
+            except PeerError as error:
+                _log.warning("%s: %s; another port is taken", config.node, error)
+        return at("*")
 
     def close(self, *, remove: bool) -> None:
         """Stop serving; ``remove`` the shared memory or leave it for a successor."""
@@ -138,6 +169,9 @@ class Sidecar:
         core.apply(instructions)
         request.reply()
 
+    def _log_bytes(self) -> int:
+        return self.logs.nbytes()
+
     def _stop(self, request: Request, body: Nothing) -> None:
         request.reply()
         self._removing = True
@@ -149,17 +183,16 @@ class Sidecar:
         worlds = {each.world.generation: each.world for each in book.snapshots.values()}
         if book.world is not None:
             worlds[book.generation] = book.world
-        path = self.core.arena.directory / _WORLDS
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode([worlds[number] for number in sorted(worlds)]))
-        fresh.replace(path)
+        try:
+            self._worlds.write(msgspec.json.encode([worlds[number] for number in sorted(worlds)]))
+        except OSError as error:
+            _log.warning("%s: a crash would forget what memory holds: %s", self.core.node, error)
 
     def _readopt(self) -> None:
         """Take over the slots an earlier process of this node left, and its generation."""
         core = self.core
         worlds: dict[int, SnapshotWorld] = {}
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            text = (core.arena.directory / _WORLDS).read_bytes()
+        if text := self._worlds.read():
             for world in msgspec.json.decode(text, type=list[SnapshotWorld]):
                 worlds[world.generation] = world
         for file, entry, state in core.arena.scan():

@@ -1,37 +1,37 @@
-"""Where a rebuild gets its fragments: this node, files of other nodes on this host, the wire."""
+"""Where a rebuild gets its fragments: this node, memory of others on this host, the wire."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 from typing_extensions import Buffer
 
-from ckpt.arena import HEADER_BYTES, SlotFile
-from ckpt.block import SlotState
+from ckpt.arena import SlotFile, run_digest
+from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
+from ckpt.maps import SlotMaps
 from ckpt.sidecar.core import THREADS, Core
 from ckpt.sidecar.holdings import holdings_of
-from ckpt.sidecar.hosts import FileRef, host_id
 from ckpt.sidecar.messages import Holdings, Key, Read, ReadRow, unparse
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.row_file import RowFile
 from ckpt.sidecar.wire import PART_BYTES, split_checked
-from ckpt.stripes import ColumnRead, Span
+from ckpt.stripes import ColumnRead, Recovery, Span
 from ckpt.transport import Client
 from ckpt.world import BlockEntry, ParityEntry, SidecarPeer
 
 ASK_TIMEOUT_S = 3.0
 FETCH_TIMEOUT_S = 15.0
 FETCH_THREADS = 8
-LOCAL_BYTES = 512 << 10
+LOCAL_BYTES = 2 << 20
 LANES = 2
 """Connections to a node, so that one part travels while another is decoded."""
 
@@ -40,31 +40,13 @@ _BlockAt: TypeAlias = tuple[str, int]
 _RowAt: TypeAlias = tuple[str, tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Local:
-    """A file of this host that is read while its header says that it holds what was meant.
+    """Memory of this host that is read while its header says that it holds what was meant."""
 
-    It is read rather than mapped: filling a page table for one pass costs more than the copy.
-    """
-
-    def __init__(
-        self, path: str, is_current: Callable[[], bool], close: Callable[[], None]
-    ) -> None:
-        self.is_current, self._close = is_current, close
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, at: int, into: memoryview) -> None:
-        """Fill ``into`` with the bytes from ``at`` behind the header."""
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._fd, [into[done:]], HEADER_BYTES + at + done)
-            if not count:
-                raise NotFoundError(f"a file of this host ends before byte {at + done}")
-            done += count
-
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._fd)
-        self._close()
+    view: memoryview
+    is_current: Callable[[], bool]
+    close: Callable[[], None]
 
 
 class _Scratch(threading.local):
@@ -75,13 +57,26 @@ class _Scratch(threading.local):
 
 
 class Sources:
-    """What a rebuild reads from. Fragments of this host are read from their files."""
+    """What a rebuild reads from. Fragments of this host are read where they lie, by mapping.
 
-    def __init__(self, core: Core, parities: Parities, peers: Sequence[SidecarPeer]) -> None:
-        self._core, self._parities = core, parities
+    ``run`` is the one that sealed them: an earlier one, where they lie on disks.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        parities: Parities,
+        *,
+        peers: Sequence[SidecarPeer],
+        maps: SlotMaps,
+        run: str,
+    ) -> None:
+        self._core, self._parities, self._maps = core, parities, maps
+        self._run = run_digest(run)
         self._peers = {peer.node: peer for peer in peers}
         self._clients: dict[str, queue.SimpleQueue[Client]] = {}
         self._opened: list[Client] = []
+        self._lock = threading.Lock()
         self._blocks: dict[_BlockAt, _Local] = {}
         self._rows: dict[_RowAt, _Local] = {}
         self._scratch = _Scratch()
@@ -119,39 +114,63 @@ class Sources:
     # -- connecting ------------------------------------------------------------------------------
 
     def connect(self, nodes: Iterable[str], found: Mapping[str, Holdings]) -> None:
-        """Open the nodes' files where they are on this host, and connections to the others."""
+        """Map the nodes' files where they are on this host."""
         for node in set(nodes):
             holdings = found[node]
-            if holdings.host and holdings.host == host_id():
+            if node == self._core.node:
+                self._find_own(holdings)
+            elif holdings.host and holdings.host == self._core.host:
                 self._open_files(node, holdings)
-            if node != self._core.node and node not in self._clients:
-                self._clients[node] = queue.SimpleQueue()
-                for _ in range(LANES):
-                    client = self._connect(self._peers[node])
-                    self._opened.append(client)
-                    self._clients[node].put(client)
 
-    def _connect(self, peer: SidecarPeer) -> Client:
-        return Client(peer.address, self._core.key, timeout_s=FETCH_TIMEOUT_S, watch=True)
+    def _find_own(self, holdings: Holdings) -> None:
+        core, run = self._core, self._run
+        for entry in holdings.blocks:
+            with core.lock:
+                slot = core.slots.holding((entry.generation, entry.step, entry.rank))
+            if slot is not None and (local := _local_block(slot.file, entry, run)):
+                self._blocks[core.node, entry.rank] = local
+        for parity in holdings.parities:
+            place = (parity.stripe, parity.row)
+            row = self._parities.get((parity.generation, parity.step), place)
+            file = row.file if row is not None else None
+            if file is not None and (local := _local_row(file, parity, run, _nothing)):
+                self._rows[core.node, place] = local
 
     def _open_files(self, node: str, holdings: Holdings) -> None:
-        run = self._core.arena.run
-        for entry, file in zip(holdings.blocks, holdings.block_files, strict=False):
-            if (node, entry.rank) not in self._blocks and (local := _local_block(file, entry, run)):
-                self._blocks[node, entry.rank] = local
-        for parity, file in zip(holdings.parities, holdings.row_files, strict=False):
+        run = self._run
+        for entry, ref in zip(holdings.blocks, holdings.block_files, strict=False):
+            if (node, entry.rank) in self._blocks or ref is None or not ref.is_here():
+                continue
+            with contextlib.suppress(OSError, CkptError):
+                if local := _local_block(self._maps.open(ref.path), entry, run):
+                    self._blocks[node, entry.rank] = local
+        for parity, ref in zip(holdings.parities, holdings.row_files, strict=False):
             at = (node, (parity.stripe, parity.row))
-            if at not in self._rows and (local := _local_row(file, parity, run)):
-                self._rows[at] = local
+            if at in self._rows or ref is None or not ref.is_here():
+                continue
+            with contextlib.suppress(OSError, CkptError):
+                file = RowFile.open(ref.path)
+                if local := _local_row(file, parity, run, file.close):
+                    self._rows[at] = local
 
-    def pace(self, nodes: Iterable[str]) -> tuple[int, int]:
-        """Return how many bytes to decode at a time, and how many times side by side.
+    def size(self, plan: Iterable[Recovery]) -> int:
+        """Return how many bytes to decode at a time."""
+        return LOCAL_BYTES if self._is_here(plan) else PART_BYTES
 
-        What lies on this host is limited by the processors and should stay in their caches; what
-        travels is limited by the way.
+    def lanes(self, plan: Iterable[Recovery]) -> int:
+        """Return how many parts to decode side by side.
+
+        What lies on this host is limited by the processors, what travels by the way.
         """
-        own = {node for node, _ in self._blocks} | {node for node, _ in self._rows}
-        return (LOCAL_BYTES, THREADS) if set(nodes) <= own else (PART_BYTES, FETCH_THREADS)
+        return THREADS if self._is_here(plan) else FETCH_THREADS
+
+    def _is_here(self, plan: Iterable[Recovery]) -> bool:
+        for each in plan:
+            blocks = {(node, span.rank) for read in each.columns for span, node in read.spans}
+            rows = {(row.node, (each.stripe, row.row)) for row in each.rows}
+            if not (blocks <= self._blocks.keys() and rows <= self._rows.keys()):
+                return False
+        return True
 
     def check_current(self) -> None:
         """Raise ``NotFoundError`` if a file that was read is used for something else by now."""
@@ -174,120 +193,97 @@ class Sources:
     def column(self, read: ColumnRead, window: tuple[int, int], key: Key) -> Buffer:
         """Return bytes ``window`` of a column, counted from where its spans begin to count.
 
-        They are good until the same thread asks for the same column again.
+        Zeros at the end may be left out. They are good until the same thread asks for the same
+        column again.
         """
         lo, hi = window
-        into = self._room(read.column, hi - lo)
-        covered = 0
-        for span, node in read.spans:
-            a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
-            if a < b:
-                np.frombuffer(into, dtype=np.uint8)[covered : a - lo] = 0
-                part = Span(rank=span.rank, at=span.at + a - span.into, nbytes=b - a, into=0)
-                self._block(node, part, into[a - lo : b - lo], key)
-                covered = b - lo
-        np.frombuffer(into, dtype=np.uint8)[covered:] = 0
-        return into
+        parts = [
+            (Span(rank=span.rank, at=span.at + a - span.into, nbytes=b - a, into=a - lo), node)
+            for span, node in read.spans
+            if (a := max(span.into, lo)) < (b := min(span.into + span.nbytes, hi))
+        ]
+        if not parts:
+            return b""
+        if len(parts) == 1 and parts[0][0].into == 0:
+            return self._block(*parts[0], key)
+        into, covered = self._room(read.column, hi - lo), 0
+        for span, node in parts:
+            np.frombuffer(into, dtype=np.uint8)[covered : span.into] = 0
+            covered = span.into + span.nbytes
+            into[span.into : covered] = memoryview(self._block(span, node, key)).cast("B")
+        return into[:covered]
 
-    def _block(self, node: str, span: Span, into: memoryview, key: Key) -> None:
+    def _block(self, span: Span, node: str, key: Key) -> Buffer:
         if (local := self._blocks.get((node, span.rank))) is not None:
-            local.read(span.at, into)
-        elif node == self._core.node:
-            self._own_block(key, span, into)
-        else:
-            ranges = ((span.at, span.nbytes),)
-            body = Read(generation=key.generation, step=key.step, rank=span.rank, ranges=ranges)
-            into[:] = self._call(node, "read", body, span.nbytes)
+            return local.view[span.at : span.at + span.nbytes]
+        if node == self._core.node:
+            raise NotFoundError(f"the block of rank {span.rank} was released meanwhile")
+        ranges = ((span.at, span.nbytes),)
+        body = Read(generation=key.generation, step=key.step, rank=span.rank, ranges=ranges)
+        return self._call(node, "read", body, span.nbytes)
 
-    def _own_block(self, key: Key, span: Span, into: memoryview) -> None:
-        core = self._core
-        with core.lock:
-            slot = core.slots.holding((key.generation, key.step, span.rank))
-            if slot is None:
-                raise NotFoundError(f"the block of rank {span.rank} was released meanwhile")
-            core.slots.pin(slot)
-        try:
-            into[:] = slot.view()[span.at : span.at + span.nbytes]
-        finally:
-            core.unpin(slot)
-
-    def row(self, node: str, body: ReadRow, *, number: int) -> Buffer:
-        """Return a part of a parity row held by ``node``, which is fragment ``number``.
-
-        It is good until the same thread asks for the same fragment again.
-        """
+    def row(self, node: str, body: ReadRow) -> Buffer:
+        """Return a part of a parity row held by ``node``."""
         place = (body.stripe, body.row)
         if (local := self._rows.get((node, place))) is not None:
-            into = self._room(number, body.nbytes)
-            local.read(body.at, into)
-            return into
+            return local.view[body.at : body.at + body.nbytes]
         if node == self._core.node:
-            row = self._parities.get((body.generation, body.step), place)
-            if row is None:
-                raise NotFoundError(f"parity row {body.row} was released meanwhile")
-            with row.lock:
-                return row.part(body.at, body.nbytes)
+            raise NotFoundError(f"parity row {body.row} was released meanwhile")
         return self._call(node, "row", body, body.nbytes)
 
     def _call(self, node: str, op: str, body: Read | ReadRow, nbytes: int) -> memoryview:
-        client = self._clients[node].get()
+        clients = self._connections(node)
+        client = clients.get()
         try:
             answer, frames = client.call(op, unparse(body), bulk=True)
         finally:
-            self._clients[node].put(client)
+            clients.put(client)
         try:
             return split_checked(answer, frames, [nbytes], origin=f"{node}: {op}")[0]
         except CorruptError as error:  # on the way: not a fragment that is wrong where it lies
             raise PeerError(str(error), kind="CorruptError") from error
 
+    def _connections(self, node: str) -> queue.SimpleQueue[Client]:
+        """Return the connections to a node that are not in use, made when first needed."""
+        with self._lock:
+            if node not in self._clients:
+                self._clients[node] = queue.SimpleQueue()
+                for _ in range(LANES):
+                    peer, key = self._peers[node], self._core.key
+                    client = Client(peer.address, key, timeout_s=FETCH_TIMEOUT_S, watch=True)
+                    self._opened.append(client)
+                    self._clients[node].put(client)
+            return self._clients[node]
 
-def _local_block(file: FileRef | None, entry: BlockEntry, run: bytes) -> _Local | None:
-    if file is None or not file.is_here():
-        return None
-    try:
-        slot = SlotFile.open(file.path)
-    except (OSError, CkptError):
-        return None
 
+def _nothing() -> None:
+    pass
+
+
+def _local_block(slot: SlotFile, entry: BlockEntry, run: bytes) -> _Local | None:
     def is_current() -> bool:
-        header = slot.read_header(run=run)
+        try:
+            header = slot.read_header(run=run)
+        except ValueError:  # unmapped meanwhile: its file was removed
+            return False
         return header is not None and header.state in _HELD and header.entry() == entry
 
-    return _opened(file, is_current, slot.close)
-
-
-def _local_row(file: FileRef | None, entry: ParityEntry, run: bytes) -> _Local | None:
-    if file is None or not file.is_here():
+    if not is_current() or slot.capacity < (nbytes := block_bytes(entry)):
         return None
-    try:
-        row = RowFile.open(file.path)
-    except (OSError, CkptError):
-        return None
+    return _Local(view=slot.block(nbytes), is_current=is_current, close=_nothing)
 
+
+def _local_row(
+    row: RowFile, entry: ParityEntry, run: bytes, close: Callable[[], None]
+) -> _Local | None:
     def is_current() -> bool:
-        label = row.read_label(run=run)
+        try:
+            label = row.read_label(run=run)
+        except ValueError:
+            return False
         return label is not None and label.entry == entry
 
-    return _opened(file, is_current, row.close)
-
-
-def _opened(
-    file: FileRef, is_current: Callable[[], bool], close: Callable[[], None]
-) -> _Local | None:
     if is_current():
-        try:
-            return _Local(file.path, is_current, close)
-        except OSError:  # removed meanwhile
-            return None
+        return _Local(view=row.row(entry.nbytes), is_current=is_current, close=close)
     close()
     return None
-
-
-@contextmanager
-def sources_of(core: Core, parities: Parities, peers: Sequence[SidecarPeer]) -> Iterator[Sources]:
-    """Return the sources of one rebuild, closed at the end."""
-    sources = Sources(core, parities, peers)
-    try:
-        yield sources
-    finally:
-        sources.close()

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable
 from time import monotonic
 
-from ckpt.block import SlotState, block_bytes, check_block
+from ckpt.block import SlotState, block_bytes, check_block, check_sealed
 from ckpt.errors import (
+    BudgetError,
     CapacityError,
     CkptError,
     FencedError,
@@ -16,11 +17,13 @@ from ckpt.errors import (
     NotFoundError,
 )
 from ckpt.sidecar.core import Core, Op, Waiter
+from ckpt.sidecar.lease_page import LeasePage
 from ckpt.sidecar.messages import Abandon, Acquire, Await, Fence, Seal, SlotGrant, unparse
 from ckpt.sidecar.room import Room
 from ckpt.sidecar.slots import BlockKey, Slot, fits
 from ckpt.sidecar.spares import Spares
 from ckpt.sidecar.state import Phase
+from ckpt.sums import Sums
 from ckpt.target import CheckpointTarget
 from ckpt.transport import Request
 from ckpt.world import BlockEntry, SnapshotWorld
@@ -35,7 +38,8 @@ class Writing:
 
     One less in the smaller mode (see `Room`), one more while a checkpoint is being written from
     one of them and the declared budget holds it.
-    ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group.
+    ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group. ``lease``
+    says until when the node may act, where it holds one: past that nothing is granted or sealed.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Writing:
         on_sealed: Callable[[BlockEntry, CheckpointTarget | None], None],
         on_abandoned: Callable[[int, int], None],
     ) -> None:
+        self.lease: LeasePage | None = None
         self._core, self._room = core, room
         self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
         self._creating: set[BlockKey] = set()
@@ -83,7 +88,15 @@ class Writing:
             raise FencedError(f"generation {generation} is over; take part in the next one")
         self._check(generation, rank)
 
+    def _check_lease(self, generation: int) -> None:
+        if self.lease is not None and self.lease.expired:
+            raise FencedError(
+                f"the lease of node {self._core.node} ran out in generation {generation}: others "
+                "may go on without it; take part in the next one"
+            )
+
     def _check(self, generation: int, rank: int) -> SnapshotWorld:
+        self._check_lease(generation)
         world = self._core.book.require_open(generation)
         if not 0 <= rank < len(world.rank_nodes) or world.rank_nodes[rank] != self._core.node:
             raise MismatchError(
@@ -102,7 +115,13 @@ class Writing:
             self._check_begin(body.generation, body.rank)
             if core.book.is_gone(key[:2]):
                 raise _given_up(body.step)
-            return self._grant(request, body, key)
+            try:
+                return self._grant(request, body, key)
+            except BudgetError:
+                raise
+            except CapacityError as error:
+                self._leave_out(key, error)
+                raise
 
         def expire() -> None:
             held = [slot for slot in core.slots.all() if slot.key and slot.key[2] == body.rank]
@@ -183,7 +202,7 @@ class Writing:
 
     def _begin(self, request: Request, slot: Slot, key: BlockKey) -> None:
         self._core.slots.begin(slot, key)
-        self._room.granted()
+        self._room.granted(key[2])
         self._reply_grant(request, slot)
 
     def _leave_out(self, key: BlockKey, error: CapacityError) -> None:
@@ -229,12 +248,13 @@ class Writing:
         failed: CkptError | None = None
         try:
             with core.meters.timed("seal", block.nbytes):
-                slot.sums = check_block(block, entry, origin=slot.file.path.name).sums
+                slot.sums = self._check_block(request, block, entry, origin=slot.file.path.name)
         except CkptError as error:
             failed = error
         with core.lock:
             slot.busy = False
             core.book.require_open(entry.generation)
+            self._check_lease(entry.generation)
             if slot.key is None:
                 raise FencedError(f"generation {entry.generation} is over")
             if failed or core.book.is_gone(key):
@@ -250,6 +270,15 @@ class Writing:
             self._room.trim()
             self._spares.sealed()
         request.reply()
+
+    @staticmethod
+    def _check_block(
+        request: Request, block: memoryview, entry: BlockEntry, *, origin: str
+    ) -> Sums:
+        """Return the block's sums: the writer's, after a sample was checked, or made anew."""
+        if not request.frames:
+            return check_block(block, entry, origin=origin).sums
+        return check_sealed(block, entry, request.frames[0], turn=entry.step, origin=origin)
 
     def _abandon(self, request: Request, body: Abandon) -> None:
         core = self._core

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt.arena import SlotFile, SlotHeader, run_digest
-from ckpt.block import SlotState, verify_block
-from ckpt.errors import CkptError, NotFoundError
+from ckpt.block import SlotState, check_block
+from ckpt.errors import CkptError, CorruptError, NotFoundError
 from ckpt.sidecar.client import BlockHandle
+from ckpt.sidecar.hosts import host_id
+from ckpt.sums import Sums
 from ckpt.world import BlockEntry, BlockSource, SnapshotWorld
 
 
@@ -59,11 +61,20 @@ class FakeSidecar:
         self._slots[number] = (slot, header)
         return FakeGrant(slot_id=number, path=str(slot.path), capacity=slot.capacity)
 
-    def seal(self, *, slot_id: int, entry: BlockEntry, persist: str | None = None) -> None:
-        """Verify a written slot, as the sidecar does."""
+    def seal(
+        self,
+        *,
+        slot_id: int,
+        entry: BlockEntry,
+        sums: Sums | None = None,
+        persist: str | None = None,
+    ) -> None:
+        """Verify a written slot and its sums, all of them."""
         slot, _ = self._slots[slot_id]
         block = slot.block(entry.payload_bytes + entry.index_bytes)
-        verify_block(block, entry, origin=f"slot {slot_id}")
+        found = check_block(block, entry, origin=f"slot {slot_id}").sums
+        if sums is not None and found.tolist() != sums.tolist():
+            raise CorruptError(f"slot {slot_id}: the sums are not those of the block")
         slot.write_header(SlotHeader.of(entry, SlotState.SEALED), run=run_digest(self.run))
         self.sealed[entry.step, entry.rank] = entry
         self._held[entry.step, entry.rank] = slot
@@ -78,7 +89,9 @@ class FakeSidecar:
         """Return the sealed slot of a step."""
         return self._held[step, rank]
 
-    def open_block(self, world: SnapshotWorld, step: int, source: BlockSource) -> BlockHandle:
+    def open_block(
+        self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
+    ) -> BlockHandle:
         """Open a sealed block."""
         if (step, source.rank) not in self.sealed:
             raise NotFoundError(f"no block of rank {source.rank}, step {step}")
@@ -87,6 +100,7 @@ class FakeSidecar:
             index=bytes(slot.index_view(entry)),
             path=str(slot.path),
             payload_bytes=entry.payload_bytes,
+            host=host_id(),
         )
 
     def read(
@@ -95,6 +109,12 @@ class FakeSidecar:
         """Return bytes of a sealed block."""
         slot = self._held[step, rank]
         return [memoryview(bytes(slot.block(at + n)[at:])) for at, n in ranges]
+
+    def changed(
+        self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Say that nothing is known of any earlier step."""
+        return None
 
     def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
         """Let go of a block."""
