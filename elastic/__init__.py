@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic.config import Batch, Mesh
+    from elastic.data.loaders import Loader
+    from elastic.data.order import Weighted
     from elastic.errors import (
         ConfigError,
         CoordinatorError,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         Stopped,
     )
     from elastic.loop import resilient
+    from elastic.loss import LossGuard
     from elastic.run import Run
 
 __all__ = [
@@ -30,13 +33,24 @@ __all__ = [
     "Fenced",
     "JobFailed",
     "LeaseExpired",
+    "Loader",
+    "LossGuard",
     "Mesh",
     "Run",
     "Stopped",
+    "Weighted",
     "resilient",
 ]
 
-_HOMES = {"Batch": "config", "Mesh": "config", "Run": "run", "resilient": "loop"}
+_HOMES = {
+    "Batch": "config",
+    "Loader": "data.loaders",
+    "LossGuard": "loss",
+    "Mesh": "config",
+    "Run": "run",
+    "Weighted": "data.order",
+    "resilient": "loop",
+}
 
 
 def __getattr__(name: str) -> Any:

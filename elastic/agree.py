@@ -15,17 +15,21 @@ worker of an older generation acts any more when the next one is born.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from elastic.membership import (
     View,
     fenced_nodes,
+    once,
     parked_trainers,
     ready_trainers,
     role_of,
 )
-from elastic.plan import RestorePoints, changes, job_spec, plan
+from elastic.planning.holdoff import Patience, held_off, setbacks_after, strangers
+from elastic.planning.meshes import choose_mesh
+from elastic.planning.plan import RestorePoints, changes, job_spec, plan
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -88,7 +92,8 @@ class Policy:
     join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a trainer to come.
     ``start_wait_s``: how long the first generation waits for trainers still starting once one
     is ready. ``newcomer_wait_s``: how long a re-form waits for nodes outside the old group.
-    ``stagger_s``: by how much each next node proposes later.
+    ``stagger_s``: by how much each next node proposes later. ``patience``: how long nodes that
+    come and go are held off.
     """
 
     join_settle_s: float = 0.1
@@ -98,14 +103,16 @@ class Policy:
     start_wait_s: float = 30.0
     newcomer_wait_s: float = 0.5
     stagger_s: float = 0.05
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """When this agent first saw what debounces count from (its own monotonic seconds).
 
-    ``since`` maps the incarnation of a READY trainer outside the generation, or the identity
-    of a node outside its group, to the time. It is threaded through `observe`.
+    ``since`` maps the incarnation of a READY trainer outside the generation, or the mark of a node
+    that its group does not know (`holdoff.strangers`), to the time. It is threaded through
+    `observe`.
     """
 
     number: int = -1
@@ -117,7 +124,7 @@ class Seen:
 def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
     """Return what was seen up to now; call it with every new view before `decide`."""
     names = [worker.incarnation for _, worker in _outside_trainers(view)]
-    names += [_node_mark(node) for node in _outside_nodes(view)]
+    names += strangers(view).values()
     same = seen.number == view.number
     fenced_s = seen.fenced_s if same else None
     if fenced_s is None and not _unfenced(view, group=True):
@@ -174,40 +181,53 @@ def faults(view: View) -> list[str]:
     """
     if view.generation is None:
         return []
-    clauses = changes(view)
-    clauses += [text for member in view.generation.members if (text := _lost(view, member))]
-    fenced = [name for name, node in view.nodes.items() if node.fenced >= view.number]
+    clauses = list(changes(view))
+    number = view.number
+    clauses += [text for each in _not_active(view) if (text := _lost(view, *each))]
+    fenced = [name for name, node in view.nodes.items() if node.fenced >= number]
     if fenced and not clauses:
         clauses.append(f"node {fenced[0]} fenced generation {view.number}")
     return clauses
 
 
 def _worker(view: View, member: Member) -> WorkerRecord | None:
-    node = view.nodes.get(member.node)
-    workers = node.workers if node else ()
-    return next((w for w in workers if w.incarnation == member.incarnation), None)
+    if (node := view.nodes.get(member.node)) is not None:
+        for worker in node.workers:
+            if worker.incarnation == member.incarnation:
+                return worker
+    return None
 
 
-def _lost(view: View, member: Member) -> str:
+@once
+def _players(view: View) -> list[tuple[Member, WorkerRecord | None]]:
+    """Return the members of the newest generation with their workers, as far as they live."""
+    members = view.generation.members if view.generation else ()
+    return [(member, _worker(view, member)) for member in members]
+
+
+@once
+def _not_active(view: View) -> list[tuple[Member, WorkerRecord | None]]:
+    """Return those of `_players` who do not act in it as they should: mostly few of very many."""
+    active = WorkerState.ACTIVE
+    return [each for each in _players(view) if each[1] is None or each[1].state is not active]
+
+
+def _lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
     """Return how a member is lost to the newest generation, empty while it is not.
 
     Members of lost nodes are passed over: the node says it.
     """
-    if member.node not in view.nodes:
-        return ""
-    worker = _worker(view, member)
-    who = f"{member.seat} on {member.node}"
     if worker is None:
-        return f"{who} is gone"
+        return f"{member.seat} on {member.node} is gone" if member.node in view.nodes else ""
     if worker.state is WorkerState.DEAD:
-        return f"{who} died ({worker.ending})" if worker.ending else f"{who} died"
+        ending = f" ({worker.ending})" if worker.ending else ""
+        return f"{member.seat} on {member.node} died{ending}"
     if worker.state is WorkerState.READY and worker.ready_after >= view.number:
-        return f"{who} left generation {view.number}"
+        return f"{member.seat} on {member.node} left generation {view.number}"
     return ""
 
 
-def _is_working(view: View, member: Member) -> bool:
-    worker = _worker(view, member)
+def _is_working(view: View, worker: WorkerRecord | None) -> bool:
     if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
         return False
     return not (worker.state is WorkerState.READY and worker.ready_after >= view.number)
@@ -221,33 +241,34 @@ def _finish(view: View, *, stale: bool) -> tuple[Finish | Idle, str] | None:
     """
     if view.generation is None:
         return None
-    members = view.generation.members
-    done = [w for m in members if (w := _worker(view, m)) and w.state is WorkerState.DONE]
+    players = _players(view)
+    done = [
+        worker for _, worker in _not_active(view) if worker and worker.state is WorkerState.DONE
+    ]
     if not done:
         return None
-    working = [member.seat for member in members if _is_working(view, member)]
+    working = [member.seat for member, worker in players if _is_working(view, worker)]
     if working:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
     result = next((worker.result for worker in done if worker.result is not None), None)
-    message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
+    message = f"all steps are complete ({len(done)} of {len(players)} trainers reported)"
     return Finish(outcome=Outcome(ok=True, message=message, result=result)), message
 
 
 def _unfenced(view: View, *, group: bool) -> list[str]:
     """Return who has not fenced the newest generation, in its group or outside it."""
     inside = view.generation.nodes if view.generation else view.nodes
-    return [
-        name
-        for name, node in view.nodes.items()
-        if node.fenced < view.number and (name in inside) is group
-    ]
+    number = view.number
+    behind = [name for name, node in view.nodes.items() if node.fenced < number]
+    return [name for name in behind if (name in inside) is group]
 
 
 def _outside_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
     """Return the READY trainers that are not in the newest generation."""
-    members = view.generation.members if view.generation else ()
+    parked = parked_trainers(view)
+    members = view.generation.members if view.generation and parked else ()
     inside = {member.incarnation for member in members}
-    return [pair for pair in parked_trainers(view) if pair[1].incarnation not in inside]
+    return [pair for pair in parked if pair[1].incarnation not in inside]
 
 
 def _outside_nodes(view: View) -> list[NodeRecord]:
@@ -256,20 +277,16 @@ def _outside_nodes(view: View) -> list[NodeRecord]:
     return [node for name, node in view.nodes.items() if node.sidecar and name not in inside]
 
 
-def _node_mark(node: NodeRecord) -> str:
-    return f"node:{node.node}:{node.incarnation}:{node.sidecar_starts}"
-
-
-def _pending_trainers(view: View, *, node: str | None = None) -> list[str]:
-    """Return the seated trainers that have yet to become READY (of one node, or of all)."""
-    pending = []
+@once
+def _pending_trainers(view: View) -> dict[str, str]:
+    """Return the seated trainers that have yet to become READY, each with its node."""
+    pending = {}
     for order in view.seating:
         if role_of(order.seat) != TRAINER or order.node not in view.nodes:
             continue
         worker = view.worker_of(order)
-        starting = worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD)
-        if starting and node in (None, order.node):
-            pending.append(order.seat)
+        if worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD):
+            pending[order.seat] = order.node
     return pending
 
 
@@ -277,24 +294,32 @@ def _joins(
     view: View, seen: Seen, *, now_s: float, policy: Policy
 ) -> tuple[list[str], float | None]:
     """Return who may join now, as clauses, or until when to wait for that."""
-    trainers = _outside_trainers(view)
-    spec = _spec_of_generation(view)
-    if view.generation and spec.dp is not None and len(view.generation.members) >= spec.dp:
-        trainers = []  # they are spares
+    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience)
+    trainers = [pair for pair in _outside_trainers(view) if pair[0].node not in held]
+    if view.generation and trainers:
+        members = len(view.generation.members)
+        mesh, _ = choose_mesh(_spec_of_generation(view), trainers=members + len(trainers))
+        if mesh is None or mesh.ranks <= members:
+            trainers = []  # they are spares
+    marks = strangers(view)
+    nodes = [node for node in _outside_nodes(view) if node.node not in held]
+    if nodes:
+        waiting = set(_pending_trainers(view).values())
+        nodes = [node for node in nodes if node.node not in waiting]
     ready_s = [seen.since.get(worker.incarnation, now_s) for _, worker in trainers]
-    nodes = [n for n in _outside_nodes(view) if not _pending_trainers(view, node=n.node)]
-    nodes_s = [seen.since.get(_node_mark(node), now_s) for node in nodes]
+    nodes_s = [seen.since.get(marks[node.node], now_s) for node in nodes]
     due_s = []
     if ready_s:
         settled_s = max(ready_s) + policy.join_settle_s
         due_s.append(min(settled_s, min(ready_s) + policy.join_settle_max_s))
     if nodes_s:
         due_s.append(max(nodes_s) + policy.node_settle_s)
+    again_s = min(held.values(), default=None)
     if not due_s:
-        return [], None
+        return [], again_s
     until_s = max(min(due_s), seen.number_s + policy.holdoff_s)
     if now_s < until_s:
-        return [], until_s
+        return [], until_s if again_s is None else min(until_s, again_s)
     clauses = [f"{worker.seat} on {node.node} wants to join" for node, worker in trainers]
     return clauses + [f"node {node.node} wants to join" for node in nodes], None
 
@@ -308,9 +333,9 @@ def _spec_of_generation(view: View) -> JobSpec:
 def _discord(view: View) -> str:
     """Return how the READY trainers disagree about the job, empty when they do not."""
     ready = [(node, worker) for node, worker in ready_trainers(view) if worker.spec]
-    for node, worker in ready[1:]:
-        first_node, first = ready[0]
-        if worker.spec != first.spec:
+    first_node, first = ready[0] if ready else (None, None)
+    for node, worker in ready:
+        if first_node and first and worker.spec is not first.spec and worker.spec != first.spec:
             return (
                 f"{first.seat} on {first_node.node} asks for {first.spec} but {worker.seat} on "
                 f"{node.node} for {worker.spec}: run the same script with the same settings "
@@ -355,8 +380,9 @@ def _gather(
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
+    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
-    if newcomers := _unfenced(view, group=False):
+    if newcomers := [name for name in _unfenced(view, group=False) if name not in held]:
         until_s = quorum_s + policy.newcomer_wait_s
         if now_s < until_s:
             return Wait(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
@@ -369,17 +395,35 @@ def _gather(
         text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
         return Finish(outcome=Outcome(ok=False, message=text)), text
     if len(ready) < least:
-        return Wait(), f"{len(ready)} of {least} trainers are ready"
+        return Wait(), _shortage(view, ready=len(ready), least=least)
     if pending := _starting_together(view, ready):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         until_s = max(first_s, quorum_s) + policy.join_settle_max_s
         if now_s < until_s:
             return Wait(until_s=until_s), f"nobody survived, {_names(pending)} still starting"
-    turn_s = quorum_s + policy.stagger_s * sorted(fenced_nodes(view)).index(node)
+    turn_s = quorum_s + policy.stagger_s * _turn(view, node)
     if now_s < turn_s:
         return Wait(until_s=turn_s), "another node proposes first"
-    record, reason = plan(view, restore_points=points)
+    setbacks = setbacks_after(view, lived_s=now_s - seen.number_s, patience=policy.patience)
+    record, reason = plan(view, restore_points=points, held=held, setbacks=setbacks)
     return Propose(record=record, expected=view.generation_revision), reason
+
+
+def _turn(view: View, node: str) -> int:
+    """Return how many nodes propose before ``node``."""
+    return sum(name < node for name in fenced_nodes(view))
+
+
+def _shortage(view: View, *, ready: int, least: int) -> str:
+    """Say how many trainers are missing, where they are, and what would help."""
+    text = f"{ready} of {least} trainers are ready, waiting for {least - ready} more"
+    seats = [order for order in view.seating if role_of(order.seat) == TRAINER]
+    where = []
+    if pending := _pending_trainers(view):
+        where.append(f"{_names(pending)} starting")
+    if unseated := [order.seat for order in seats if order.node not in view.nodes]:
+        where.append(f"no free slot for {_names(unseated)}: start another node")
+    return f"{text} ({', '.join(where)})" if where else text
 
 
 def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> list[str]:
@@ -391,8 +435,9 @@ def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecor
     survived = any(worker.incarnation in old for _, worker in ready)
     if survived or view.generation is None or job_spec(ready).dp is not None:
         return []
-    return _pending_trainers(view)
+    return list(_pending_trainers(view))
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and others"
+def _names(names: Iterable[str]) -> str:
+    few = list(islice(names, 9))
+    return ", ".join(few) if len(few) <= 8 else f"{', '.join(few[:8])} and others"

@@ -6,36 +6,59 @@ that plays agent and coordinator itself (`elastic.solo`) when the script was sta
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import os
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
 from ckpt.transport import RunKey
 from ckpt.types import Json
 from elastic import messages
-from elastic.control_page import ControlPage, Phase
+from elastic.control_page import ControlPage
 from elastic.errors import ElasticError, Stopped
+from elastic.phases import Phase
 from elastic.records import GenerationRecord, JobSpec, Roster
 
-__all__ = ["WORKER_ENV", "AgentChannel", "Channel", "Phase", "WorkerConfig", "connect"]
+if TYPE_CHECKING:
+    from elastic.launched import LaunchedChannel
+    from elastic.solo import SoloChannel
+
+__all__ = [
+    "STACK_SIGNAL",
+    "WORKER_ENV",
+    "AgentChannel",
+    "Channel",
+    "Phase",
+    "WorkerConfig",
+    "connect",
+]
 
 WORKER_ENV = "HOLDFAST_WORKER"
 """Environment variable by which an agent tells a worker who it is (JSON of `WorkerConfig`)."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 11
+"""Has a worker write the stacks of all its threads; none that scripts or schedulers use."""
 
 _ORPHANED_STATUS = 113
 _RECEIVE_BYTES = 1 << 16
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a worker is given at its start."""
+    """Everything a worker is given at its start; ``stack_fd`` -1 has no stacks written.
+
+    ``memory_of`` is as in `SidecarConfig`; one that ``rehearses`` may do so (`elastic.rehearsal`).
+    """
 
     channel_fd: int
     page_fd: int
+    stack_fd: int = -1
     run: str
     node: str
     seat: str
@@ -44,13 +67,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sidecar: str
     key_file: str
     settings: dict[str, Json] = {}
+    memory_of: str = ""
+    rehearses: bool = True
 
 
 class Channel(Protocol):
     """A worker's view of the job. All methods may be called from any thread.
 
     ``seat`` is ``"<role>/<number>"``; ``sidecar`` is the address of the local sidecar (it can
-    change between generations); ``settings`` are the launcher's overrides for the loop.
+    change between generations); ``settings`` are the launcher's overrides for the loop;
+    ``memory_of`` is this host where it is not the machine, else empty.
     """
 
     run: str
@@ -60,6 +86,7 @@ class Channel(Protocol):
     sidecar: str
     key: RunKey
     settings: dict[str, Json]
+    memory_of: str
 
     @property
     def role(self) -> str:
@@ -78,13 +105,25 @@ class Channel(Protocol):
         """
 
     def fenced(self, generation: int) -> bool:
-        """Whether ``generation`` is over (or the job is); one read of shared memory."""
+        """Whether ``generation`` is over (or the job is); two reads of shared memory.
+
+        It is over as well when the agent did not renew the node's right to act in time.
+        """
 
     def stopped(self) -> bool:
         """Whether the job is over for this worker."""
 
-    def beat(self, *, step: int, phase: Phase) -> None:
-        """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang."""
+    def leaving(self) -> bool:
+        """Whether this node is to leave after the present step; one read of shared memory."""
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Say that ``step`` is safe without this node, which may leave now."""
+
+    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+        """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang.
+
+        ``limit_s``: how long it may be silent now, where it is not for the agent to say.
+        """
 
     def emit(self, kind: str, **fields: Json) -> None:
         """Record an event of this worker in the node's event file."""
@@ -122,13 +161,23 @@ def connect() -> Channel:
     global _connected  # noqa: PLW0603 - the process has one agent, so one channel
     config = os.environ.get(WORKER_ENV)
     if config is None:
-        from elastic.solo import SoloChannel
-
-        if not isinstance(_connected, SoloChannel) or _connected.stopped():
-            _connected = SoloChannel()
+        kind = _kind_without_agent()
+        if not isinstance(_connected, kind) or _connected.stopped():
+            _connected = kind()
     elif not isinstance(_connected, AgentChannel):
         _connected = AgentChannel(msgspec.json.decode(config, type=WorkerConfig))
     return _connected
+
+
+def _kind_without_agent() -> type[LaunchedChannel] | type[SoloChannel]:
+    """Return which channel serves a script that `holdfast run` did not start."""
+    from elastic.solo import SoloChannel
+    from elastic.surroundings import is_launched
+
+    if not is_launched(os.environ):
+        return SoloChannel
+    launched = importlib.import_module("elastic.launched")  # it needs torch, agents do not
+    return cast("type[LaunchedChannel]", launched.LaunchedChannel)
 
 
 class AgentChannel:
@@ -141,10 +190,15 @@ class AgentChannel:
         self.run, self.node, self.seat = config.run, config.node, config.seat
         self.incarnation, self.sidecar = config.incarnation, config.sidecar
         self.key = RunKey.load(Path(config.key_file))
-        self.settings = config.settings
+        self.settings, self.memory_of = config.settings, config.memory_of
+        self.rehearses = config.rehearses
         self._page = ControlPage(config.page_fd)
         self._socket = socket.socket(fileno=config.channel_fd)
-        for fd in (config.page_fd, config.channel_fd):
+        fds = [config.page_fd, config.channel_fd]
+        if config.stack_fd >= 0:
+            fds.append(config.stack_fd)
+            faulthandler.register(STACK_SIGNAL, file=config.stack_fd, all_threads=True)
+        for fd in fds:
             os.set_inheritable(fd, False)  # a grandchild must not hold the lifeline open
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
@@ -174,15 +228,24 @@ class AgentChannel:
 
     def fenced(self, generation: int) -> bool:
         """See `Channel.fenced`."""
-        return self._page.fence >= generation
+        page = self._page
+        return page.fence >= generation or page.expired
 
     def stopped(self) -> bool:
         """See `Channel.stopped`."""
         return self._stop_reason is not None
 
-    def beat(self, *, step: int, phase: Phase) -> None:
+    def leaving(self) -> bool:
+        """See `Channel.leaving`."""
+        return self._page.leaving
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """See `Channel.handed_over`."""
+        self._send(messages.HandedOver(generation=generation, step=step))
+
+    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
         """See `Channel.beat`."""
-        self._page.beat(step=step, phase=phase)
+        self._page.beat(step=step, phase=phase, limit_s=limit_s)
 
     def emit(self, kind: str, **fields: Json) -> None:
         """See `Channel.emit`."""

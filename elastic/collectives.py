@@ -53,7 +53,11 @@ class Guard:
     ) -> None:
         self.generation, self._fenced, self._waiting = generation, fenced, waiting
         self._grace_s = grace_s
-        self._waited_s = 0.0
+        self._waited_s = self._all_waited_s = 0.0
+
+    def own_s(self) -> float:
+        """Read a clock that stands still while this rank waits for others, in seconds."""
+        return time.perf_counter() - self._all_waited_s
 
     def take_waited_s(self) -> float:
         """Return the seconds waited for others since the last call."""
@@ -79,7 +83,9 @@ class Guard:
             yield
         finally:
             self._waiting(False)
-            self._waited_s += time.perf_counter() - start
+            waited_s = time.perf_counter() - start
+            self._waited_s += waited_s
+            self._all_waited_s += waited_s
 
     def explained(self) -> bool:
         """Wait a little for the fence that explains an error; say whether it came."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ckpt import bandwidth, codecs, sizes
 from ckpt.errors import StateError
 from ckpt.groups import GROUP_SIZE
 from ckpt.target import CheckpointTarget, DiskTarget
 from elastic.errors import ConfigError
+from elastic.loss import LossGuard
 from elastic.records import JobSpec
+
+Exact: TypeAlias = bool | Literal["int64"]
+"""Whether weights must not depend on the world: no, by rounding gradients, or in fixed point."""
 
 MAX_STOP_GRACE_S = 4.0
 """An agent kills a sidecar that takes longer to end."""
@@ -19,33 +23,67 @@ MAX_STOP_GRACE_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """The wanted grid of ranks: ``dp`` data-parallel ranks, ``"auto"`` for whoever is there.
+    """The wanted grid of ranks: ``dp`` data-parallel groups, ``"auto"`` for whoever is there.
 
-    With ``"auto"`` the run goes on with any number of ranks from ``min_dp`` up. ``tp`` (tensor
-    parallelism) is 1 in this version.
+    With ``"auto"`` the run goes on with any number of groups from ``min_dp`` up. Each has ``tp`` ×
+    ``pp`` ranks, which share its work by tensor parallelism and as the stages of a pipeline;
+    several sizes, as in ``tp=(4, 2)``, are accepted in that order. ``shard`` cuts the groups into
+    replicas of so many, each of which has all of the state (hybrid sharding). `axes` are the names
+    of the axes of ``run.mesh``. A script started by hand is alone, and all axes have the size 1.
     """
 
     dp: int | Literal["auto"] = "auto"
-    tp: int = 1
+    tp: int | tuple[int, ...] = 1
+    pp: int | tuple[int, ...] = 1
+    shard: int | tuple[int, ...] | None = None
     min_dp: int = 1
 
     def __post_init__(self) -> None:
         if self.dp != "auto" and (not isinstance(self.dp, int) or self.dp < 1):
             raise ConfigError(f"Mesh(dp={self.dp!r}): give a positive number or 'auto'")
-        if self.tp != 1:
-            raise ConfigError(f"Mesh(tp={self.tp!r}): this version does data parallelism, tp=1")
+        for name in ("tp", "pp", "shard"):
+            self._check_sizes(name, getattr(self, name))
         if self.min_dp < 1:
             raise ConfigError(f"Mesh(min_dp={self.min_dp!r}): at least one rank must train")
         if self.dp != "auto" and self.min_dp > self.dp:
             raise ConfigError(f"Mesh(dp={self.dp}, min_dp={self.min_dp}): min_dp exceeds dp")
+        if self.dp != "auto" and all(self.dp % size for size in sizes_of(self.shard)):
+            raise ConfigError(f"Mesh(dp={self.dp}, shard={self.shard}): dp is no multiple of shard")
+
+    def _check_sizes(self, name: str, value: object) -> None:
+        found = value if isinstance(value, tuple) else (1 if value is None else value,)
+        fine = all(isinstance(size, int) and size > 0 for size in found)
+        if not found or not fine or len(set(found)) != len(found):
+            raise ConfigError(
+                f"Mesh({name}={value!r}): give a positive number, or several different ones, the "
+                "preferred first"
+            )
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of ``run.mesh``: what the job asks for, whatever the sizes come to."""
+        data = ("dp",) if self.shard is None else ("replicate", "shard")
+        return (*data, *(name for name in ("pp", "tp") if getattr(self, name) != 1))
+
+
+def sizes_of(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the accepted sizes of an axis, preferred ones first; 1 where it is not asked for."""
+    if value is None:
+        return (1,)
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A step's work: ``microbatches`` of ``size`` samples each, whatever the world size."""
+    """A step's work: ``microbatches`` of ``size`` samples each, whatever the world size.
+
+    ``by_speed``: faster ranks run more of them. Without a word they do in exact mode, where that
+    changes no bit of the result; elsewhere it changes in which order gradients are added up.
+    """
 
     microbatches: int
     size: int = 1
+    by_speed: bool | None = None
 
     def __post_init__(self) -> None:
         if self.microbatches < 1:
@@ -77,9 +115,11 @@ class Settings:
     disk: str | None = None
     disk_every: int = 10
     stop_grace_s: float = 0.0
-    exact: bool = False
+    exact: Exact = False
     seed: int = 0
     collective_timeout_s: float = 1800.0
+    loss_guard: LossGuard | None = None
+    rehearse: bool = True
 
     def __post_init__(self) -> None:
         if self.snapshot_every < 1:
@@ -104,10 +144,23 @@ class Settings:
             raise ConfigError(f"stop_grace_s={self.stop_grace_s!r}: give 0 to {MAX_STOP_GRACE_S:g}")
         self._check_checkpoint_errors()
         self.checkpoint_bytes_per_s()
+        if self.exact not in (False, True, "int64"):
+            raise ConfigError(f"exact={self.exact!r}: give True, False or 'int64'")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed={self.seed!r}: give a number from 0 to 2**63 - 1")
         if self.collective_timeout_s <= 0:
             raise ConfigError(f"collective_timeout_s={self.collective_timeout_s!r}: be positive")
+        self._check_loss_guard()
+        if self.exact and len(sizes_of(self.mesh.tp)) > 1:
+            raise ConfigError(
+                f"exact=True with Mesh(tp={self.mesh.tp}): another number of tensor-parallel ranks "
+                "adds in another order; give one size, or set exact=False"
+            )
+
+    @property
+    def shares_by_speed(self) -> bool:
+        """Whether faster ranks run more microbatches."""
+        return bool(self.exact) if self.batch.by_speed is None else self.batch.by_speed
 
     def _check_parity(self) -> None:
         if self.parity != "replicate" and (not isinstance(self.parity, int) or self.parity < 0):
@@ -121,6 +174,18 @@ class Settings:
             raise ConfigError(
                 f"parity_group={self.parity_group}, parity={self.parity}: a group needs more nodes "
                 f"than may be lost of it; give parity_group={self.parity + 1} or more"
+            )
+
+    def _check_loss_guard(self) -> None:
+        guard = self.loss_guard
+        if guard is None or not guard.rolls_back:
+            return
+        least = 1 + -(-guard.steps_back // self.snapshot_every)
+        if self.keep < least:
+            raise ConfigError(
+                f"LossGuard(steps_back={guard.steps_back}) needs snapshots that old, and with "
+                f"keep={self.keep} and snapshot_every={self.snapshot_every} there are none: give "
+                f"keep={least} or more, or go back fewer steps"
             )
 
     def _check_checkpoint_errors(self) -> None:
@@ -181,9 +246,13 @@ class Settings:
         return JobSpec(
             dp=dp,
             min_dp=min_dp,
+            tp=sizes_of(self.mesh.tp),
+            pp=sizes_of(self.mesh.pp),
+            shard=sizes_of(self.mesh.shard),
             parity=1 if self.parity == "replicate" else self.parity,
             columns=1 if self.parity == "replicate" else 0,
             parity_group=self.parity_group,
             keep=self.keep,
             memory_bytes=self.memory_bytes(),
+            microbatches=self.batch.microbatches if self.shares_by_speed else 0,
         )

@@ -1,5 +1,8 @@
 """The page of memory a worker shares with its agent: heartbeats one way, the fence the other.
 
+Beside the fence stands until when the node may act: a worker whose agent is stopped, and so can
+neither fence nor kill it, parks by itself before the node's lease runs out at the coordinator.
+
 One anonymous file (memfd) per worker; every cell is an aligned 64-bit integer with one writer,
 so a read costs nanoseconds, needs no lock, and works whatever the other side is doing.
 """
@@ -9,32 +12,15 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from enum import IntEnum
 
-import msgspec
+from elastic.phases import Beat, Phase
 
 PAGE_BYTES = 4096
-_FENCE, _BEAT, _STEP, _PHASE, _BEAT_NS = 0, 8, 9, 10, 11  # cells; the writers' lines apart
+_FENCE, _UNTIL_NS, _LEAVE = 0, 1, 2  # cells of the agent
+_BEAT, _STEP, _PHASE, _BEAT_NS, _LIMIT_MS = 8, 9, 10, 11, 12  # and of the worker, lines apart
 
 EVERY_GENERATION = (1 << 63) - 1
 """The fence that ends all generations: the job is over for this worker."""
-
-
-class Phase(IntEnum):
-    """What a worker is doing: only COMPUTE promises a next heartbeat soon."""
-
-    IDLE = 0
-    COMPUTE = 1
-    WAIT = 2
-
-
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """The last heartbeat of a worker; ``at_ns`` is on its machine's monotonic clock."""
-
-    count: int
-    step: int
-    phase: Phase
-    at_ns: int
 
 
 class ControlPage:
@@ -61,10 +47,30 @@ class ControlPage:
         """End ``generation`` and all before it (agent only; never goes back)."""
         self._cells[_FENCE] = max(generation, self._cells[_FENCE])
 
-    def beat(self, *, step: int, phase: Phase) -> None:
+    @property
+    def expired(self) -> bool:
+        """Whether the agent has not renewed the node's right to act in time: it may be stopped."""
+        until_ns = self._cells[_UNTIL_NS]
+        return 0 < until_ns < time.monotonic_ns()
+
+    def extend(self, until_ns: int) -> None:
+        """Let the worker act until then, on the monotonic clock (agent only)."""
+        self._cells[_UNTIL_NS] = until_ns
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the node is to leave the job at the next step."""
+        return bool(self._cells[_LEAVE])
+
+    def set_leaving(self) -> None:
+        """Ask the worker to hand over at the next step (agent only)."""
+        self._cells[_LEAVE] = 1
+
+    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
         """Record a heartbeat (worker only)."""
         self._cells[_STEP] = step
         self._cells[_PHASE] = phase
+        self._cells[_LIMIT_MS] = int(limit_s * 1000)
         self._cells[_BEAT_NS] = time.monotonic_ns()
         self._cells[_BEAT] += 1
 
@@ -75,6 +81,7 @@ class ControlPage:
             step=self._cells[_STEP],
             phase=Phase(self._cells[_PHASE]),
             at_ns=self._cells[_BEAT_NS],
+            limit_s=self._cells[_LIMIT_MS] / 1000,
         )
 
     def close(self) -> None:

@@ -14,7 +14,10 @@ from elastic.errors import ConfigError
 KEY = "holdfast"
 """The name under which the cursor is tracked beside the user's state."""
 
-_ONLY_EXACT = ("exact", "threads", "torch")
+_ONLY_EXACT = ("exact", "threads", "torch", "tp")
+
+_UNSAID: dict[str, Json] = {"tp": 1}
+"""What held in runs whose cursor does not say so."""
 
 
 class _Saved(msgspec.Struct, kw_only=True):
@@ -22,15 +25,20 @@ class _Saved(msgspec.Struct, kw_only=True):
     fingerprint: dict[str, Json]
     metrics: dict[str, float]
     bounds: dict[str, int]
+    loaders: dict[str, Json] = {}
 
 
 class Cursor:
-    """Completed steps, last metrics and gradient bounds: a Stateful, tracked with the user's."""
+    """Completed steps, last metrics, gradient bounds and the places of the data loaders.
 
-    def __init__(self, settings: Settings) -> None:
+    A Stateful, tracked with the user's. ``tp`` is how many ranks add up a microbatch's work.
+    """
+
+    def __init__(self, settings: Settings, *, tp: int = 1) -> None:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.bounds: dict[str, int] = {}
+        self.loaders: dict[str, Json] = {}
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,
@@ -38,7 +46,12 @@ class Cursor:
             "exact": settings.exact,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            "tp": tp,
         }
+
+    def places(self) -> dict[str, Json]:
+        """Return the places of the loaders, by name; what is put there is part of the state."""
+        return self.loaders
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save."""
@@ -46,6 +59,7 @@ class Cursor:
             "step": self.step,
             "metrics": dict(self.metrics),
             "bounds": dict(self.bounds),
+            "loaders": dict(self.loaders),
             "fingerprint": dict(self._fingerprint),
         }
 
@@ -59,7 +73,7 @@ class Cursor:
                 "this version of elastic.resilient; choose another checkpoint directory"
             ) from error
         for name, now in self._fingerprint.items():
-            then = saved.fingerprint.get(name)
+            then = saved.fingerprint.get(name, _UNSAID.get(name))
             exact = bool(saved.fingerprint.get("exact")) and self._fingerprint["exact"]
             if then != now and (exact or name not in _ONLY_EXACT):
                 raise ConfigError(
@@ -68,3 +82,4 @@ class Cursor:
                     "another checkpoint directory"
                 )
         self.step, self.metrics, self.bounds = saved.step, saved.metrics, saved.bounds
+        self.loaders = saved.loaders

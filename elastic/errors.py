@@ -9,6 +9,14 @@ class Fenced(ElasticError):
     """This worker's generation is over: unwind, then wait for the next one."""
 
 
+class RollBack(Fenced):
+    """All ranks leave the generation to go on from ``at_most`` complete steps or fewer."""
+
+    def __init__(self, message: str, *, at_most: int) -> None:
+        super().__init__(message)
+        self.at_most = at_most
+
+
 class Anew(ElasticError):
     """The state may be half restored, and nothing is left to restore: it has to be built again."""
 
@@ -31,3 +39,7 @@ class LeaseExpired(ElasticError):
 
 class JobFailed(ElasticError):
     """The job cannot go on (its own code fails, or too few nodes are left): see the reason."""
+
+
+class NotFinite(JobFailed):
+    """A gradient is NaN or infinite: repeating the step on the same weights would not help."""

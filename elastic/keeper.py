@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ckpt.ahead import Ahead
 from ckpt.errors import StoreError
 from ckpt.maps import SlotMaps
 from ckpt.memory import TIERS
@@ -17,6 +18,7 @@ from elastic.channel import Channel, Phase
 from elastic.config import Settings
 from elastic.cursor import KEY, Cursor
 from elastic.errors import ConfigError, ElasticError, JobFailed
+from elastic.handover import hand_over
 from elastic.protection import Protection, ProtectionWatch
 from elastic.pulse import Pulse
 from elastic.reform import World
@@ -31,7 +33,7 @@ _CLOSE_TIMEOUT_S = 1.0
 class Keeper:
     """One generation's hold on the state; ``cursor`` says where the run stands.
 
-    ``anew`` says why nothing is to be restored, if that is so.
+    ``anew`` says why nothing is to be restored, if that is so; ``ahead`` is what was prefetched.
     """
 
     def __init__(
@@ -43,16 +45,18 @@ class Keeper:
         pulse: Pulse,
         maps: SlotMaps,
         anew: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
         self._channel, self._settings, self._world = channel, settings, world
-        self._pulse, self._maps, self._anew = pulse, maps, anew
+        self._pulse, self._maps, self._anew, self._ahead = pulse, maps, anew, ahead
         self.client = SidecarClient(channel.sidecar, channel.key)
-        self.cursor = Cursor(settings)
+        self.cursor = Cursor(settings, tp=world.record.mesh.tp)
         self._state: dict[str, Any] = {}
         self._snapshots: Snapshotter | None = None
         self._watch: CheckpointWatch | None = None
         self._protection: ProtectionWatch | None = None
         self._stall_before_s = self._last_stall_s = 0.0
+        self._left_out = 0
         self._stored = self._asked = 0  # steps in the store before, and asked to be written
 
     def track(self, state: Mapping[str, Any]) -> None:
@@ -110,9 +114,11 @@ class Keeper:
                 self._world,
                 client=self.client,
                 maps=self._maps,
+                ahead=self._ahead,
                 disk=self._settings.disk_target(),
             )
             restored = restorer.restore(self._state, root=self._settings.checkpoint)
+        self._ahead = None  # as much memory as the state
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(
@@ -124,6 +130,7 @@ class Keeper:
             how=restored.how,
             bytes=restored.bytes,
             tiers=restored.tiers,
+            sent_bytes=restored.sent_bytes,
             seconds=time.perf_counter() - start,
         )
         return restored
@@ -148,24 +155,55 @@ class Keeper:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._snapshots
 
-    def keep(self, *, last: bool) -> None:
-        """Snapshot the step just completed where it is due."""
+    def keep(self, *, last: bool, wished: bool = False) -> None:
+        """Snapshot the step just completed where it is due, or ``wished`` for by all ranks.
+
+        A node is about to leave then: without parity only the store outlives it.
+        """
         settings, step = self._settings, self.cursor.step
         if self._watch is not None:
             self._watch.check()
         persist = settings.checkpoint is not None and (
-            last or step % settings.checkpoint_every == 0
+            last
+            or step % settings.checkpoint_every == 0
+            or (wished and not self._world.record.snapshots.parity)
         )
-        if persist or last or step % settings.snapshot_every == 0:
+        if persist or last or wished or step % settings.snapshot_every == 0:
             self._snapshot(self._tracked(), persist=persist)
+
+    def _tell_left_out(self, snapshots: Snapshotter) -> None:
+        """Say that there was no room for snapshots: at first, and then ever more rarely."""
+        count, before = snapshots.stats.left_out, self._left_out
+        if count.bit_length() > before.bit_length():
+            self._left_out = count
+            self._channel.emit(
+                "snapshots_left_out",
+                generation=self._world.generation,
+                step=self.cursor.step,
+                count=count,
+                newest=snapshots.stats.last_step,
+                reason=snapshots.stats.reason,
+            )
 
     def _snapshot(self, snapshots: Snapshotter, *, persist: bool) -> None:
         if self._protection is not None:
             self._protection.taken(self.cursor.step)
         with self._pulse.phase(Phase.WAIT):
             snapshots.snapshot(self._state, self.cursor.step, persist=persist)
+        self._tell_left_out(snapshots)
         if persist:
             self._asked = self.cursor.step
+
+    def hand_over(self) -> None:
+        """Wait at the end of the step until the node that is to leave has left."""
+        with self._pulse.phase(Phase.WAIT):
+            hand_over(
+                self._channel,
+                self._world,
+                self.client,
+                step=self.cursor.step,
+                stored=self._asked == self.cursor.step,
+            )
 
     def fence(self) -> None:
         """Wait until the copy under way is made: the tensors are about to change."""
@@ -234,6 +272,6 @@ class Keeper:
         self._state = {}
         try:
             if snapshots is not None:
-                snapshots.close(timeout_s=_CLOSE_TIMEOUT_S)
+                snapshots.leave(timeout_s=_CLOSE_TIMEOUT_S)
         finally:
             self.client.close()

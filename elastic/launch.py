@@ -9,7 +9,6 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -22,10 +21,13 @@ import msgspec
 from ckpt.arena import arena_path, hold, is_held, sweep, take_away
 from ckpt.transport import RunKey
 from ckpt.types import Json
+from elastic import run_dirs
 from elastic.agent.config import AgentConfig, Timing
+from elastic.agent.notice import LEFT_STATUS, NoticeConfig
 from elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
 from elastic.coordinator.base import Coordinator
-from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from elastic.coordinator.connecting import connect
+from elastic.coordinator.embedded import EmbeddedServer
 from elastic.errors import ConfigError, CoordinatorError, ElasticError
 from elastic.events import EVENTS_PATTERN, EventWriter, events_file
 from elastic.membership import View, encode, node_key, outcome_key, run_prefix
@@ -34,6 +36,8 @@ from elastic.records import TRAINER, Outcome
 
 _TICK_S = 0.05
 _STOP_GRACE_S = 0.15
+_CALL_TIMEOUT_S = 2.0
+_UNHEARD_S = 10.0
 _AGENT_END_S = 15.0
 _SWEEP_S = 2.0
 _SWEEP_TICK_S = 0.01
@@ -42,6 +46,12 @@ _SWEEP_TICK_S = 0.01
 LOCAL_TIMING = Timing(lease_ttl_s=3.0, self_fence_s=2.1)
 """On one machine the launcher sees the end of an agent at once; leases only back that up, and
 should not end because the machine is busy."""
+
+ETCD_TIMING = Timing(lease_ttl_s=6.0, self_fence_s=4.5)
+"""With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
+
+EMBEDDED = "embedded"
+"""The coordinator that is part of the launcher and ends with it."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +67,21 @@ class LaunchConfig:
     """What to run and on what.
 
     ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
-    key, events and logs; a temporary one, removed at the end, when None. ``port`` is where the
-    coordinator listens on the loopback address, any free one when 0. A node whose agent died is
-    started again up to ``node_restarts`` times, with its snapshots in memory; one whose memory is
-    gone as well is lost, and started anew only where the job cannot go on without it.
+    key, events and logs; a temporary one, removed at the end, when None (or by the next job, where
+    the launcher is killed). ``coordinator`` is `EMBEDDED` or the address of an etcd; ``port`` is
+    where the embedded one listens on the loopback address, any free one when 0. A node whose agent
+    died is started again up to ``node_restarts`` times, with its snapshots in memory; one whose
+    memory is gone as well is lost, and started anew only where the job cannot go on without it.
+    ``elsewhere`` is how many further nodes other launchers are expected to bring (`elastic.joint`);
+    ``host`` is this machine's address for them. Nodes that are ``apart`` share no memory, as if
+    each were a host of its own: for tests and benchmarks of what travels between hosts.
     """
 
     command: tuple[str, ...]
     nodes: tuple[NodeSpec, ...]
     wanted: Mapping[str, int]
     run_dir: Path | None = None
+    coordinator: str = EMBEDDED
     port: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     capture_output: bool = False
@@ -74,6 +89,10 @@ class LaunchConfig:
     node_restarts: int = 3
     settings: Mapping[str, Json] = field(default_factory=dict)
     timing: Timing = LOCAL_TIMING
+    notice: NoticeConfig = field(default_factory=NoticeConfig)
+    elsewhere: int = 0
+    host: str = "127.0.0.1"
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -85,7 +104,7 @@ class LaunchConfig:
             raise ConfigError(f"node names {names} repeat: give each node its own")
         for role, count in self.wanted.items():
             room = sum(node.slots.get(role, 0) for node in self.nodes)
-            if not 0 < count <= room:
+            if not 0 < count <= room and not self.elsewhere:
                 raise ConfigError(
                     f"{count} workers of role {role} wanted, the nodes have room for {room}: "
                     "ask for fewer (at least one), or add slots"
@@ -101,7 +120,7 @@ class Launcher:
         self.config = config
         self.run = f"{os.getpid():x}-{uuid.uuid4().hex[:6]}"
         self._temporary = config.run_dir is None
-        self.run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-"))
+        self.run_dir = config.run_dir or run_dirs.make()
         self._agents: dict[str, Child] = {}
         self._memory: dict[str, int] = {}
         self._restarts: dict[str, int] = {}
@@ -112,29 +131,27 @@ class Launcher:
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
         self._stop_reason: str | None = None
+        self._deciding_s = 0.0
         self._lifeline_read, self._lifeline_write = -1, -1
 
     def start(self) -> None:
         """Start coordinator and agents; they end with the thread that calls this.
 
-        Raises ``ConfigError`` when the run directory is bad, ``CoordinatorError`` when the port
-        is taken.
+        Raises ``ConfigError`` when the run directory or the coordinator's address is bad,
+        ``CoordinatorError`` when the port is taken or etcd does not answer.
         """
         sweep()
+        run_dirs.sweep()
         self.key = RunKey.new()
         try:
             self._prepare_run_dir()
-            self._server = EmbeddedServer(
-                self.key, bind=f"tcp://127.0.0.1:{self.config.port or '*'}"
-            )
+            self._connect()
         except ElasticError:
             if self._temporary:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             raise
         self.key.save(self.run_dir / "key.json")
         self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
-        self.coordinator_address = self._server.address
-        self._coordinator: Coordinator = EmbeddedCoordinator(self._server.address, self.key)
         self._lifeline_read, self._lifeline_write = os.pipe()
         names = [node.name for node in self.config.nodes]
         self.emit("job_started", run=self.run, nodes=names, wanted=dict(self.config.wanted))
@@ -195,8 +212,10 @@ class Launcher:
         """Make the directory ours and empty of what an earlier run told."""
         try:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-            self._lock = (self.run_dir / "lock").open("w")
+            self._lock = (self.run_dir / run_dirs.LOCK).open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._temporary:
+                run_dirs.mark(self.run_dir)
             for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, "key.json"):
                 for stale in self.run_dir.glob(pattern):
                     stale.unlink()
@@ -209,6 +228,21 @@ class Launcher:
                 f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
             ) from error
 
+    def _connect(self) -> None:
+        """Serve the coordinator, or reach the one that is there."""
+        self._server: EmbeddedServer | None = None
+        self.coordinator_address = self.config.coordinator
+        if self.config.coordinator == EMBEDDED:
+            bind = f"tcp://127.0.0.1:{self.config.port or '*'}"
+            self._server = EmbeddedServer(self.key, bind=bind)
+            self.coordinator_address = self._server.address
+        self._coordinator: Coordinator = connect(
+            self.coordinator_address, self.key, timeout_s=_CALL_TIMEOUT_S
+        )
+        if self._server is None:
+            with contextlib.closing(connect(self.coordinator_address, self.key)) as patient:
+                patient.get(outcome_key(self.run))
+
     def _start_agent(self, node: NodeSpec) -> None:
         self._hold_memory(node.name)
         config = AgentConfig(
@@ -220,13 +254,16 @@ class Launcher:
             coordinator=self.coordinator_address,
             slots=node.slots,
             wanted=dict(self.config.wanted),
-            nodes=len(self.config.nodes),
+            nodes=len(self.config.nodes) + self.config.elsewhere,
             command=self.config.command,
             env=dict(self.config.env),
             capture_output=self.config.capture_output,
             max_attempts=self.config.max_attempts,
             settings=dict(self.config.settings),
             timing=self.config.timing,
+            notice=self.config.notice,
+            host=self.config.host,
+            memory_of=node.name if self.config.apart else "",
         )
         self._agents[node.name] = Child.start(
             agent_command(config), env=os.environ, tied=True, stdin=self._lifeline_read
@@ -251,7 +288,7 @@ class Launcher:
             while self._outcome is None and not self._killed.is_set():
                 self._check_agents()
                 if self._stop_reason is not None:
-                    self._decide(Outcome(ok=False, message=self._stop_reason))
+                    self._decide(self._stop_reason)
                 self._await_exit(_TICK_S)
                 self._outcome = self._read_outcome()
             self._await_agents()
@@ -290,7 +327,8 @@ class Launcher:
         """Tell the others at once, make sure that nothing of the node lives, and go on."""
         if self._read_outcome():
             return  # it did what it should
-        ending = describe_exit(agent.code or 0)
+        left = agent.code == LEFT_STATUS
+        ending = "left after a notice" if left else describe_exit(agent.code or 0)
         found = read_processes(self.run_dir, node.name)
         if found:
             end_processes([found.sidecar, *found.workers.values()], mark=self.run)
@@ -304,14 +342,14 @@ class Launcher:
             self.emit("detected", what="node_lost", victim=node.name)
         restarts = self._restarts.get(node.name, 0)
         useless = found is not None and bool(found.failure)  # it has tried, again and again
-        wanted = not useless and (kept or self._hopeless() is not None)
+        wanted = not useless and not left and (kept or self._hopeless() is not None)
         if wanted and restarts < self.config.node_restarts:
             self._restarts[node.name] = restarts + 1
             self._start_agent(node)
             return
         self._remove_memory(node.name)
         if reason := self._hopeless():
-            self._decide(Outcome(ok=False, message=reason))
+            self.stop(reason)
 
     def _remove_memory(self, node: str) -> None:
         """Remove what a node's processes, of which the last may be about to end, left."""
@@ -362,9 +400,18 @@ class Launcher:
             return None
         return msgspec.json.decode(entry.value, type=Outcome) if entry else None
 
-    def _decide(self, outcome: Outcome) -> None:
-        """Write the outcome unless there is one; `_watch` reads back what stands."""
-        self._coordinator.compare_and_set(outcome_key(self.run), encode(outcome), expected=0)
+    def _decide(self, failure: str) -> None:
+        """Write the outcome unless there is one; `_watch` reads back what stands.
+
+        When the coordinator cannot be told for long, the agents are not told either.
+        """
+        outcome = encode(Outcome(ok=False, message=failure))
+        self._deciding_s = self._deciding_s or time.monotonic()
+        try:
+            self._coordinator.compare_and_set(outcome_key(self.run), outcome, expected=0)
+        except CoordinatorError:
+            if time.monotonic() - self._deciding_s > _UNHEARD_S:
+                self.kill()
 
     def _await_agents(self) -> None:
         """Give the agents time to end on their own; after that, or when killed, none."""
@@ -386,18 +433,28 @@ class Launcher:
                 end_processes([*found.workers.values(), found.sidecar], mark=self.run)
                 self._note_failure(found)
         os.close(self._lifeline_read)
-        outcome = self._outcome or Outcome(ok=False, message="killed by the user")
+        message = self._stop_reason or "killed by the user"
+        outcome = self._outcome or Outcome(ok=False, message=message)
         self._outcome = outcome
         self.emit("job_ended", ok=outcome.ok, message=outcome.message)
         self._events.close()
+        if self._server is None:
+            self._forget_run()
         self._coordinator.close()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for node in self.config.nodes:
             self._remove_memory(node.name)
         self._lock.close()
         if self._temporary:
             shutil.rmtree(self.run_dir, ignore_errors=True)
         self._ended.set()
+
+    def _forget_run(self) -> None:
+        """Remove the run's keys from a coordinator that outlives it."""
+        with contextlib.suppress(CoordinatorError):
+            for entry in self._coordinator.range(run_prefix(self.run))[0]:
+                self._coordinator.delete(entry.key)
 
     def _note_failure(self, found: NodeProcesses) -> None:
         """A worker that completed its part but then failed makes the job a failure."""

@@ -15,6 +15,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 
+from ckpt.ahead import Ahead
 from ckpt.errors import (
     BudgetError,
     CkptError,
@@ -29,11 +30,22 @@ from ckpt.types import Json
 from elastic import randomness, reform
 from elastic.channel import WORKER_ENV, Channel, Phase, connect
 from elastic.collectives import Guard
-from elastic.config import Batch, Mesh, Settings
-from elastic.errors import Anew, ConfigError, ElasticError, Fenced, JobFailed, Stopped
+from elastic.config import Batch, Exact, Mesh, Settings
+from elastic.errors import (
+    Anew,
+    ConfigError,
+    ElasticError,
+    Fenced,
+    JobFailed,
+    RollBack,
+    Stopped,
+)
 from elastic.keeper import Keeper
+from elastic.loss import LossGuard
+from elastic.losswatch import LossWatch
 from elastic.pulse import Pulse
-from elastic.records import GenerationRecord
+from elastic.records import RESTORE_AT_MOST, GenerationRecord
+from elastic.rehearsal import WarmJoin
 from elastic.run import Run
 
 _log = logging.getLogger(__name__)
@@ -68,9 +80,11 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
     disk: str | None = None,
     disk_every: int = 10,
     stop_grace_s: float = 0.0,
-    exact: bool = False,
+    exact: Exact = False,
     seed: int = 0,
     collective_timeout_s: float = 1800.0,
+    loss_guard: LossGuard | None = None,
+    rehearse: bool = True,
     announce: Callable[[], dict[str, Json]] | None = None,
 ) -> Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]:
     """Keep a training function alive through failures and changes of the world.
@@ -98,8 +112,14 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
     directory goes on from them where ``checkpoint`` has nothing newer. When the job is stopped
     (SIGTERM, as before a preemption), the newest protected step is saved to both if that takes no
     longer than ``stop_grace_s``.
-    ``exact``: the weights do not depend on world size or failures, bit for bit (float32).
+    ``exact``: the weights do not depend on world size or failures, bit for bit. ``True`` rounds
+    every microbatch's gradient to what float32 adds exactly; ``"int64"`` adds in fixed point,
+    which loses next to nothing and costs more memory and traffic.
     ``seed``: of the model's initial weights, the order of samples and every random stream.
+    ``loss_guard``: what to do when the loss is not finite or leaps (`LossGuard`; None: nothing).
+    ``rehearse``: a worker that starts while others train calls the function once before it joins,
+    up to the first step, so that what is done for the first time holds up nobody. Its world is made
+    up: collectives do nothing there (False: it does not).
     ``announce``: called at the start of each generation; what it returns is in the roster.
 
     Raises ``ConfigError`` at once when a setting is wrong.
@@ -127,6 +147,8 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
         exact=exact,
         seed=seed,
         collective_timeout_s=collective_timeout_s,
+        loss_guard=loss_guard,
+        rehearse=rehearse,
     )
 
     def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
@@ -151,7 +173,14 @@ class Loop:
         overrides = {key: value for key, value in channel.settings.items() if key in known}
         self._channel = channel
         self._settings = dataclasses.replace(settings, **overrides)
-        self._announce, self._pulse, self._maps = announce, Pulse(channel), SlotMaps()
+        self._announce, self._pulse, self._maps = (
+            announce,
+            Pulse(channel),
+            SlotMaps(host=channel.memory_of),
+        )
+        guard = self._settings.loss_guard
+        self._losses = LossWatch(guard) if guard else None
+        self._ahead: Ahead | None = None
 
     def run(self, body: Callable[[Run], _R]) -> _R:
         """Call ``body`` in every generation until it returns in one; return its result."""
@@ -174,16 +203,22 @@ class Loop:
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:
         channel, after = self._channel, 0
+        asked: dict[str, Json] = {}
         _import_all()
         gc.freeze()  # what is there now stays: later collections need not walk through torch
-        meeting = reform.MeetingPoint()
+        meeting = reform.MeetingPoint(reform.host_of(channel.sidecar))
+        warm = WarmJoin(channel, self._settings, pulse=self._pulse, maps=self._maps)
+        warm.prepare(body)
         while True:
-            info = {"store": meeting.address, **self._announce()}
+            info = {"store": meeting.address, **self._announce(), **asked}
             self._pulse.set(Phase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
             if after:
                 gc.collect()  # the old model must be gone before the next is built
-            record = channel.await_generation(after=after)
+            try:
+                record = channel.await_generation(after=after)
+            finally:
+                self._ahead = warm.finish()
             guard = Guard(
                 record.number,
                 functools.partial(channel.fenced, record.number),
@@ -194,6 +229,7 @@ class Loop:
             except Exception as error:
                 if not _explained(error, guard):
                     raise
+                asked = {RESTORE_AT_MOST: error.at_most} if isinstance(error, RollBack) else {}
                 _forget(error)
             busy = reform.leave()
             _log.info("generation %d is over; %d groups still busy", record.number, busy)
@@ -209,6 +245,7 @@ class Loop:
             guard=guard,
             host=host,
             timeout_s=settings.collective_timeout_s,
+            axes=settings.mesh.axes,
         )
         channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
         try:
@@ -224,8 +261,18 @@ class Loop:
         """Call ``body`` once; ``anew`` says why it restores nothing, if that is so."""
         channel, settings = self._channel, self._settings
         torch.manual_seed(randomness.build_seed(settings.seed))
-        keeper = Keeper(channel, settings, world, pulse=self._pulse, maps=self._maps, anew=anew)
+        keeper = Keeper(
+            channel,
+            settings,
+            world,
+            pulse=self._pulse,
+            maps=self._maps,
+            anew=anew,
+            ahead=self._ahead,
+        )
+        self._ahead = None
         run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper)
+        run.guard_losses(self._losses)
         try:
             result = body(run)
             run.finish()

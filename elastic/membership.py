@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from functools import lru_cache, wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +24,9 @@ from elastic.records import (
 
 Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | Outcome
 """What the keys of a run hold."""
+
+_T = TypeVar("_T")
+_SEATS_REMEMBERED = 1 << 17
 
 
 def run_prefix(run: str) -> str:
@@ -60,11 +64,13 @@ def identity(record: NodeRecord) -> str:
     return f"{record.incarnation}/{record.sidecar_starts}"
 
 
+@lru_cache(_SEATS_REMEMBERED)
 def role_of(seat: str) -> str:
     """Return the role of a seat: ``"trainer"`` of ``"trainer/0"``."""
     return seat.partition("/")[0]
 
 
+@lru_cache(_SEATS_REMEMBERED)
 def seat_order(seat: str) -> tuple[str, int, str]:
     """Return a sort key that puts ``trainer/10`` behind ``trainer/9``."""
     role, _, number = seat.partition("/")
@@ -89,6 +95,7 @@ class View:
     outcome: Outcome | None = None
     revision: int = 0
     decoded: Mapping[str, tuple[int, Record]] = field(default_factory=dict, repr=False)
+    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_entries(
@@ -143,41 +150,73 @@ class View:
     def worker_of(self, seating: Seating) -> WorkerRecord | None:
         """Return the newest record of the seat at its node, of the ordered attempt or older."""
         record = self.nodes.get(seating.node)
-        found = [w for w in record.workers if w.seat == seating.seat] if record else []
-        return max(found, key=lambda worker: worker.attempt, default=None)
+        newest: WorkerRecord | None = None
+        for worker in record.workers if record else ():
+            if worker.seat == seating.seat and (newest is None or worker.attempt > newest.attempt):
+                newest = worker
+        return newest
 
     def roster(self) -> Roster:
         """Return what the workers are told."""
         return Roster(nodes=tuple(self.nodes.values()), generation=self.generation)
 
 
+def once(find: Callable[[View], _T]) -> Callable[[View], _T]:
+    """Have a pure function of a view look at each view once; what it returns is not changed."""
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    @wraps(find)
+    def found(view: View) -> _T:
+        known = view._found
+        if name not in known:
+            known[name] = find(view)
+        return cast("_T", known[name])
+
+    return found
+
+
+@once
+def identities(view: View) -> dict[str, str]:
+    """Return what tells the live nodes from themselves with another agent or sidecar."""
+    return {name: identity(node) for name, node in view.nodes.items()}
+
+
+@once
 def fenced_nodes(view: View) -> dict[str, NodeRecord]:
     """Return the live nodes of which no worker acts in the newest generation any more."""
-    return {name: node for name, node in view.nodes.items() if node.fenced >= view.number}
+    number = view.number
+    return {name: node for name, node in view.nodes.items() if node.fenced >= number}
 
 
+@once
 def parked_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
     """Return the READY trainers of live nodes whose sidecar serves.
 
     Left out is a worker whose seat was given to another: its agent is about to end it.
     """
-    orders = {order.seat: (order.node, order.attempt) for order in view.seating}
+    ready = [
+        (node, worker)
+        for node in view.nodes.values()
+        if node.sidecar
+        for worker in node.workers
+        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER
+    ]
+    orders = {order.seat: (order.node, order.attempt) for order in view.seating} if ready else {}
     return [
         (node, worker)
-        for node, worker in view.workers()
-        if worker.state is WorkerState.READY
-        and role_of(worker.seat) == TRAINER
-        and node.sidecar
-        and orders.get(worker.seat) in (None, (node.node, worker.attempt))
+        for node, worker in ready
+        if orders.get(worker.seat) in (None, (node.node, worker.attempt))
     ]
 
 
+@once
 def ready_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
     """Return who can enter the next generation, in seat order.
 
     These are the parked trainers of the nodes that have fenced the newest generation.
     """
-    found = [pair for pair in parked_trainers(view) if pair[0].fenced >= view.number]
+    number = view.number
+    found = [pair for pair in parked_trainers(view) if pair[0].fenced >= number]
     return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
 
 

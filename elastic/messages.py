@@ -43,6 +43,13 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
     user_error: bool
 
 
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True, tag="handed_over"):
+    """Worker: it stands at the end of ``step``, which is safe without its node."""
+
+    generation: int
+    step: int
+
+
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     """Agent: this generation contains you, and the local sidecar knows it."""
 
@@ -67,10 +74,12 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromWorker: TypeAlias = Ready | Emit | Done | Fail
+FromWorker: TypeAlias = Ready | Emit | Done | Fail | HandedOver
 FromAgent: TypeAlias = Begin | Fence | RosterChanged | Stop
 
-from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(Ready | Emit | Done | Fail)
+from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(
+    Ready | Emit | Done | Fail | HandedOver
+)
 from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(
     Begin | Fence | RosterChanged | Stop
 )

@@ -14,13 +14,19 @@ from ckpt.transport import RunKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlan:
-    """Which sidecar to start; its messages go to ``run_dir/logs`` when that is given."""
+    """Which sidecar to start; its messages go to ``run_dir/logs`` when that is given.
+
+    ``memory_of``, ``host`` and ``lease_fd`` are as in `SidecarConfig`.
+    """
 
     run: str
     node: str
     key: RunKey
     key_file: Path
     run_dir: Path | None = None
+    memory_of: str = ""
+    host: str = "127.0.0.1"
+    lease_fd: int = -1
 
 
 class NodeSidecar:
@@ -29,7 +35,13 @@ class NodeSidecar:
     def __init__(self, plan: SidecarPlan) -> None:
         """Start it and wait until it serves. Raises ``PeerError`` when it does not."""
         self._process = start_sidecar(
-            run=plan.run, node=plan.node, key_file=plan.key_file, run_dir=plan.run_dir
+            run=plan.run,
+            node=plan.node,
+            key_file=plan.key_file,
+            run_dir=plan.run_dir,
+            memory_of=plan.memory_of,
+            host=plan.host,
+            lease_fd=plan.lease_fd,
         )
         self.address, self.pid = self._process.address, self._process.pid
         self.client = SidecarClient(self.address, plan.key)

@@ -124,10 +124,14 @@ class Child:
         return self.code is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and its group; nothing when it was reaped."""
+        """Send a signal to the process and its group; nothing when it was reaped.
+
+        SIGTERM goes to the process alone, which ends its own in order.
+        """
+        send = os.kill if number == signal.SIGTERM else os.killpg
         with self._ending, contextlib.suppress(ProcessLookupError):
             if self.code is None:
-                os.killpg(self.pid, number)
+                send(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL it and its group."""

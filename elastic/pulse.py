@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,14 +10,29 @@ from elastic.channel import Channel, Phase
 
 
 class Pulse:
-    """Keeps the present step and phase, and beats on every change."""
+    """Keeps the present step and phase, beats on every change, and remembers the silences."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._step, self._phase = channel, 0, Phase.IDLE
+        self._limit_s = 0.0
+        self._shown, self._shown_s, self._quiet_s = Phase.IDLE, 0.0, 0.0
 
     def beat(self) -> None:
         """Say that there is progress."""
-        self._channel.beat(step=self._step, phase=self._phase)
+        self._show(self._phase)
+
+    def _show(self, phase: Phase) -> None:
+        now_s = time.monotonic()
+        if self._shown is Phase.COMPUTE:
+            self._quiet_s = max(self._quiet_s, now_s - self._shown_s)
+        self._shown, self._shown_s = phase, now_s
+        limit_s = self._limit_s if phase is Phase.PAUSE else 0.0
+        self._channel.beat(step=self._step, phase=phase, limit_s=limit_s)
+
+    def take_quiet_s(self) -> float:
+        """Return the longest time without a beat while computing since the last call."""
+        quiet_s, self._quiet_s = self._quiet_s, 0.0
+        return quiet_s
 
     def set(self, phase: Phase, *, step: int | None = None) -> None:
         """Change the phase, and the step when given."""
@@ -26,16 +42,21 @@ class Pulse:
         self.beat()
 
     def waiting(self, waits: bool) -> None:
-        """Show a wait inside the present phase, or its end."""
-        phase = Phase.WAIT if waits else self._phase
-        self._channel.beat(step=self._step, phase=phase)
+        """Show a wait for other ranks inside the present phase, or its end."""
+        meets = Phase.MEET if self._phase is Phase.COMPUTE else Phase.WAIT
+        self._show(meets if waits else self._phase)
 
     @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
-        """Be in another phase for a while."""
-        before = self._phase
+    def phase(self, phase: Phase, *, limit_s: float = 0.0) -> Iterator[None]:
+        """Be in another phase for a while; in PAUSE, ``limit_s`` is the longest silence.
+
+        With 0 the agent's own limit stands.
+        """
+        before, before_s = self._phase, self._limit_s
+        self._limit_s = limit_s
         self.set(phase)
         try:
             yield
         finally:
+            self._limit_s = before_s
             self.set(before)

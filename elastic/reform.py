@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ckpt.errors import StateError
@@ -17,11 +19,20 @@ from ckpt.types import Json
 from elastic import collectives
 from elastic.collectives import Guard
 from elastic.errors import ElasticError
-from elastic.records import GenerationRecord
+from elastic.planning.meshes import Coordinates, coordinates, rank_of
+from elastic.records import GenerationRecord, MeshSize
+from elastic.shards import counts_here
 
-AXIS = "dp"
+AXES = ("dp",)
+"""The axes of a mesh that is data parallel only."""
+
 LOOPBACK = "127.0.0.1"
 _CONNECT_TIMEOUT_S = 30.0
+
+
+def host_of(address: str) -> str:
+    """Return the host in ``tcp://host:port``: where a sidecar is reached, so are its workers."""
+    return address.partition("://")[2].rpartition(":")[0] or LOOPBACK
 
 
 class MeetingPoint:
@@ -35,7 +46,31 @@ class MeetingPoint:
         self.host, self.address = host, f"{host}:{self._store.port}"
 
 
-class World:
+class Peers:
+    """Some ranks that reduce among themselves; ``index`` is this one's place of ``size``."""
+
+    def __init__(self, group: dist.ProcessGroup | None, *, index: int, size: int) -> None:
+        self._group, self.index, self.size = group, index, size
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Take the element-wise largest of them all, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add up their tensors, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add up their tensors, in place; return what waits for it."""
+        if self.size == 1:
+            return lambda: None
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return functools.partial(_wait, work)
+
+
+class World(Peers):
     """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
 
     def __init__(
@@ -45,26 +80,63 @@ class World:
         rank: int,
         guard: Guard,
         mesh: DeviceMesh,
+        dp: dist.ProcessGroup | None,
         plans: StoreGather,
     ) -> None:
+        super().__init__(None, index=rank, size=record.mesh.ranks)
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
-        self.size = len(record.members)
+        self._place = coordinates(rank, record.mesh)
+        self._dp = Peers(dp, index=self._place.dp, size=record.mesh.dp)
         self.plans = plans
+        self._aside: Peers | None = None
 
     @property
     def generation(self) -> int:
         """The generation's number."""
         return self.record.number
 
-    def max_(self, tensor: torch.Tensor) -> None:
-        """Take the element-wise largest of all ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    @property
+    def dp(self) -> Peers:
+        """The ranks that do what this one does with other microbatches; the world if all do."""
+        return self if self.record.mesh.cell == 1 else self._dp
 
-    def sum_(self, tensor: torch.Tensor) -> None:
-        """Add up all ranks' tensors, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank answers for its data-parallel group, where all would say the same."""
+        return self._place.tp == 0 and self._place.pp == self.record.mesh.pp - 1
+
+    def unite(self, names: list[str]) -> list[str]:
+        """Return the names that ranks of any stage have; collective where there are several."""
+        if self.record.mesh.pp == 1:
+            return names
+        return sorted({str(name) for found in self.gather(list(names)) for name in found})
+
+    def over_stages(self, count: int) -> int:
+        """Add up a count that all ranks of a stage have in common; collective as `unite`."""
+        if self.record.mesh.pp == 1:
+            return count
+        first = self._first_of_stage == self.rank
+        total = torch.tensor([count if first else 0], dtype=torch.int64)
+        self.sum_(total)
+        return int(total)
+
+    @property
+    def _first_of_stage(self) -> int:
+        return rank_of(Coordinates(0, self._place.pp, 0), self.record.mesh)
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Say whether this rank counts what it holds of a tensor: of those with the same, one."""
+        return counts_here(tensor, rank=self.rank, first=self._first_of_stage)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add up all ranks' tensors, in place; return what waits for it.
+
+        Apart from other collectives: their order on the ranks need not fit in with these.
+        """
+        if self.size > 1 and self._aside is None:
+            group = dist.new_group()  # leaves by itself when the generation ends
+            self._aside = Peers(group, index=self.rank, size=self.size)
+        return self._aside.start_sum(tensor) if self._aside else lambda: None
 
     def gather(self, value: Json) -> list[Json]:
         """Return every rank's value, in rank order; values are JSON, never code."""
@@ -84,6 +156,10 @@ class World:
             msgspec.json.decode(bytes(row[:size].numpy()))
             for row, size in zip(rows, sizes.tolist(), strict=True)
         ]
+
+    def gather_groups(self, value: Json) -> list[Json]:
+        """Return the value of one rank of every data-parallel group, in their order."""
+        return self.gather(value)[:: self.record.mesh.cell]
 
     def gather_plans(self, value: Json) -> list[Json]:
         """Gather as `gather` does, but apart from all collectives: a rank may come alone.
@@ -107,6 +183,11 @@ class World:
             dist.barrier()
 
 
+def _wait(work: Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
 def form(
     record: GenerationRecord,
     *,
@@ -114,10 +195,12 @@ def form(
     guard: Guard,
     host: str,
     timeout_s: float,
+    axes: tuple[str, ...] = AXES,
 ) -> World:
     """Meet the other members of ``record`` and return the world they make.
 
-    Raises ``Fenced`` as soon as the generation is over, whatever the others do.
+    ``axes`` names those of its mesh. Raises ``Fenced`` as soon as the generation is over, whatever
+    the others do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
@@ -134,6 +217,10 @@ def form(
         name="meet",
     )
     size = len(record.members)
+    if record.mesh.ranks != size:
+        raise ElasticError(
+            f"generation {record.number} has {size} members for a mesh of {record.mesh.text}"
+        )
     hook = sys.excepthook
     try:
         dist.init_process_group(
@@ -145,11 +232,24 @@ def form(
         )
     finally:
         sys.excepthook = hook  # torch wraps it anew at every call
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(AXIS,))
+    mesh = init_device_mesh("cpu", record.mesh.along(axes), mesh_dim_names=axes)
     plans = StoreGather(
         PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
     )
-    return World(record, rank=rank, guard=guard, mesh=mesh, plans=plans)
+    dp = data_group(mesh, record.mesh)
+    return World(record, rank=rank, guard=guard, mesh=mesh, dp=dp, plans=plans)
+
+
+def data_group(mesh: DeviceMesh, size: MeshSize) -> dist.ProcessGroup | None:
+    """Return the group of the ranks that differ in their data alone, None for all ranks."""
+    if size.cell == 1:
+        return None
+    if "dp" in (mesh.mesh_dim_names or ()):
+        return mesh.get_group("dp")
+    rows = [list(range(first, size.ranks, size.cell)) for first in range(size.cell)]
+    mine: dist.ProcessGroup
+    mine, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
+    return mine
 
 
 def leave() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ckpt import catalog, fallback
+from ckpt.ahead import Ahead
 from ckpt.errors import (
     CapacityError,
     CkptError,
@@ -27,9 +28,10 @@ from ckpt.errors import (
     StoreError,
 )
 from ckpt.fallback import Course, Fault
+from ckpt.flatten import flatten
 from ckpt.maps import SlotMaps
 from ckpt.memory import TIERS, MemorySource
-from ckpt.restore import restore
+from ckpt.restore import RestoreReport, ShardSource, live_keys, restore
 from ckpt.sidecar.client import SidecarClient
 from ckpt.source import StoreSource
 from ckpt.store.places import open_store
@@ -51,14 +53,16 @@ _ADOPT_POLL_S = 0.01
 class Restored:
     """Where the state came from: ``step`` of the source, and the farthest ``tier`` of its bytes.
 
-    ``tier`` is ``arena``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or ``none``; ``tiers``
-    gives for each the bytes and the seconds that threads spent on them.
+    ``tier`` is ``arena``, ``prefetched``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or
+    ``none``; ``tiers`` gives for each the bytes and the seconds that threads spent on them.
+    ``sent_bytes`` were sent by sidecars while the others waited.
     """
 
     tier: str
     how: str
     step: int
     bytes: int = 0
+    sent_bytes: int = 0
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -72,12 +76,14 @@ class Restorer:
         *,
         client: SidecarClient,
         maps: SlotMaps,
+        ahead: Ahead | None = None,
         disk: DiskTarget | None = None,
     ) -> None:
         self._channel, self._world, self._client, self._maps = channel, world, client, maps
         self._addresses = {peer.node: peer.address for peer in world.record.snapshots.peers}
-        self._disk = disk
+        self._disk, self._ahead = disk, ahead
         self._touched = False
+        self._elsewhere: list[str] = []
 
     def restore(self, state: Mapping[str, Any], *, root: str | None) -> Restored:
         """Overwrite ``state`` with the newest that can be read; collective.
@@ -86,6 +92,8 @@ class Restorer:
         from, ``JobFailed`` where there are checkpoints and none of them can be read.
         """
         record = self._world.record
+        if record.mesh.pp > 1:
+            self._elsewhere = self._world.unite(sorted(live_keys(flatten(state))))
         course = fallback.first_course(record.restore, record.fallbacks, nodes=self._addresses)
         while course.point is not None:
             restored, faults = self._attempt(state, course.point)
@@ -111,10 +119,11 @@ class Restorer:
             addresses=self._addresses,
             key=self._channel.key,
             maps=self._maps,
+            ahead=self._ahead,
             poll=self._world.guard.check,
         ) as memory:
             try:
-                report = restore(state, memory, rank=self._world.rank)
+                report = self._fill(state, memory)
             except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
                 self._world.guard.check()
                 self._touched |= memory.touched
@@ -130,9 +139,14 @@ class Restorer:
                 how=memory.how,
                 step=report.step,
                 bytes=report.bytes,
+                sent_bytes=memory.sent_bytes,
                 tiers=tiers,
             )
             return restored, []
+
+    def _fill(self, state: Mapping[str, Any], source: ShardSource) -> RestoreReport:
+        """Restore this rank's part; what the state has at other stages is none of it."""
+        return restore(state, source, rank=self._world.rank, elsewhere=self._elsewhere)
 
     def _agree(self, faults: list[Fault]) -> list[Fault]:
         """Return what any rank found at fault; note whether any rank's state was touched."""
@@ -243,7 +257,7 @@ class Restorer:
             error, nbytes = "", 0
             try:
                 with StoreSource(root, step) as store:
-                    nbytes = restore(state, store, rank=self._world.rank).bytes
+                    nbytes = self._fill(state, store).bytes
             except CorruptError as corrupt:
                 error = str(corrupt)
             errors = [found for found in self._world.gather(error) if found]

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import RunKey
 from ckpt.types import Json
 from elastic import randomness
 from elastic.channel import Channel, Phase
+from elastic.clipping import clip_grad_norm_
 from elastic.config import Settings
-from elastic.errors import ConfigError, JobFailed
+from elastic.data.feed import FIRST_BATCH_S
+from elastic.data.loaders import Loader, Piece
+from elastic.data.order import Order
+from elastic.data.work import Samples, Work
+from elastic.errors import ConfigError, JobFailed, NotFinite
 from elastic.gradients import Gradients
 from elastic.keeper import Keeper
+from elastic.loss import Action
+from elastic.losswatch import LossWatch
 from elastic.metrics import Metrics
 from elastic.protection import Protection
 from elastic.pulse import Pulse
 from elastic.records import Roster
-from elastic.reduce import exact_norm
 from elastic.reform import World
-from elastic.sampler import positions, sample_indices, share
+from elastic.seeding import seed_all
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    from elastic.pipeline import Feed, Stage
 
 _MAX_PASSES = 3
-_Sample_co = TypeVar("_Sample_co", covariant=True)
-
-
-class Samples(Protocol[_Sample_co]):
-    """A map-style data set."""
-
-    def __len__(self) -> int:
-        """Return how many samples there are."""
-
-    def __getitem__(self, index: int, /) -> _Sample_co:
-        """Return one of them."""
 
 
 class Run:
     """One generation's view of the run; a new one is made whenever the world changes.
 
-    ``mesh`` is the mesh of ranks (axis ``"dp"``), ``seed`` the run's, ``completed`` the number
-    of completed steps, ``metrics`` the values last logged.
+    ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least), ``seed`` the
+    run's, ``completed`` the number of completed steps, ``metrics`` the values last logged.
     """
 
     def __init__(
@@ -60,11 +58,13 @@ class Run:
         self._pulse, self._keeper = pulse, keeper
         self._gradients: Gradients | None = None
         self._logs = Metrics(settings.batch.microbatches)
-        self._microbatch: int | None = None
+        self._piece: Piece | None = None
+        self._work = Work(channel, settings, world, states=keeper.cursor.places, beat=pulse.beat)
         self._backwards = 0
-        self._has_gradients = self._in_step = self._stepped = False
-        self._resumed = False
-        self._began = (0.0, 0.0)
+        self._has_gradients = self._in_step = self._stepped = self._skips = self._resumed = False
+        self._losses: LossWatch | None = None
+        self._began = (0.0, 0.0, 0.0)
+        self._share = 0
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -129,6 +129,18 @@ class Run:
         self._pulse.beat()
         self._world.guard.check()
 
+    @contextmanager
+    def pause(self, *, limit_s: float = 0.0) -> Iterator[None]:
+        """Announce work beside training, as an evaluation: silence in it is no hang.
+
+        After ``limit_s`` it is one; without it after what the launcher allows (half an hour). A
+        change of the world waits for the end of it unless it calls `check` now and then.
+        """
+        if limit_s < 0:
+            raise ConfigError(f"run.pause(limit_s={limit_s!r}): give seconds, or 0 for the default")
+        with self._pulse.phase(Phase.PAUSE, limit_s=limit_s):
+            yield
+
     def track(self, **state: Any) -> None:
         """Name the state to keep, and restore it in place where there is something to restore.
 
@@ -143,6 +155,8 @@ class Run:
         self._gradients = Gradients(
             {name: value for name, value in state.items() if isinstance(value, nn.Module)},
             self._world,
+            replicas=self._world.dp,
+            unite=self._world.unite,
             microbatches=self._settings.batch.microbatches,
             exact=self._settings.exact,
             bounds=self._keeper.cursor.bounds,
@@ -152,6 +166,10 @@ class Run:
             if isinstance(value, Optimizer):
                 value.register_step_pre_hook(lambda *_: self._keeper.fence())
 
+    def guard_losses(self, watch: LossWatch | None) -> None:
+        """Have every step's loss judged (the loop does); before the first step."""
+        self._losses = watch
+
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.
 
@@ -159,11 +177,63 @@ class Run:
         step's number: after a failure it is run again from the last complete step.
         """
         self._tracked()
-        self._keeper.begin(count)
+        self._begin(count)
         while self.completed < count:
             self._begin_step()
             yield self.completed
             self._end_step(last=self.completed + 1 >= count)
+
+    def epochs(self, count: int, loader: Loader) -> Iterator[int]:
+        """Yield the number of each step until ``loader`` has gone ``count`` times through its data.
+
+        As `steps` for the rest; for when the number of steps is not known, or follows the data.
+        """
+        self._tracked()
+        over = loader.reaches(count)
+        self._begin(self.completed if over else self.completed + 1)
+        while not over:
+            self._begin_step()
+            yield self.completed
+            self._work.advance()
+            over = loader.reaches(count)
+            self._end_step(last=over)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch: int | None = None,
+        shuffle: bool | None = None,
+        order: Order | None = None,
+        name: str = "data",
+        factory: Callable[..., DataLoader[Any]] = DataLoader,
+        first_batch_s: float = FIRST_BATCH_S,
+        **options: Any,
+    ) -> Loader:
+        """Return a loader of ``dataset`` for `microbatches`; every epoch has each sample once.
+
+        ``dataset`` can be indexed, or iterated, or is a DataLoader whose data set, order and
+        options are taken over. ``batch`` is a step's samples over all ranks (without it as many
+        as `Batch` says); the last step of an epoch is smaller. Samples are shuffled unless
+        ``shuffle`` is False or ``order`` (as `Weighted`) says otherwise. ``options`` go to
+        ``factory``: a DataLoader, or torchdata's StatefulDataLoader. The place is saved under
+        ``name`` with the run, not in `track`. A worker process without a batch ``first_batch_s``
+        after its start is replaced. Raises ``ConfigError`` where these do not fit.
+        """
+        return self._work.loader(
+            dataset,
+            batch=batch,
+            shuffle=shuffle,
+            order=order,
+            name=name,
+            factory=factory,
+            options={"first_batch_s": first_batch_s, **options},
+        )
+
+    def _begin(self, count: int) -> None:
+        self._keeper.begin(count)
+        if self._losses is not None:
+            self._losses.begin(self._world, completed=self.completed)
 
     def _tracked(self) -> Gradients:
         if self._gradients is None:
@@ -173,9 +243,10 @@ class Run:
     def _begin_step(self) -> None:
         self.check()
         self._in_step, self._stepped, self._has_gradients = True, False, False
-        self._began = (time.time(), time.perf_counter())
+        self._skips = False
+        self._began = (time.time(), time.perf_counter(), time.process_time())
         self._pulse.set(Phase.COMPUTE, step=self.completed)
-        self._seed(randomness.step_seed(self.seed, step=self.completed, after_microbatches=False))
+        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=False))
 
     def _end_step(self, *, last: bool) -> None:
         if not self._stepped:
@@ -186,9 +257,12 @@ class Run:
         cursor = self._keeper.cursor
         cursor.metrics.update(self._logs.latest)
         cursor.step += 1
-        self._keeper.keep(last=last)
+        self._work.advance()
+        wished = self._tracked().wished
+        self._keeper.keep(last=last, wished=wished)
         protection = self.protection
-        start, began = self._began
+        self.check()  # after a pause in here a step of a generation that is over is not told
+        start, began, cpu_began = self._began
         self.emit(
             "step",
             step=cursor.step,
@@ -202,6 +276,10 @@ class Run:
             copied_bytes=protection.copied_bytes,
             discarded=protection.discarded,
             waited_s=self._world.guard.take_waited_s(),
+            quiet_s=self._pulse.take_quiet_s(),
+            data_s=self._work.take_waited_s(),
+            cpu_s=time.process_time() - cpu_began,
+            microbatches=self._share,
         )
         if self.is_leader:
             if self._logs.latest:
@@ -210,49 +288,96 @@ class Run:
                 self.emit("resumed", generation=self.generation, step=cursor.step)
         self._resumed = True
         self._logs.clear()
+        self._work.sharing.settle()
         self._pulse.set(Phase.IDLE, step=cursor.step)
+        if wished and not last:
+            self._keeper.hand_over()
 
     @overload
     def microbatches(self) -> Iterator[int]: ...
     @overload
-    def microbatches(self, dataset: Samples[Any]) -> Iterator[Any]: ...
-    def microbatches(self, dataset: Samples[Any] | None = None) -> Iterator[Any]:
+    def microbatches(self, dataset: Samples[Any] | Loader) -> Iterator[Any]: ...
+    def microbatches(self, dataset: Samples[Any] | Loader | None = None) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
+        Of a data set the samples of all steps are one endless row, epoch after epoch, shuffled;
+        of a `loader` a step never spans two epochs, and a microbatch counts by its samples.
         Each is seeded on its own. With ``exact`` the pass is repeated in the rare case that a
         gradient outgrew its grid; when the loop ends, every ``.grad`` is the mean over all
         microbatches of all ranks.
         """
         gradients = self._tracked()
+        for pieces in self._passes(dataset):
+            for piece in pieces:
+                gradients.begin_microbatch(last=piece is pieces[-1])
+                yield self._begin_microbatch(piece)
+            self._piece = None
+
+    def _passes(self, dataset: Samples[Any] | Loader | None) -> Iterator[list[Piece]]:
+        """Yield the microbatches of the step, again where the pass has to be repeated."""
+        gradients = self._tracked()
         if not self._in_step:
             raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
-        total = self._settings.batch.microbatches
-        mine = share(total, rank=self.rank, world_size=self.world_size)
-        if not mine:
-            raise ConfigError(
-                f"{total} microbatches cannot be shared by {self.world_size} ranks: raise "
-                "Batch(microbatches=...), or limit the world"
-            )
         for _ in range(_MAX_PASSES):
+            self._work.sharing.begin()
             gradients.begin_pass()
             self._logs.begin_pass()
             self._backwards = 0
-            for index in mine:
-                gradients.begin_microbatch(last=index == mine[-1])
-                self._begin_microbatch(index)
-                yield index if dataset is None else self._samples(dataset, index)
-            self._microbatch = None
-            if self._end_pass(len(mine)):
+            pieces = self._work.pieces(dataset, step=self.completed)
+            yield pieces
+            self._work.sharing.end(self._backwards)
+            if self._end_pass(len(pieces)):
                 return
         raise JobFailed(
             f"step {self.completed}: the gradients grew {_MAX_PASSES} times over: what a "
             "microbatch computes must depend on nothing but the tracked state and the microbatch"
         )
 
-    def _begin_microbatch(self, index: int) -> None:
+    def _begin_microbatch(self, piece: Piece) -> Any:
         self.check()
-        self._microbatch = index
-        self._seed(randomness.microbatch_seed(self.seed, step=self.completed, microbatch=index))
+        batch = piece.fetch()
+        self._piece, number = piece, piece.microbatch
+        seed_all(randomness.microbatch_seed(self.seed, step=self.completed, microbatch=number))
+        return batch
+
+    @property
+    def share(self) -> int:
+        """How many of a step's microbatches this rank runs."""
+        return self._work.share
+
+    def stage(self, module: nn.Module) -> Stage:
+        """Return this rank's stage of a pipeline, for a schedule of torch.distributed.pipelining.
+
+        ``module`` is its part of the model, with the names it has in the whole one.
+        """
+        from elastic.pipeline import Stage  # a second to import, for those who need it
+
+        return Stage(module, self.mesh, check=self.check)
+
+    def pipeline(
+        self,
+        schedule: PipelineScheduleSingle,
+        dataset: Samples[Any] | Loader,
+        *,
+        feed: Feed | None = None,
+    ) -> None:
+        """Run this group's microbatches through the stages: in place of `microbatches`.
+
+        ``schedule`` is one of single stages, for a `stage`, with ``n_microbatches=run.share`` and
+        ``scale_grads=False``. ``feed`` makes of a microbatch the input of the first stage and the
+        target of the loss, whose mean is logged as ``loss`` (without it a microbatch is such a
+        pair). Afterwards every ``.grad`` is the mean over all microbatches.
+        """
+        from elastic.pipeline import pair, run_schedule
+
+        for pieces in self._passes(dataset):
+            self._tracked().begin_microbatch(last=True)
+            losses = run_schedule(
+                schedule, pieces, feed=feed or pair, seed=self.seed, step=self.completed
+            )
+            self._backwards = len(pieces)
+            for piece, loss in zip(pieces, losses, strict=True):
+                self._logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
 
     def _end_pass(self, count: int) -> bool:
         if self._backwards not in (0, count):
@@ -262,40 +387,56 @@ class Run:
             )
         if self._backwards and self._has_gradients:
             raise ConfigError("one pass of microbatches per step may call run.backward")
-        agree = self._logs.signature(self._backwards > 0)
-        if not self._tracked().end_pass(backwards=self._backwards, agree=agree):
-            self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)
-            return False
-        self._has_gradients = self._has_gradients or self._backwards > 0
-        self._logs.end_pass(self._world)
-        self._seed(randomness.step_seed(self.seed, step=self.completed, after_microbatches=True))
+        agree, wrong = self._logs.signature(self._backwards > 0), ""
+        wish = self._channel.leaving()
+        try:
+            if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
+                self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)
+                return False
+        except NotFinite as error:
+            if self._losses is None:
+                raise
+            wrong = str(error)
+        self._logs.end_pass(self._world, speaks=self._world.speaks)
+        if self._backwards > 0:
+            self._has_gradients, self._share = True, count
+            self._judge_loss(wrong)
+        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=True))
         return True
 
-    def _samples(self, dataset: Samples[Any], microbatch: int) -> Any:
-        batch = self._settings.batch
-        wanted = positions(
-            step=self.completed,
-            microbatch=microbatch,
-            microbatches=batch.microbatches,
-            size=batch.size,
-        )
-        indices = sample_indices(wanted, samples=len(dataset), seed=self.seed)
-        return default_collate([dataset[index] for index in indices])
+    def _judge_loss(self, wrong: str) -> None:
+        """Let the watch say what becomes of the step; it may end the generation, or the job."""
+        if self._losses is None:
+            return
 
-    def _seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
+        def tell(why: str, action: Action) -> None:
+            if self.is_leader:
+                at = {"step": self.completed, "generation": self.generation}
+                self.emit("loss", **at, why=why, action=action.value)
+            if action in (Action.ROLL_BACK, Action.STOP):
+                self._world.barrier()  # the first to leave ends it for all: it is told by then
+
+        self._skips = self._losses.skips(
+            self._logs.latest, step=self.completed, wrong=wrong, tell=tell
+        )
+        if self._skips:
+            self._tracked().clear()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this microbatch's loss (its mean over the microbatch's samples)."""
-        if self._microbatch is None:
+        if self._piece is None:
             raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
         self._backwards += 1
+        if self._piece.weight != 1.0:
+            loss = loss * self._piece.weight
         loss.backward()  # type: ignore[no-untyped-call]
+        self._tracked().end_backward()
 
     def step(self, *optimizers: Optimizer) -> None:
-        """Apply the mean gradient and drop it: once per step, after the microbatches."""
+        """Apply the mean gradient and drop it: once per step, after the microbatches.
+
+        Nothing is applied in a step that the `LossGuard` leaves out.
+        """
         if not optimizers:
             raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
         if not self._has_gradients or self._stepped:
@@ -304,31 +445,19 @@ class Run:
                 "per step"
             )
         self.check()
-        self._keeper.fence()
-        for optimizer in optimizers:
-            optimizer.step()
+        if not self._skips:
+            self._keeper.fence()
+            for optimizer in optimizers:
+                optimizer.step()
         self._tracked().clear()
         self._stepped = True
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
 
-        The norm is the same for any world size, bit for bit.
+        The norm is the same for any number of data-parallel ranks, bit for bit.
         """
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        whole = [g for g in gradients if not isinstance(g, DTensor)]
-        parts = [g.to_local() for g in gradients if isinstance(g, DTensor)]
-        norm = exact_norm(
-            parts + (whole if self.is_leader else []),
-            terms=max(1, sum(gradient.numel() for gradient in gradients)),
-            reduce_max=self._world.max_,
-            reduce_sum=self._world.sum_,
-        )
-        if norm > max_norm:
-            scale = max_norm / norm
-            with torch.no_grad():
-                torch._foreach_mul_(parts + whole, scale)
-        return norm
+        return clip_grad_norm_(parameters, max_norm, world=self._world)
 
     def fence(self) -> None:
         """Wait for the snapshot being copied: call it before changing tracked tensors by hand.
@@ -349,7 +478,10 @@ class Run:
 
     def log(self, **values: float | torch.Tensor) -> None:
         """Record numbers of this step; inside a microbatch, its part of their mean over all."""
-        self._logs.add(self._microbatch, values)
+        if self._piece is None:
+            self._logs.add(None, values)
+        else:
+            self._logs.add(self._piece.microbatch, values, samples=self._piece.samples)
 
     def finish(self) -> None:
         """Make the last step durable where asked for, and wait for all ranks (the loop does)."""
@@ -360,7 +492,8 @@ class Run:
         self._world.barrier()
 
     def close(self) -> None:
-        """Let go of everything that holds the model."""
+        """Let go of everything that holds the model or the data."""
+        self._work.close()
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None

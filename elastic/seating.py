@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
@@ -55,6 +57,8 @@ def seat(
         return Keep(), "the job has ended"
     if not view.seating_revision and len(view.nodes) < expect_nodes:
         return Keep(), f"{len(view.nodes)} of {expect_nodes} nodes have registered"
+    if reason := _unchanged(view):
+        return Keep(), reason
     kept: dict[str, Seating] = {}
     reasons: list[str] = []
     for old in view.seating:
@@ -80,6 +84,34 @@ def seat(
 def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
     """Return the seats that ``node`` is to run."""
     return tuple(order for order in seating if order.node == node)
+
+
+def _unchanged(view: View) -> str | None:
+    """Return why the seating stands, None where that takes a closer look: so it mostly is.
+
+    It does when every wanted seat is on a live node, or waits while there is no free slot for it,
+    and nobody has died.
+    """
+    dead = WorkerState.DEAD
+    if any(worker.state is dead for node in view.nodes.values() for worker in node.workers):
+        return None
+    nodes, seats = view.nodes, view.seating
+    if [order.seat for order in seats] != _in_order(tuple(sorted(view.wanted.items()))):
+        return None
+    away = [order for order in seats if order.node not in nodes]
+    if any(order.node for order in away):
+        return None
+    if away:
+        room = _Room(view, {order.seat: order for order in seats})
+        if any(room.offers(role) for role in {role_of(order.seat) for order in away}):
+            return None
+    return _unseated(away) or "every seat is taken"
+
+
+@lru_cache(8)
+def _in_order(wanted: tuple[tuple[str, int], ...]) -> list[str]:
+    """Return the wanted seats in the order in which they are stored."""
+    return [f"{role}/{i}" for role, count in wanted for i in range(count)]
 
 
 def _is_wanted(view: View, name: str) -> bool:
@@ -124,27 +156,61 @@ def _place(
 ) -> tuple[tuple[Seating, ...], list[str]]:
     """Give every empty wanted seat a node with a free slot of its role, where there is one."""
     seats = dict(kept)
-    taken = [order for order in kept.values() if order.node]
-    load = Counter(order.node for order in taken)
-    used = Counter((order.node, role_of(order.seat)) for order in taken)
+    room = _Room(view, kept)
     reasons: list[str] = []
     for name in _seats_wanted(view):
-        role = role_of(name)
-        old = seats.get(name) or Seating(seat=name, node=NOWHERE, attempt=0)
-        if old.node:
+        old = seats.get(name)
+        if old is None:
+            old = Seating(seat=name, node=NOWHERE, attempt=0)
+        elif old.node:
             continue
-        free = [n for n, r in view.nodes.items() if used[n, role] < r.slots.get(role, 0)]
-        if not free:
+        if (node := room.take(role_of(name))) is None:
             seats[name] = old
             continue
-        node = min(free, key=lambda n: (load[n], n))
-        load[node] += 1
-        used[node, role] += 1
         seats[name] = msgspec.structs.replace(
             old, node=node, attempt=old.attempt + 1, progress=max(progress, old.progress)
         )
         reasons.append(f"{name} goes to {node}")
     return tuple(seats[name] for name in sorted(seats, key=seat_order)), reasons
+
+
+class _Room:
+    """The free slots of all nodes, those of the node with the fewest seats first."""
+
+    def __init__(self, view: View, kept: Mapping[str, Seating]) -> None:
+        taken = [order for order in kept.values() if order.node]
+        self._nodes = view.nodes
+        self._load = Counter([order.node for order in taken])
+        self._used = Counter([(order.node, role_of(order.seat)) for order in taken])
+        self._queues: dict[str, list[tuple[int, str]]] = {}
+
+    def offers(self, role: str) -> list[tuple[int, str]]:
+        """Return the nodes with a free slot of the role, each with the number of its seats."""
+        used = self._used
+        return [
+            (self._load[name], name)
+            for name, node in self._nodes.items()
+            if used.get((name, role), 0) < node.slots.get(role, 0)
+        ]
+
+    def take(self, role: str) -> str | None:
+        """Return the node that the next seat of the role goes to, None where no slot is free."""
+        queue = self._queues.get(role)
+        if queue is None:
+            queue = self._queues[role] = self.offers(role)
+            heapify(queue)
+        while queue:
+            load, name = queue[0]
+            if self._used[name, role] >= self._nodes[name].slots.get(role, 0):
+                heappop(queue)
+            elif load != self._load[name]:  # a seat of another role went there meanwhile
+                heapreplace(queue, (self._load[name], name))
+            else:
+                self._load[name] += 1
+                self._used[name, role] += 1
+                heapreplace(queue, (load + 1, name))
+                return name
+        return None
 
 
 def _unseated(seats: Collection[Seating]) -> str:

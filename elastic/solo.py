@@ -17,39 +17,38 @@ from pathlib import Path
 from ckpt.arena import sweep
 from ckpt.transport import RunKey
 from ckpt.types import Json
-from ckpt.world import SidecarPeer, SnapshotWorld
-from elastic.control_page import Phase
+from ckpt.world import RestorePoint, SidecarPeer, SnapshotWorld
 from elastic.errors import Stopped
-from elastic.events import EventWriter
+from elastic.membership import View
 from elastic.node_sidecar import NodeSidecar, SidecarPlan
+from elastic.planning.plan import choose_restore, extend_timeline
 from elastic.records import (
     TRAINER,
     GenerationRecord,
     JobSpec,
     Member,
     NodeRecord,
+    Origin,
     Roster,
     WorkerRecord,
     WorkerState,
 )
+from elastic.unwatched import Unwatched
 
-EVENTS_ENV = "HOLDFAST_EVENTS"
 """Where a script started by hand writes its events (JSON lines); nowhere when unset."""
 
 _NODE = "local"
-_FIRST = 1
 
 
-class SoloChannel:
+class SoloChannel(Unwatched):
     """Agent, coordinator and world of one, in the worker's own process (see `Channel`)."""
 
     def __init__(self) -> None:
-        self.run, self.node, self.seat = f"solo-{uuid.uuid4().hex[:8]}", _NODE, f"{TRAINER}/0"
+        super().__init__(node=_NODE, seat=f"{TRAINER}/0")
+        self.run = f"solo-{uuid.uuid4().hex[:8]}"
         self.incarnation = uuid.uuid4().hex
         self.settings: dict[str, Json] = {}
         self.key = RunKey.new()
-        events = os.environ.get(EVENTS_ENV)
-        self._events = EventWriter(Path(events), node=_NODE) if events else None
         self._closing = threading.Lock()
         sweep()
         with tempfile.TemporaryDirectory(prefix="holdfast-solo-") as directory:
@@ -70,13 +69,16 @@ class SoloChannel:
         return TRAINER
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
-        """Form the only generation."""
+        """Form the first generation, or the next where the worker left one to go back."""
         self._spec, self._info = spec, info
-        if self._record is not None or self._sidecar is None:
+        going = self._record.number if self._record is not None else 0
+        if going > after or self._sidecar is None:
             return
+        number = after + 1
+        restore = self._fence(self._record, info=info) if self._record is not None else None
         world = SnapshotWorld(
             run=self.run,
-            generation=_FIRST,
+            generation=number,
             peers=(SidecarPeer(node=_NODE, address=self.sidecar),),
             rank_nodes=(_NODE,),
             parity=0,
@@ -84,18 +86,49 @@ class SoloChannel:
             memory_bytes=spec.memory_bytes if spec else 0,
         )
         member = Member(rank=0, seat=self.seat, node=_NODE, incarnation=self.incarnation, info=info)
-        self._sidecar.client.adopt(world, restore=None)
+        self._sidecar.client.adopt(world, restore=restore)
+        before = self._record.timeline if self._record is not None else ()
+        origin = Origin(generation=number, step=restore.step if restore else -1)
         self._record = GenerationRecord(
-            number=_FIRST,
+            number=number,
             members=(member,),
             snapshots=world,
-            restore=None,
+            restore=restore,
             reason="one process, started by hand",
+            timeline=extend_timeline(before, origin),
         )
 
+    def _fence(self, record: GenerationRecord, *, info: dict[str, Json]) -> RestorePoint | None:
+        """End a generation; return what the next one goes on from."""
+        if self._sidecar is None:
+            return None
+        client = self._sidecar.client
+        client.fence(record.number)
+        worker = WorkerRecord(
+            seat=self.seat,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            state=WorkerState.READY,
+            ready_after=record.number,
+            info=info,
+        )
+        node = NodeRecord(
+            node=_NODE,
+            incarnation=self.incarnation,
+            domain=_NODE,
+            sidecar=self.sidecar,
+            slots={TRAINER: 1},
+            workers=(worker,),
+            fenced=record.number,
+            inventory=client.inventory(),
+        )
+        view = View(run=self.run, nodes={_NODE: node}, wanted={TRAINER: 1}, generation=record)
+        points, _ = choose_restore(view)
+        return points[0] if points else None
+
     def await_generation(self, *, after: int) -> GenerationRecord:
-        """Return the only generation; there is never another."""
-        if self._record is None or after >= _FIRST:
+        """Return the newest generation; there is another only when the worker asked to go back."""
+        if self._record is None or after >= self._record.number:
             raise Stopped("a run of one process has one generation")
         return self._record
 
@@ -106,14 +139,6 @@ class SoloChannel:
     def stopped(self) -> bool:
         """Only when closed."""
         return self._sidecar is None
-
-    def beat(self, *, step: int, phase: Phase) -> None:
-        """Nobody watches."""
-
-    def emit(self, kind: str, **fields: Json) -> None:
-        """Write the event where ``HOLDFAST_EVENTS`` says."""
-        if self._events:
-            self._events.write(kind, source="worker", seat=self.seat, t=time.time(), fields=fields)
 
     def roster(self) -> Roster:
         """Return the one node and the one generation."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -16,10 +18,11 @@ from ckpt.stripes import restore_points
 from ckpt.target import DiskTarget
 from ckpt.world import Inventory, RestorePoint
 from elastic.channel import Channel
-from elastic.plan import on_timeline
+from elastic.planning.plan import on_timeline
 from elastic.records import Origin
 from elastic.reform import World
 
+_log = logging.getLogger(__name__)
 _ASKED_AT_ONCE: Final = 16
 
 
@@ -29,7 +32,8 @@ def spilled_points(
     """Return the snapshots on the nodes' disks that can be restored, the newest step first.
 
     Those that are older than the newest checkpoint in ``root`` are left out. Collective: rank 0
-    asks all sidecars, which verify what they have.
+    asks all sidecars, which verify what they have. What is on too few disks is told, as the event
+    ``disk_refused``, with what is missing and the newest checkpoint.
     """
     found: list[RestorePoint] = []
     if world.rank == 0:
@@ -53,7 +57,26 @@ def _ask(channel: Channel, world: World, disk: DiskTarget, root: str | None) -> 
         answers = pool.map(ask, [peer.address for peer in peers])
         offers = {peer.node: answer for peer, answer in zip(peers, answers, strict=True)}
     least = max(catalog.committed_steps(root), default=-1) if root else -1
-    return choose(offers, run=channel.run, timeline=world.record.timeline, least=least)
+    choice = choose(offers, run=channel.run, timeline=world.record.timeline, least=least)
+    if choice.refused is not None:
+        newest = f"step {least} in {root}" if least >= 0 else "there is none"
+        reason = f"{choice.reason}; the newest checkpoint: {newest}"
+        _log.warning("the nodes' disks: %s", reason)
+        channel.emit("disk_refused", step=choice.refused, reason=reason, newest_checkpoint=least)
+    return list(choice.points)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What can be restored, the newest step first.
+
+    ``refused`` is the newest step that is on some disks and newer than these, None where there is
+    none; ``reason`` says what it lacks.
+    """
+
+    points: tuple[RestorePoint, ...]
+    refused: int | None
+    reason: str
 
 
 def choose(
@@ -62,8 +85,8 @@ def choose(
     run: str,
     timeline: Sequence[Origin],
     least: int,
-) -> list[RestorePoint]:
-    """Return what can be restored of the nodes' ``offers``, the newest step first.
+) -> Choice:
+    """Return what can be restored of the nodes' ``offers``.
 
     Left out are steps before ``least``, and futures of ``run`` that were rolled back.
     """
@@ -75,12 +98,35 @@ def choose(
             if each.step >= least
             if each.run != run or on_timeline(each.generation, step=each.step, timeline=timeline)
         ]
-        blocks = tuple(entry for each in valid for entry in each.blocks)
         worlds = {each.world.generation: each.world for each in valid}
         inventories.append(
             Inventory(
-                node=node, worlds=tuple(worlds.values()), blocks=blocks, parities=(), sealed=blocks
+                node=node,
+                worlds=tuple(worlds.values()),
+                blocks=tuple(entry for each in valid for entry in each.blocks),
+                parities=tuple(entry for each in valid for entry in each.parities),
+                sealed=tuple(entry for each in valid for entry in each.sealed),
             )
         )
     points, _ = restore_points(inventories)
-    return sorted(points, key=lambda point: (point.step, point.world.generation), reverse=True)
+    points.sort(key=lambda point: (point.step, point.world.generation), reverse=True)
+    newest = points[0].step if points else -1
+    on_disks = {entry.step for each in inventories for entry in each.sealed}
+    refused = max((step for step in on_disks if step > newest), default=None)
+    reason = "" if refused is None else _why_not(inventories, refused)
+    return Choice(points=tuple(points), refused=refused, reason=reason)
+
+
+def _why_not(inventories: Sequence[Inventory], step: int) -> str:
+    """Return why a step cannot be restored, in words for people."""
+    alone = [
+        msgspec.structs.replace(
+            each,
+            blocks=tuple(entry for entry in each.blocks if entry.step == step),
+            parities=tuple(entry for entry in each.parities if entry.step == step),
+            sealed=tuple(entry for entry in each.sealed if entry.step == step),
+        )
+        for each in inventories
+    ]
+    _, reason = restore_points(alone)
+    return f"step {step} cannot be restored: {reason.partition('cannot be restored: ')[2]}"

@@ -10,6 +10,7 @@ import sys
 import msgspec
 
 from elastic.agent.config import AgentConfig
+from elastic.agent.garbage import collect_rarely
 from elastic.agent.loop import Agent
 
 
@@ -20,6 +21,7 @@ def main() -> int:
     config = msgspec.json.decode(parser.parse_args().config, type=AgentConfig)
     logging.basicConfig(format=f"holdfast agent {config.node}: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_rarely()
     return Agent(config).serve(lifeline=sys.stdin.fileno())
 
 

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from ckpt.types import Json
 from ckpt.world import Inventory
 from elastic import agree, seating
+from elastic.agent import leaving
 from elastic.agent.config import AgentConfig
 from elastic.agent.crew import Crew
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import Reporter, public_roster
 from elastic.agent.sidecar import SidecarKeeper
 from elastic.coordinator.base import Entry
-from elastic.membership import View
+from elastic.detect import stalled
+from elastic.membership import View, node_key
+from elastic.planning.inventories import compact
 from elastic.records import GenerationRecord, NodeRecord, Outcome
+from elastic.stragglers import stragglers
 
 _PROGRESS_EVERY_S = 0.5
 _NODES_WAIT_S = 10.0
 _RETRY_S = 0.1
 _MAX_SIDECAR_FAILURES = 5
+_COMPARE_EVERY_S = 1.0
 
 
 class Conductor:
@@ -50,7 +56,14 @@ class Conductor:
         self._progress = -1
         self._progress_asked_s = 0.0
         self._sidecar_failures = 0
+        self._leave_by_s: float | None = None
+        self._told_s = 0.0
+        self._place = 0
+        self._compared_s = 0.0
+        self._stalls, self._stalled_at = 0, -1
+        self.stragglers: dict[str, str] = {}
         self.failure = ""
+        self.left = False
 
     def attach(self, *, sidecar: SidecarKeeper, registry: Registry) -> None:
         """Say what to act through; before anything else."""
@@ -59,11 +72,19 @@ class Conductor:
     def look(self, entries: Iterable[Entry]) -> None:
         """Take a new state of the run's keys."""
         before = self.view
-        self.view = View.from_entries(entries, run=self._config.run, wanted=self._config.wanted)
+        config = self._config
+        self.view = View.from_entries(entries, run=config.run, wanted=config.wanted, before=before)
         self._again_s = 0.0
         self._note_losses(before)
         self._crew.tell(public_roster(self.view))
-        if before.nodes.get(self._config.node) and self._config.node not in self.view.nodes:
+        self._check_record(before)
+
+    def _check_record(self, before: View) -> None:
+        """See to it that what the coordinator shows of this node is what was published last."""
+        node = self._config.node
+        if shown := self.view.decoded.get(node_key(self._config.run, node)):
+            self._registry.shown(shown[0])
+        elif node in before.nodes:
             self._registry.forget()
 
     def _note_losses(self, before: View) -> None:
@@ -84,8 +105,11 @@ class Conductor:
             self._again_s = None
             self._seat(now_s)
             self._decide(now_s)
+        self._break_stall()
         self._settle_fence()
         self._ask_progress(now_s)
+        self._depart(now_s)
+        self._compare(now_s)
 
     def patience_s(self, now_s: float) -> float | None:
         """How long until there is something to decide without anything happening."""
@@ -94,7 +118,8 @@ class Conductor:
     @property
     def busy(self) -> bool:
         """Whether something is under way that should be looked at often."""
-        return self._fencing > self._fenced or not self._sidecar.address
+        under_way = self._fencing > self._fenced or not self._sidecar.address
+        return under_way or self._leave_by_s is not None
 
     def _again(self, at_s: float | None) -> None:
         if at_s is not None:
@@ -161,6 +186,35 @@ class Conductor:
             self._crew.fence(generation)
             self._sidecar.fence(generation)
 
+    def _break_stall(self) -> None:
+        """Begin anew with the same workers when all ranks wait for each other, some times."""
+        number = self.view.number
+        if number <= self._fencing or self._config.node not in self.view.nodes:
+            return
+        if not stalled(self.view):
+            return
+        self._stalls = 1 if self._progress > self._stalled_at else self._stalls + 1
+        self._stalled_at = self._progress
+        why = f"all ranks of generation {number} wait for each other"
+        if self._stalls >= self._config.max_attempts:
+            self.finish(
+                Outcome(
+                    ok=False,
+                    message=f"{why}, for the {self._stalls}. time without a newly protected step: "
+                    "do all ranks call the same collectives in the same order? the events "
+                    "'stack' say where each of them stands",
+                )
+            )
+            return
+        if self._speaks:
+            self._reporter.emit("detected", what="stall", victim="trainers", why=why)
+        self._fence(number, reason=why)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this node tells what all of them see."""
+        return min(self.view.nodes, default="") == self._config.node
+
     def _settle_fence(self) -> None:
         """Ask for the inventory as soon as nobody acts in the fenced generation any more."""
         if self._fencing == self._fenced or self._inventory_asked or not self._sidecar.address:
@@ -172,8 +226,58 @@ class Conductor:
     def inventory_taken(self, inventory: Inventory, *, generation: int) -> None:
         """See `SidecarEvents`."""
         if generation == self._fencing:
-            self._fenced, self._inventory = generation, inventory
+            record = self.view.generation
+            known = record if record and record.number == generation else None
+            self._fenced, self._inventory = generation, compact(inventory, known)
             self._reporter.emit("fenced", generation=generation)
+
+    def _compare(self, now_s: float) -> None:
+        """Say who holds the others up, once for each; one node speaks for all."""
+        if now_s - self._compared_s < _COMPARE_EVERY_S:
+            return
+        self._compared_s = now_s
+        found = {each.seat: each for each in stragglers(self.view)} if self._speaks else {}
+        for seat, each in found.items():
+            if seat not in self.stragglers:
+                numbers = {**asdict(each), "on": each.node, "computes": each.computes}
+                self._reporter.emit("straggler", victim=seat, why=str(each), **numbers)
+        for seat in self.stragglers if self._speaks else ():
+            if seat not in found:
+                self._reporter.emit("straggler_over", victim=seat)
+        self.stragglers = {seat: str(each) for seat, each in found.items()}
+
+    # -- leaving on notice -----------------------------------------------------------------------
+
+    def notice(self, why: str, *, grace_s: float) -> None:
+        """Take it that the node will be taken away in ``grace_s``: hand over, then leave."""
+        if self._leave_by_s is None:
+            self._told_s = time.monotonic()
+            self._leave_by_s = self._told_s + grace_s
+            self._place = leaving.place(self.view)
+            self._reporter.emit(
+                "detected", what="notice", victim=self._config.node, why=why, grace_s=grace_s
+            )
+
+    def _depart(self, now_s: float) -> None:
+        if self._leave_by_s is None or self.left:
+            return
+        decision, reason = leaving.depart(
+            self.view,
+            node=self._config.node,
+            handed=self._crew.handed(self.view.number),
+            since_s=now_s - self._told_s,
+            due_s=self._leave_by_s - now_s,
+        )
+        match decision:
+            case leaving.HandOver():
+                self._crew.hand_over()
+            case leaving.Leave():
+                self.left = True
+                self._reporter.emit("leaving", reason=reason)
+
+    def withdraw(self) -> None:
+        """Let the others go on without this node; its workers must have ended."""
+        self._registry.withdraw(self._config.node)
 
     # -- the sidecar -----------------------------------------------------------------------------
 
@@ -222,6 +326,8 @@ class Conductor:
             fenced=self._fenced,
             inventory=self._inventory,
             sidecar_starts=self._sidecar.starts,
+            leaving=self._place,
+            stalled=self._known if self._crew.stalled(self._known) else 0,
         )
         if not self._registry.publish(record):
             self._again(time.monotonic() + _RETRY_S)

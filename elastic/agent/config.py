@@ -5,10 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from ckpt.types import Json
+from elastic.agent.notice import NoticeConfig
+from elastic.detect import Limits
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an agent waits for what, in seconds."""
+    """How long an agent waits for what, in seconds.
+
+    A worker is hung when it is silent for longer than its own steps say, between ``min_hang_s``
+    and ``max_hang_s``; ``first_hang_s`` and ``pause_s`` as in `detect.Limits`. ``park_timeout_s``
+    is the least time a fenced worker has to leave: one in a long microbatch has more.
+    """
 
     lease_ttl_s: float = 1.0
     keep_alive_s: float = 0.25
@@ -17,6 +24,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     yield_s: float = 2.0
     park_timeout_s: float = 5.0
     min_hang_s: float = 30.0
+    max_hang_s: float = 1800.0
+    first_hang_s: float = 600.0
+    pause_s: float = 1800.0
     done_grace_s: float = 60.0
     stop_timeout_s: float = 5.0
 
@@ -24,6 +34,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be positive")
+        if self.min_hang_s > self.max_hang_s:
+            raise ValueError(
+                f"min_hang_s {self.min_hang_s} exceeds max_hang_s {self.max_hang_s}: give a range"
+            )
         if not self.keep_alive_s < self.self_fence_s < self.lease_ttl_s:
             raise ValueError(
                 f"keep_alive_s {self.keep_alive_s} < self_fence_s {self.self_fence_s} < "
@@ -31,9 +45,25 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
                 "before others may replace them"
             )
 
+    @property
+    def limits(self) -> Limits:
+        """How long a worker may be silent."""
+        return Limits(
+            min_s=self.min_hang_s,
+            max_s=self.max_hang_s,
+            first_s=self.first_hang_s,
+            pause_s=self.pause_s,
+        )
+
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an agent needs to know; comes as JSON on its command line."""
+    """Everything an agent needs to know; comes as JSON on its command line.
+
+    ``coordinator_bind`` is where it binds the run's embedded coordinator, as in ``tcp://0.0.0.0:29500``;
+    empty: another process serves it. ``coordinator`` is the address by which all nodes reach it.
+    ``host`` is the address at which other nodes reach this one. ``memory_of`` is as in
+    `SidecarConfig`, for sidecar and workers.
+    """
 
     run: str
     node: str
@@ -41,6 +71,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     key_file: str
     coordinator: str
+    coordinator_bind: str = ""
     slots: dict[str, int]
     wanted: dict[str, int]
     nodes: int
@@ -50,3 +81,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     settings: dict[str, Json] = {}
     timing: Timing = Timing()
+    notice: NoticeConfig = NoticeConfig()
+    host: str = "127.0.0.1"
+    memory_of: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import msgspec
 
@@ -12,10 +13,10 @@ from elastic import messages
 from elastic.agent.config import AgentConfig
 from elastic.agent.reporting import Reporter
 from elastic.agent.workers import Worker, WorkerTable
-from elastic.control_page import Phase
-from elastic.detect import silence_limit_s
+from elastic.detect import park_limit_s, silence_limit_s, stall_limit_s
 from elastic.errors import ElasticError
 from elastic.membership import role_of
+from elastic.phases import Phase
 from elastic.process import Change, ChildStatus, describe_exit
 from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
 
@@ -34,15 +35,14 @@ class Crew:
         self._config, self._selector = config, selector
         self._reporter, self._job_failed = reporter, job_failed
         self._timing = config.timing
-        self._park_deadline_s: float | None = None
         self._roster = Roster()
         self.table = WorkerTable()
         self.failures: list[str] = []
 
     @property
     def suspicious(self) -> bool:
-        """Whether a worker is stopped, and will be ended unless it continues soon."""
-        return any(worker.stopped_s is not None for worker in self.table.living())
+        """Whether a worker is stopped, or is asked where it stands: it will be ended soon."""
+        return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
 
     # -- by order of the seating -------------------------------------------------------------
 
@@ -80,7 +80,8 @@ class Crew:
 
     def _start(self, order: Seating, *, sidecar: str) -> None:
         try:
-            worker = Worker(order, config=self._config, sidecar=sidecar)
+            before = self.table.get(order.seat)
+            worker = Worker(order, config=self._config, sidecar=sidecar, before=before)
         except OSError as error:
             command = " ".join(self._config.command)
             self._job_failed(f"{order.seat} cannot be started ({command}): {error}")
@@ -131,6 +132,8 @@ class Crew:
                 self._on_ready(worker, message)
             case messages.Emit():
                 self._on_emit(worker, message)
+            case messages.HandedOver():
+                self._on_handed_over(worker, message)
             case messages.Done():
                 worker.state, worker.result = WorkerState.DONE, message.result
             case messages.Fail():
@@ -148,11 +151,15 @@ class Crew:
             self._reporter.emit("detected", what="join", victim=worker.seat)
 
     def _on_emit(self, worker: Worker, message: messages.Emit) -> None:
-        seconds = message.fields.get("seconds")
-        if message.kind == "step" and isinstance(seconds, int | float):
-            worker.step_seconds.append(float(seconds))
-            worker.stepped = worker.generation
+        if message.kind == "step":
+            worker.stepped_in(message.fields)
         self._reporter.relay(worker.seat, message)
+
+    def _on_handed_over(self, worker: Worker, message: messages.HandedOver) -> None:
+        worker.handed = message.generation
+        self._reporter.emit(
+            "handed_over", seat=worker.seat, generation=message.generation, step=message.step
+        )
 
     # -- what the kernel and the clock say ------------------------------------------------------
 
@@ -176,25 +183,66 @@ class Crew:
 
     def _judge(self, worker: Worker, *, now_s: float) -> None:
         stopped_s = worker.stopped_s
-        if stopped_s is not None and now_s - stopped_s > self._timing.stop_grace_s:
+        if worker.probe is not None:
+            self._await_stacks(worker)
+        elif stopped_s is not None and now_s - stopped_s > self._timing.stop_grace_s:
             self._put_down(worker, what="stopped", why=f"stopped for {now_s - stopped_s:.2f} s")
-        elif worker.state is WorkerState.ACTIVE and (silent := self._hung(worker)):
-            self._put_down(worker, what="hang", why=f"no progress for {silent:.1f} s")
+        elif worker.state is WorkerState.ACTIVE and (why := self._hung(worker)):
+            self._put_down(worker, what="hang", why=why)
 
-    def _hung(self, worker: Worker) -> float | None:
+    def _hung(self, worker: Worker) -> str | None:
         beat = worker.page.last_beat()
-        if beat.phase != Phase.COMPUTE:
-            return None
+        limit_s = silence_limit_s(
+            beat,
+            worker.step_seconds,
+            first=worker.stepped < worker.generation,
+            limits=self._timing.limits,
+        )
         silent_s = (time.monotonic_ns() - beat.at_ns) / 1e9
-        limit_s = silence_limit_s(worker.step_seconds, min_hang_s=self._timing.min_hang_s)
-        return silent_s if silent_s > limit_s else None
+        if not beat.count or limit_s is None or silent_s <= limit_s:
+            return None
+        return f"no progress for {silent_s:.1f} s in step {beat.step}, {limit_s:.3g} s are allowed"
 
     def _put_down(self, worker: Worker, *, what: str, why: str) -> None:
-        """SIGKILL a worker that would never end by itself; its exit is noticed like any other."""
+        """SIGKILL a worker that would never end by itself; its exit is noticed like any other.
+
+        One that hangs is asked first where it stands, for a moment.
+        """
         if worker.verdict is None:
             worker.verdict = why
             self._reporter.emit("detected", what=what, victim=worker.seat, why=why)
-            worker.child.kill()
+            if what == "hang":
+                worker.ask_stacks()
+            if worker.probe is None:
+                worker.child.kill()
+
+    def _await_stacks(self, worker: Worker) -> None:
+        found = worker.probe.poll() if worker.probe else None
+        if found is not None:
+            worker.probe = None
+            self._reporter.emit("stack", seat=worker.seat, **asdict(found))
+            if worker.verdict is not None:
+                worker.child.kill()
+
+    def stalled(self, generation: int) -> bool:
+        """Whether all trainers here have waited for others for too long, and said where.
+
+        They are left alone: it takes all ranks of the job to see that none gets any further.
+        """
+        inside = [w for w in self._inside(generation) if w.role == TRAINER]
+        if not inside or not all(self._meets_too_long(worker) for worker in inside):
+            return False
+        for worker in inside:
+            if worker.stalled != generation:
+                worker.stalled = generation
+                worker.ask_stacks()
+        return not any(worker.probe for worker in inside)
+
+    def _meets_too_long(self, worker: Worker) -> bool:
+        beat = worker.page.last_beat()
+        first = worker.stepped < worker.generation
+        limit_s = stall_limit_s(worker.step_seconds, first=first, limits=self._timing.limits)
+        return beat.phase is Phase.MEET and time.monotonic_ns() - beat.at_ns > limit_s * 1e9
 
     def _on_exit(self, worker: Worker, code: int) -> None:
         if worker.socket in self._selector.get_map():
@@ -238,6 +286,18 @@ class Crew:
             ending = "exit status 0 before its part of the job was complete"
         return f"{ending}: {detail}" if (detail := worker.verdict or worker.error) else ending
 
+    # -- leaving on notice ------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """Have the trainers hand over at the end of their step."""
+        for worker in self.table.living():
+            if worker.role == TRAINER:
+                worker.page.set_leaving()
+
+    def handed(self, generation: int) -> set[str]:
+        """Return the incarnations of those that stand at a safe step of ``generation``."""
+        return {w.incarnation for w in self.table.living() if w.handed == generation > 0}
+
     # -- generations ------------------------------------------------------------------------
 
     def begin(self, record: GenerationRecord) -> None:
@@ -250,19 +310,25 @@ class Crew:
 
     def fence(self, generation: int) -> None:
         """Have every worker leave ``generation`` and older; `parked` says when it is so."""
-        self._park_deadline_s = time.monotonic() + self._timing.park_timeout_s
+        now_s = time.monotonic()
         for worker in self._inside(generation):
+            worker.park_by_s = now_s + self._park_limit_s(worker)
             worker.fence(generation)
             self._adjust(worker)
 
     def parked(self, generation: int) -> bool:
         """Whether no worker acts in ``generation`` any more; ends those that take too long."""
-        inside = self._inside(generation)
-        if inside and self._park_deadline_s and time.monotonic() > self._park_deadline_s:
-            waited_s = self._timing.park_timeout_s
-            for worker in inside:
-                self._put_down(worker, what="hang", why=f"did not leave within {waited_s:g} s")
+        inside, now_s = self._inside(generation), time.monotonic()
+        for worker in inside:
+            if now_s > worker.park_by_s:
+                limit_s = self._park_limit_s(worker)
+                self._put_down(worker, what="hang", why=f"did not leave within {limit_s:.3g} s")
         return not inside
+
+    def _park_limit_s(self, worker: Worker) -> float:
+        return park_limit_s(
+            worker.quiet_seconds, least_s=self._timing.park_timeout_s, limits=self._timing.limits
+        )
 
     def _inside(self, generation: int) -> list[Worker]:
         return [

@@ -28,10 +28,10 @@ class Inbox:
         os.eventfd_write(self._wake, 1)
 
     def take(self) -> Iterator[Delivery]:
-        """Yield what was delivered until now."""
+        """Yield what was delivered until now; what comes of it has its turn after others."""
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
             return
-        while not self._queue.empty():
+        for _ in range(self._queue.qsize()):
             yield self._queue.get()

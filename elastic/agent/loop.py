@@ -7,36 +7,45 @@ brings the node to where the decisions say it should be.
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckpt.sidecar.lease_page import LeasePage
 from ckpt.transport import RunKey
 from elastic.agent.conduct import Conductor
 from elastic.agent.config import AgentConfig
 from elastic.agent.crew import Crew
+from elastic.agent.hosting import Hosting
 from elastic.agent.inbox import Inbox
 from elastic.agent.lease import LeaseKeeper
+from elastic.agent.notice import LEFT_STATUS, NoticeWatch
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import NodeProcesses, Reporter
 from elastic.agent.sidecar import SidecarKeeper
 from elastic.agent.watch import Mirror, Watch
 from elastic.agent.workers import Worker
-from elastic.coordinator.base import Entry, Event
-from elastic.coordinator.embedded import EmbeddedCoordinator
+from elastic.coordinator.base import Coordinator, Entry, Event
+from elastic.coordinator.connecting import connect
 from elastic.errors import CoordinatorError
 from elastic.membership import run_prefix
 from elastic.node_sidecar import SidecarPlan
 from elastic.records import Outcome, WorkerState
 
+_log = logging.getLogger(__name__)
+
 _IDLE_TICK_S = 0.25
 _BUSY_TICK_S = 0.02
 _CALL_TIMEOUT_S = 1.0
+_ORDER_S = 1.0
+_REGISTER_AGAIN_S = 0.25
 
 
 class Agent:
@@ -58,12 +67,16 @@ class Agent:
         self._conductor = Conductor(
             config, incarnation=uuid.uuid4().hex, crew=self._crew, reporter=self._reporter
         )
+        self._lease_page = LeasePage.create(f"{config.run}-{config.node}")
         plan = SidecarPlan(
             run=config.run,
             node=config.node,
             key=self._key,
             key_file=Path(config.key_file),
             run_dir=Path(config.run_dir),
+            host=config.host,
+            lease_fd=self._lease_page.fd,
+            memory_of=config.memory_of,
         )
         self._sidecar = SidecarKeeper(
             plan,
@@ -71,17 +84,26 @@ class Agent:
             events=self._conductor,
             stop_grace_s=config.timing.stop_grace_s,
         )
+        self._hosting: Hosting | None = None
         self._ending: Outcome | None = None
         self._ending_s = 0.0
         self._orphaned = False
+        self._terminated_s = 0.0
+        self._over = threading.Event()
+        self._notices: NoticeWatch | None = None
 
     def serve(self, *, lifeline: int) -> int:
         """Run until the job or the parent ends; return the process's exit status."""
         self._wire(lifeline)
-        if not self._connect():
+        if not self._host() or not self._connect():
             self._reporter.close()
             return 1
-        while not self._orphaned and not self._conductor.unusable:
+        self._notices = NoticeWatch(
+            self._config.notice,
+            node=self._config.node,
+            notice=lambda why: self._inbox.post(lambda: self._notice(why)),
+        )
+        while not (self._orphaned or self._conductor.unusable or self._conductor.left):
             for key, mask in self._selector.select(self._patience_s()):
                 key.data(mask)
             self._crew.check()
@@ -101,15 +123,25 @@ class Agent:
         self._signals = (woken, waker)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGTERM, lambda number, frame: self._orphan())
+        signal.signal(signal.SIGTERM, lambda number, frame: self._on_terminate())
         read = selectors.EVENT_READ
         self._selector.register(woken, read, lambda mask: woken.recv(4096))
         self._selector.register(lifeline, read, lambda mask: self._on_lifeline(lifeline))
         self._selector.register(self._inbox, read, lambda mask: self._on_inbox())
 
+    def _host(self) -> bool:
+        """Serve the coordinator where that is this agent's part; False when it cannot."""
+        if self._config.coordinator_bind:
+            try:
+                self._hosting = Hosting(self._config, self._key)
+            except CoordinatorError as error:
+                _log.error("%s", error)
+                return False
+        return True
+
     def _connect(self) -> bool:
         """Register, however long the coordinator takes; False when the parent ended before."""
-        self._coordinator = self._connection()
+        self._coordinator, self._leasing = self._connection(), self._connection()
         while not self._registered():
             for key, mask in self._selector.select(0):
                 key.data(mask)
@@ -134,8 +166,8 @@ class Agent:
             return False
         return True
 
-    def _connection(self) -> EmbeddedCoordinator:
-        return EmbeddedCoordinator(self._config.coordinator, self._key, timeout_s=_CALL_TIMEOUT_S)
+    def _connection(self) -> Coordinator:
+        return connect(self._config.coordinator, self._key, timeout_s=_CALL_TIMEOUT_S)
 
     def _patience_s(self) -> float:
         """How long the loop may sleep when nothing happens."""
@@ -156,21 +188,50 @@ class Agent:
     def _orphan(self) -> None:
         self._orphaned = True
 
+    def _on_terminate(self) -> None:
+        """Take SIGTERM for a notice, and one that follows a second later for an order.
+
+        Who ends all processes of a service at once lets the launcher pass on a second one.
+        """
+        now_s = time.monotonic()
+        self._terminated_s = self._terminated_s or now_s
+        if self._notices is None or now_s - self._terminated_s > _ORDER_S:
+            self._orphan()
+        self._inbox.post(lambda: self._notice("SIGTERM"))
+
+    def _notice(self, why: str) -> None:
+        if self._ending is None:
+            self._conductor.notice(why, grace_s=self._config.notice.grace_s)
+
     # -- the coordinator ----------------------------------------------------------------------
 
     def _take_lease(self) -> None:
         self._lease = LeaseKeeper(
-            self._connection(),
+            self._leasing,
             timing=self._timing,
             fence=self._crew.table.kill_all,
             lost=lambda: self._inbox.post(self._on_lease_lost),
+            extend=self._extend,
         )
 
+    def _extend(self, until_ns: int) -> None:
+        self._lease_page.extend(until_ns)
+        self._crew.table.extend(until_ns)
+
     def _on_lease_lost(self) -> None:
-        """The node was away for too long and has killed its workers: register anew."""
+        """The node was away for too long and has killed its workers: register anew.
+
+        Aside, for as long as it takes: the coordinator may be out of reach.
+        """
         self._reporter.emit("detected", what="lease_lost", victim=self._config.node)
-        if not self._registered():
-            self._inbox.post(self._on_lease_lost)
+        threading.Thread(target=self._register_anew, name="register", daemon=True).start()
+
+    def _register_anew(self) -> None:
+        while not self._over.is_set():
+            if self._registered():
+                self._inbox.post(lambda: None)  # the loop shows the node again, under that lease
+                return
+            self._over.wait(_REGISTER_AGAIN_S)
 
     def _on_entries(self, entries: Sequence[Entry]) -> None:
         self._mirror.reset(entries)
@@ -203,17 +264,29 @@ class Agent:
                 address=self._sidecar.address,
                 workers=workers,
                 failure="; ".join(self._crew.failures) or self._conductor.failure,
+                stragglers=self._conductor.stragglers,
             )
         )
 
     def _leave(self) -> int:
         """End what is left, fast when orphaned; the sidecar removes its shared memory."""
+        self._over.set()
         self._watch.close()
+        if self._notices:
+            self._notices.close()
         self._crew.table.kill_all()
         for worker in self._crew.table.living():
             worker.child.wait(timeout_s=self._timing.stop_timeout_s)
+        if self._conductor.left or self._ending:
+            self._conductor.withdraw()
         self._sidecar.stop()
         self._lease.close()
+        if self._hosting:
+            if self._ending:
+                self._hosting.end_with(self._coordinator)
+            self._hosting.close()
         self._list_processes()
         self._reporter.close()
+        if self._conductor.left:
+            return LEFT_STATUS
         return 1 if self._orphaned or self._conductor.unusable or self._crew.failures else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from elastic.coordinator.base import Coordinator
@@ -19,6 +20,7 @@ class Registry:
     def __init__(self, coordinator: Coordinator, *, run: str, lease: Callable[[], int]) -> None:
         self._coordinator, self._run, self._lease = coordinator, run, lease
         self._published: tuple[NodeRecord, int] | None = None
+        self._revision = 0
 
     def publish(self, record: NodeRecord) -> bool:
         """Publish the node's record when it or the lease has changed; whether it stands."""
@@ -26,15 +28,31 @@ class Registry:
         if (record, lease) == self._published:
             return True
         try:
-            self._coordinator.put(node_key(self._run, record.node), encode(record), lease=lease)
+            key = node_key(self._run, record.node)
+            self._revision = self._coordinator.put(key, encode(record), lease=lease)
         except (CoordinatorError, LeaseExpired):
             return False
         self._published = record, lease
         return True
 
+    def withdraw(self, node: str) -> None:
+        """Delete the node's record, so that the others go on at once."""
+        self._published = None
+        with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a little later
+            self._coordinator.delete(node_key(self._run, node))
+
     def forget(self) -> None:
         """Publish again whatever comes: the record was deleted by someone else."""
         self._published = None
+
+    def shown(self, revision: int) -> None:
+        """Take it that the node's key was written at ``revision``.
+
+        When that is newer than what was published last, an older write of this node took effect
+        late, perhaps under a lease that is about to end: the record is published again.
+        """
+        if revision > self._revision:
+            self.forget()
 
     def seat(self, seats: tuple[Seating, ...], *, expected: int) -> bool:
         """Change the seating; False when another was faster or the coordinator is away."""

@@ -19,6 +19,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     """The process ids of a node: 0 for a sidecar that is down; ``address`` is where it serves.
 
     ``failure`` says what a worker did wrong after it had completed its part of the job.
+    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all.
     """
 
     agent: int
@@ -26,6 +27,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     workers: dict[str, int] = {}
     failure: str = ""
+    stragglers: dict[str, str] = {}
 
 
 class Reporter:

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
 from ckpt.types import Json
 from elastic import messages
 from elastic.agent.config import AgentConfig
+from elastic.agent.stacks import StackProbe
 from elastic.channel import WORKER_ENV, WorkerConfig
 from elastic.control_page import EVERY_GENERATION, ControlPage
 from elastic.process import Child
 from elastic.records import JobSpec, Seating, WorkerRecord, WorkerState
+from elastic.stragglers import STEPS, Pace, StepTimes, pace
 
 _RECEIVE_BYTES = 1 << 18
 _STEPS_REMEMBERED = 64
+_SAME_SPEED = 0.1
+_PACE_EVERY_S = 2.0
+_REHEARSALS = 2
+"""So many workers of a seat in a row may die before they are ready: the next does not rehearse."""
 
 
 class Worker:
-    """One worker process as its agent sees it; ``state`` is what the node's record says."""
+    """One worker process as its agent sees it; ``state`` is what the node's record says.
 
-    def __init__(self, seating: Seating, *, config: AgentConfig, sidecar: str) -> None:
+    ``unready`` counts those before it, one after the other, that died before they were ready.
+    """
+
+    def __init__(
+        self,
+        seating: Seating,
+        *,
+        config: AgentConfig,
+        sidecar: str,
+        before: Worker | None = None,
+    ) -> None:
         self.seat, self.attempt = seating.seat, seating.attempt
+        self.unready: int = before.unready + 1 if before and before.spec is None else 0
         self.incarnation = uuid.uuid4().hex
         self.state = WorkerState.STARTING
         self.ready_after = 0
         self.generation = 0
         self.stepped = 0
+        self.handed = 0
+        self.stalled = 0
         self.spec: JobSpec | None = None
         self.info: dict[str, Json] = {}
         self.result: Json = None
@@ -43,8 +64,16 @@ class Worker:
         self.started_s = time.monotonic()
         self.stopped_s: float | None = None
         self.ended_s = 0.0
+        self.park_by_s = 0.0
+        self.probe: StackProbe | None = None
+        self.pace: Pace | None = None
+        self._pace_s = 0.0
+        self._times: deque[StepTimes] = deque(maxlen=STEPS)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
-        self.page = ControlPage.create(f"{config.run}-{self.seat.replace('/', '-')}")
+        self.quiet_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        name = f"{config.run}-{self.seat.replace('/', '-')}"
+        self.page = ControlPage.create(name)
+        self._stack_fd = os.memfd_create(f"holdfast-stack-{name}", os.MFD_CLOEXEC)
         self._outbox = bytearray()
         self._reader = messages.LineReader()
         self.socket, theirs = socket.socketpair()
@@ -61,6 +90,7 @@ class Worker:
         told = WorkerConfig(
             channel_fd=theirs.fileno(),
             page_fd=self.page.fd,
+            stack_fd=self._stack_fd,
             run=config.run,
             node=config.node,
             seat=self.seat,
@@ -69,6 +99,8 @@ class Worker:
             sidecar=sidecar,
             key_file=config.key_file,
             settings=config.settings,
+            memory_of=config.memory_of,
+            rehearses=self.unready < _REHEARSALS,
         )
         env = {"OMP_NUM_THREADS": "1", **os.environ, **config.env}
         env[WORKER_ENV] = msgspec.json.encode(told).decode()
@@ -80,7 +112,7 @@ class Worker:
             env=env,
             tied=True,
             output=output,
-            pass_fds=(theirs.fileno(), self.page.fd),
+            pass_fds=(theirs.fileno(), self.page.fd, self._stack_fd),
         )
 
     @property
@@ -99,12 +131,41 @@ class Worker:
         return bool(self._outbox)
 
     def recovers_from(self, generation: int) -> bool:
-        """Whether it survived ``generation`` and can go on without the lost, but does not yet.
+        """Whether it survived ``generation`` and does not train again yet.
 
         ``stepped`` is the newest generation in which it completed a step.
         """
-        took_part = self.alive and self.spec is not None and self.spec.dp is None
-        return took_part and self.generation > 0 and self.stepped <= generation
+        took_part = self.alive and self.spec is not None and self.generation > 0
+        return took_part and self.stepped <= generation
+
+    def stepped_in(self, fields: Mapping[str, Json]) -> None:
+        """Learn from the worker's report of a step how long it takes, and may be silent."""
+        told = {name: float(value) for name, value in fields.items() if _is_number(value)}
+        if (seconds := told.get("seconds")) is None:
+            return
+        self.step_seconds.append(seconds)
+        self.quiet_seconds.append(told.get("quiet_s", seconds))
+        self.stepped = self.generation
+        self._times.append(
+            StepTimes(
+                seconds=seconds,
+                waited_s=told.get("waited_s", 0.0),
+                stalled_s=told.get("stall_s", 0.0),
+                data_s=told.get("data_s", 0.0),
+                cpu_s=told.get("cpu_s", 0.0),
+                microbatches=int(told.get("microbatches", 0)),
+            )
+        )
+        self._note_pace(pace(self._times))
+
+    def _note_pace(self, found: Pace | None) -> None:
+        """Publish a new pace only when it is another one, and not too often."""
+        if found is None:
+            return
+        now_s, known = time.monotonic(), self.pace
+        same = known and abs(found.speed - known.speed) <= _SAME_SPEED * known.speed
+        if not same and now_s - self._pace_s >= _PACE_EVERY_S:
+            self.pace, self._pace_s = found, now_s
 
     def record(self) -> WorkerRecord:
         """Return what the node publishes about it."""
@@ -119,6 +180,10 @@ class Worker:
             info=self.info,
             result=self.result,
             ending=self.ending,
+            speed=round(self.pace.speed, 4) if self.pace else 0.0,
+            waits=round(self.pace.waits, 3) if self.pace else 0.0,
+            data=round(self.pace.data, 3) if self.pace else 0.0,
+            busy=round(self.pace.busy, 3) if self.pace else 0.0,
         )
 
     def send(self, message: messages.FromAgent) -> None:
@@ -159,6 +224,16 @@ class Worker:
         self.page.set_fence(generation)
         self.send(messages.Fence(generation=generation))
 
+    def extend(self, until_ns: int) -> None:
+        """Let it act until then; callable from any thread."""
+        with contextlib.suppress(ValueError):  # it has just ended, and its page with it
+            self.page.extend(until_ns)
+
+    def ask_stacks(self) -> None:
+        """Begin to learn where it stands."""
+        with contextlib.suppress(ProcessLookupError):
+            self.probe = StackProbe(self.child.pid, fd=self._stack_fd)
+
     def stop(self, reason: str) -> None:
         """Ask it to end."""
         self.page.set_fence(EVERY_GENERATION)
@@ -166,8 +241,15 @@ class Worker:
 
     def close(self) -> None:
         """Release the agent's ends; the process must have ended."""
+        if self.probe:
+            self.probe.close()
         self.socket.close()
         self.page.close()
+        os.close(self._stack_fd)
+
+
+def _is_number(value: Json) -> TypeGuard[int | float]:
+    return isinstance(value, int | float)
 
 
 class WorkerTable:
@@ -175,6 +257,7 @@ class WorkerTable:
 
     def __init__(self) -> None:
         self._by_seat: dict[str, Worker] = {}
+        self._until_ns = 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._by_seat.values()))
@@ -186,6 +269,7 @@ class WorkerTable:
     def put(self, worker: Worker) -> None:
         """Make it its seat's newest."""
         self._by_seat[worker.seat] = worker
+        worker.extend(self._until_ns)
 
     def drop(self, seat: str) -> None:
         """Forget a dead worker of a seat that moved away."""
@@ -198,6 +282,12 @@ class WorkerTable:
     def records(self) -> tuple[WorkerRecord, ...]:
         """Return what the node publishes, by seat."""
         return tuple(self._by_seat[seat].record() for seat in sorted(self._by_seat))
+
+    def extend(self, until_ns: int) -> None:
+        """Let the workers act until then, on the monotonic clock; callable from any thread."""
+        self._until_ns = until_ns
+        for worker in self.living():
+            worker.extend(until_ns)
 
     def kill_all(self) -> None:
         """SIGKILL every worker; callable from any thread."""

@@ -39,13 +39,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Coordinator(Protocol):
     """A linearizable key-value store; safe to share between threads.
 
-    Every change makes a new *revision* of the whole store. Every method raises
+    Every change makes a new *revision* of the whole store (the keys that one lease deletes at its
+    end may share one). Every method raises
     ``CoordinatorError`` when the store cannot be reached or refuses; a call that failed so may
     or may not have taken effect.
     """
 
     def grant(self, ttl_s: float) -> int:
-        """Return a new lease that ends ``ttl_s`` after its last `keep_alive`."""
+        """Return a new lease that ends ``ttl_s`` after its last `keep_alive`, never sooner.
+
+        It may end later: etcd counts whole seconds and allows no lease shorter than an election.
+        """
 
     def keep_alive(self, lease: int) -> None:
         """Start the lease's time anew. Raises ``LeaseExpired`` when it has ended."""

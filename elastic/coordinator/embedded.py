@@ -1,15 +1,28 @@
 """The coordinator that needs no installation: a `KeyValueTable` behind an authenticated socket.
 
-It lives in the launcher's process and memory. First version: it does not outlive the launcher,
-and neither does the job. A pause of the process itself ends no lease (they are put off by the
-length of the pause), because holders could not have kept them alive.
+It lives in the launcher or in the agent of the first node; the death of any worker, sidecar or
+other agent does not touch it. While its process is away nobody can agree, and a node whose agent
+cannot renew its lease for ``self_fence_s`` ends its workers. What its death means depends on where
+it lives:
+
+- in the launcher (one machine): the job ends with the launcher, and the table with both;
+- in an agent, with a journal: whoever starts that agent again serves the same table at the same
+  address. No revision is used twice, the chain of generations goes on, and every lease begins
+  anew, because nobody could have kept it alive. For the same reason a pause of the process ends
+  no lease: they are put off by its length;
+- the loss of the journal's machine is the end of the run. A new one begins from checkpoints. Where
+  that is not good enough, etcd is (`elastic.coordinator.etcd`).
+
+It binds any address; from other machines as from this one only the run's key admits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +32,7 @@ from ckpt.transport import Client, Request, RunKey, Server
 from ckpt.types import Json
 from elastic.clock import Clock, SystemClock
 from elastic.coordinator.base import Entry, Event
+from elastic.coordinator.journal import Journal
 from elastic.coordinator.memory import KeyValueTable
 from elastic.errors import CoordinatorError, ElasticError, LeaseExpired
 
@@ -26,6 +40,7 @@ TICK_S = 0.02
 PAUSE_S = 0.3
 MAX_WATCH_S = 60.0
 _WATCH_SLICE_S = 1.0
+_JOURNAL_BYTES = 32 << 20
 
 _T = TypeVar("_T")
 
@@ -52,17 +67,33 @@ class _Watch:
 class EmbeddedServer:
     """Serves a table until closed; everything runs on the transport's one I/O thread.
 
-    Raises ``CoordinatorError`` when the address cannot be bound.
+    With a ``journal`` the table is the one written there, and whatever changes is written there
+    before anybody is answered. Raises ``CoordinatorError`` when the address cannot be bound, or
+    the journal not be used.
     """
 
     def __init__(
-        self, key: RunKey, *, bind: str = "tcp://127.0.0.1:*", clock: Clock | None = None
+        self,
+        key: RunKey,
+        *,
+        bind: str = "tcp://127.0.0.1:*",
+        journal: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._table = KeyValueTable()
+        self._journal = Journal(journal) if journal else None
+        self._journal_limit_bytes = _JOURNAL_BYTES
         self._watches: dict[bytes, _Watch] = {}
         self._answered = 0
         self._ticked_s = self._clock.now_s()
+        try:
+            if self._journal:
+                self._table.replay(self._journal.load(), now_s=self._ticked_s)
+                self._table.write_down = self._journal.append
+        except CoordinatorError:
+            self._close_journal()
+            raise
         try:
             self._server = Server(
                 self._handle,
@@ -73,12 +104,18 @@ class EmbeddedServer:
                 errors=(CkptError, ElasticError),
             )
         except PeerError as error:
+            self._close_journal()
             raise CoordinatorError(f"the coordinator {error}") from error
         self.address = self._server.address
 
     def close(self) -> None:
-        """Stop serving; the table is forgotten."""
+        """Stop serving; without a journal the table is forgotten."""
         self._server.close()
+        self._close_journal()
+
+    def _close_journal(self) -> None:
+        if self._journal:
+            self._journal.close()
 
     def _handle(self, request: Request) -> None:
         now_s = self._advance()
@@ -126,7 +163,15 @@ class EmbeddedServer:
         return now_s
 
     def _tick(self) -> None:
-        self._answer_watches(self._advance())
+        with contextlib.suppress(CoordinatorError):  # a full disk: who asks is told
+            self._advance()
+            self._shorten_journal()
+        self._answer_watches(self._ticked_s)
+
+    def _shorten_journal(self) -> None:
+        if self._journal and self._journal.size_bytes > self._journal_limit_bytes:
+            self._journal.rewrite(self._table.changes())
+            self._journal_limit_bytes = max(_JOURNAL_BYTES, 2 * self._journal.size_bytes)
 
     def _answer_watches(self, now_s: float, *, only: bytes | None = None) -> None:
         changed = self._table.revision != self._answered

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from elastic.clock import Clock, SystemClock
 from elastic.coordinator.base import Entry, Event, EventKind
+from elastic.coordinator.journal import Change, ChangeKind
 from elastic.errors import CoordinatorError, LeaseExpired
 
 MAX_VALUE_BYTES = 64 << 20
@@ -28,7 +29,10 @@ class _Lease:
 
 
 class KeyValueTable:
-    """Entries, leases and the newest events; every method runs at the time it is given."""
+    """Entries, leases and the newest events; every method runs at the time it is given.
+
+    ``write_down`` is called with every change before it is made; what it raises stops the change.
+    """
 
     def __init__(
         self,
@@ -39,17 +43,20 @@ class KeyValueTable:
         self._max_events, self._max_bytes = max_history_events, max_history_bytes
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
-        self._lease_ids = itertools.count(1)
+        self._newest_lease = 0
         self._history: list[Event] = []
         self._history_bytes = 0
         self._forgotten = 0
         self.revision = 0
+        self.write_down: Callable[[Change], None] = _keep_in_mind
 
     def grant(self, ttl_s: float, *, now_s: float) -> int:
         """Return a new lease that ends at ``now_s + ttl_s``."""
         if not ttl_s > 0:
             raise CoordinatorError(f"lease of {ttl_s} s: the time to live must be positive")
-        lease = next(self._lease_ids)
+        lease = self._newest_lease + 1
+        self.write_down(Change(kind=ChangeKind.GRANT, lease=lease, ttl_s=ttl_s))
+        self._newest_lease = lease
         self._leases[lease] = _Lease(ttl_s, now_s + ttl_s)
         return lease
 
@@ -65,9 +72,11 @@ class KeyValueTable:
 
     def revoke(self, lease: int) -> None:
         """End a lease and delete its keys; nothing happens when it has ended already."""
-        if found := self._leases.pop(lease, None):
+        if found := self._leases.get(lease):
             for key in sorted(found.keys):
                 self.delete(key)
+            self.write_down(Change(kind=ChangeKind.END, lease=lease))
+            del self._leases[lease]
 
     def expire(self, now_s: float) -> list[int]:
         """End every lease whose time is up, and return them."""
@@ -97,6 +106,11 @@ class KeyValueTable:
             )
         if lease is not None:
             self._live(lease)
+        self.write_down(
+            Change(
+                kind=ChangeKind.PUT, key=key, value=value, revision=self.revision + 1, lease=lease
+            )
+        )
         self._detach(key)
         if lease is not None:
             self._leases[lease].keys.add(key)
@@ -120,6 +134,7 @@ class KeyValueTable:
         """Delete, and say whether the key was there."""
         if key not in self._entries:
             return False
+        self.write_down(Change(kind=ChangeKind.DELETE, key=key, revision=self.revision + 1))
         self._detach(key)
         del self._entries[key]
         self._record(EventKind.DELETE, key, "")
@@ -131,6 +146,40 @@ class KeyValueTable:
             return [Event(kind=EventKind.RESET, key=prefix, value="", revision=self.revision)]
         start = bisect_right(self._history, after, key=lambda event: event.revision)
         return [event for event in self._history[start:] if event.key.startswith(prefix)]
+
+    def replay(self, changes: Iterable[Change], *, now_s: float) -> None:
+        """Make changes that were written down; every lease that had not ended begins anew."""
+        for change in changes:
+            match change:
+                case Change(kind=ChangeKind.GRANT, lease=int(lease)):
+                    self._newest_lease = max(self._newest_lease, lease)
+                    self._leases[lease] = _Lease(change.ttl_s, now_s + change.ttl_s)
+                case Change(kind=ChangeKind.END, lease=int(lease)):
+                    self.revoke(lease)
+                case Change(kind=ChangeKind.PUT):
+                    self.revision = change.revision - 1
+                    self.put(change.key, change.value, lease=change.lease)
+                case Change(kind=ChangeKind.DELETE):
+                    self.delete(change.key)
+                case Change(kind=ChangeKind.BASE):
+                    self.revision = self._forgotten = change.revision
+                    self._newest_lease = change.lease or 0
+                    self._history, self._history_bytes = [], 0
+
+    def changes(self) -> list[Change]:
+        """Return the fewest changes that lead here; older events are forgotten with them."""
+        leases = [
+            Change(kind=ChangeKind.GRANT, lease=lease, ttl_s=state.ttl_s)
+            for lease, state in self._leases.items()
+        ]
+        puts = [
+            Change(
+                kind=ChangeKind.PUT, key=e.key, value=e.value, revision=e.revision, lease=e.lease
+            )
+            for e in sorted(self._entries.values(), key=lambda entry: entry.revision)
+        ]
+        base = Change(kind=ChangeKind.BASE, revision=self.revision, lease=self._newest_lease)
+        return [*leases, *puts, base]
 
     def _live(self, lease: int) -> _Lease:
         if (found := self._leases.get(lease)) is None:
@@ -161,6 +210,10 @@ class KeyValueTable:
             self._forgotten = event.revision
             drop += 1
         del self._history[:drop]
+
+
+def _keep_in_mind(change: Change) -> None:
+    """Write nothing down: the table ends with its process."""
 
 
 class MemoryCoordinator:

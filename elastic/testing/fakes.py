@@ -15,11 +15,12 @@ from ckpt.world import (
     SnapshotWorld,
 )
 from elastic.membership import View, identity
-from elastic.plan import extend_timeline
+from elastic.planning.plan import extend_timeline
 from elastic.records import (
     GenerationRecord,
     JobSpec,
     Member,
+    MeshSize,
     NodeRecord,
     Origin,
     Outcome,
@@ -127,6 +128,7 @@ def generation(
         restore=restore,
         reason="because",
         nodes={each.node: identity(each) for each in nodes},
+        mesh=MeshSize(dp=len(ranks)),
         timeline=tuple(timeline)
         or extend_timeline((), Origin(generation=number, step=restore.step if restore else -1)),
     )

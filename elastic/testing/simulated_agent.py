@@ -1,21 +1,19 @@
 """An agent without processes: the production decisions, with effects on virtual time.
 
 It does what `elastic.agent` does around the decisions, with every delay, lost reply and stale
-view that real ones meet: reads and writes take time and fail while the node is cut off, parking
-takes time, a hung worker is killed late, a lease that cannot be renewed ends the workers.
+view that real ones meet: reads and writes take time and fail while the network is disturbed,
+parking takes time, a hung worker is killed late, a lease that cannot be renewed ends the workers.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from ckpt.world import Inventory
 from elastic import agree, seating
-from elastic.errors import CoordinatorError, ElasticError, LeaseExpired
+from elastic.errors import ElasticError, LeaseExpired
 from elastic.membership import (
     View,
     encode,
@@ -25,16 +23,12 @@ from elastic.membership import (
     role_of,
     seating_key,
 )
-from elastic.records import (
-    TRAINER,
-    JobSpec,
-    NodeRecord,
-    Outcome,
-    Seating,
-    WorkerRecord,
-    WorkerState,
-)
+from elastic.planning.inventories import compact
+from elastic.records import TRAINER, NodeRecord, Outcome, Seating, WorkerState
+from elastic.testing.network import COORDINATOR
+from elastic.testing.simulated_calls import Calls
 from elastic.testing.simulated_sidecar import SimulatedSidecar
+from elastic.testing.simulated_worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from elastic.testing.simulator import Simulation
@@ -42,57 +36,10 @@ if TYPE_CHECKING:
 LEASE_TTL_S = 1.0
 KEEP_ALIVE_S = 0.25
 SELF_FENCE_S = 0.7
-CALL_TIMEOUT_S = 0.4
 PARK_TIMEOUT_S = 2.0
 HANG_S = 1.5
+_READ_RETRY_S = 0.1
 _SEATERS = 3  # enough to race for it
-
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class SimulatedWorker:
-    """A worker process: what its record says, the generation it acts in (0: none)."""
-
-    seat: str
-    attempt: int
-    incarnation: str
-    spec: JobSpec | None
-    state: WorkerState = WorkerState.STARTING
-    ready_after: int = 0
-    active_in: int = 0
-    hung: bool = False
-    ending: str = ""
-
-    @property
-    def acts(self) -> bool:
-        """Whether the process could still do something to the job."""
-        return self.state is WorkerState.ACTIVE
-
-    def record(self) -> WorkerRecord:
-        """Return what the node publishes about it."""
-        return WorkerRecord(
-            seat=self.seat,
-            incarnation=self.incarnation,
-            pid=0,
-            state=self.state,
-            attempt=self.attempt,
-            ready_after=self.ready_after,
-            spec=self.spec,
-            ending=self.ending,
-        )
-
-    def kill(self, ending: str) -> None:
-        """End the process."""
-        if self.state is not WorkerState.DONE:
-            self.state, self.active_in, self.ending = WorkerState.DEAD, 0, ending
-
-
-@dataclass(slots=True)
-class _Call(Generic[_T]):
-    name: str
-    apply: Callable[[], _T]
-    then: Callable[[_T | ElasticError], None]
 
 
 class SimulatedAgent:
@@ -101,11 +48,10 @@ class SimulatedAgent:
     def __init__(self, sim: Simulation, name: str, *, slots: dict[str, int], number: int) -> None:
         self.sim, self.name, self.slots = sim, name, slots
         self.incarnation = f"{name}#{number}"
-        self.alive, self.connected = True, True
+        self.alive = True
         self.workers: dict[str, SimulatedWorker] = {}
         self.sidecar_starts = 0
         self.sidecar: SimulatedSidecar
-        self._start_sidecar()
         self.fenced = 0
         self.view = View(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
         self._inventory: Inventory | None = None
@@ -113,15 +59,33 @@ class SimulatedAgent:
         self._seen = agree.Seen()
         self._lease: int | None = None
         self._renewed_s = sim.now_s
-        self._calls: deque[_Call[object]] = deque()
-        self._calling, self._reading = False, False
+        self._calls = Calls(self)
+        self._reading = False
         self._deciding: float | None = None
-        self._published: NodeRecord | None = None
+        self._published: tuple[NodeRecord, int] | None = None
         self._dirty = False
-        self._busy: set[str] = set()
+        self._paused = False
+        self._missed: list[Callable[[], None]] = []
+        self._crash: tuple[int, bool, Callable[[], None]] | None = None
+        self._start_sidecar()
         self._register()
         self._beat()
         self.notice()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Do something that much later, if the agent still lives then; when it is not paused."""
+        self.sim.schedule.after(delay_s, lambda: self._do(act))
+
+    def _soon(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
+        self.sim.schedule.soon(least_s, most_s, lambda: self._do(act))
+
+    def _do(self, act: Callable[[], None]) -> None:
+        if self._paused:
+            self._missed.append(act)
+        elif self.alive:
+            act()
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -142,14 +106,50 @@ class SimulatedAgent:
         self.sidecar.alive = False
         self._soon(0.1, 0.5, self._start_sidecar)
 
+    def pause(self) -> None:
+        """Stop the agent; its workers keep to the time until which its lease lets them act."""
+        if self._paused:
+            return
+        self._paused = True
+        left_s = max(self._renewed_s + SELF_FENCE_S - self.sim.now_s, 0.0)
+        self.sim.schedule.after(left_s, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        overdue = self.sim.now_s >= self._renewed_s + SELF_FENCE_S
+        if self.alive and self._paused and overdue:
+            for worker in self.workers.values():
+                worker.kill("its agent is stopped")
+
+    def resume(self) -> None:
+        """Let it go on, with everything it missed; nor will it crash at a call."""
+        self._crash = None
+        missed, self._missed, self._paused = self._missed, [], False
+        for act in missed:
+            self.sim.schedule.soon(0.0, 0.002, lambda act=act: self._do(act))  # type: ignore[misc]
+        self._soon(0.0, 0.002, self._reap)
+
+    def crash_at_call(self, number: int, *, before: bool, then: Callable[[], None]) -> None:
+        """Lose the node at its next call but ``number``: before it is sent, or right after."""
+        self._crash = number, before, then
+
+    def passes_call(self, send: Callable[[], None]) -> None:
+        """Make a call, unless the node is to be lost with it."""
+        if self._crash is None:
+            send()
+            return
+        left, before, then = self._crash
+        if left or not before:
+            send()
+        if left:
+            self._crash = left - 1, before, then
+        else:
+            self.sim.log(f"{self.name} crashes at a call")
+            self.kill()
+            then()
+
     def _reap(self) -> None:
         self._settle(self._fencing)
         self.publish()
-
-    def reconnect(self) -> None:
-        """The coordinator can be reached again."""
-        self.connected = True
-        self.notice()
 
     def _start_sidecar(self) -> None:
         self.sidecar_starts += 1
@@ -161,50 +161,6 @@ class SimulatedAgent:
 
     # -- the coordinator -----------------------------------------------------------------------
 
-    def _soon(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
-        self.sim.schedule.soon(least_s, most_s, lambda: act() if self.alive else None)
-
-    def _call(
-        self, name: str, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]
-    ) -> None:
-        """Make a call after those before it; a name is queued or under way at most once."""
-        if name in self._busy:
-            return
-        self._busy.add(name)
-        self._calls.append(_Call(name, apply, then))  # type: ignore[arg-type]
-        self._pump()
-
-    def _pump(self) -> None:
-        if self._calling or not self._calls:
-            return
-        self._calling = True
-        call = self._calls.popleft()
-
-        def arrive() -> None:
-            if self.connected:
-                try:
-                    result = call.apply()
-                except ElasticError as error:
-                    result = error
-                self._soon(0.0005, 0.005, lambda: reply(result))
-            else:
-                reply(None)
-
-        def reply(result: object) -> None:
-            if self.connected:
-                finish(result)
-            else:
-                self._soon(CALL_TIMEOUT_S, CALL_TIMEOUT_S, lambda: finish(lost))
-
-        def finish(result: object) -> None:
-            self._calling = False
-            self._busy.discard(call.name)
-            call.then(result)
-            self._pump()
-
-        lost = CoordinatorError("no answer")
-        self._soon(0.0005, 0.005, arrive)
-
     def _register(self) -> None:
         def granted(result: int | ElasticError) -> None:
             if isinstance(result, ElasticError):
@@ -214,95 +170,129 @@ class SimulatedAgent:
             self.publish()
 
         asked_s = self.sim.now_s
-        self._call("grant", lambda: self.sim.grant(LEASE_TTL_S), granted)
+        self._calls.make("grant", lambda: self.sim.grant(LEASE_TTL_S), granted)
 
     def _beat(self) -> None:
-        """Renew the lease; end the workers before it can run out."""
+        """Renew the lease; end the workers before it can run out, and give it up then.
+
+        A node that is heard but hears nothing would keep its lease, and the others waiting.
+        """
         asked_s = self.sim.now_s
-        if asked_s - self._renewed_s > SELF_FENCE_S:
-            self._self_fence()
-        if self._lease is not None and self.connected:
-            # a connection of its own: nothing delays it but the network
-            lease = self._lease
-            self._soon(0.0005, 0.005, lambda: self._renew(lease, asked_s))
-        self.sim.schedule.after(
-            min(KEEP_ALIVE_S, 0.05) if not self.connected else KEEP_ALIVE_S,
-            lambda: self._beat() if self.alive else None,
-        )
+        if self._lease is not None and asked_s - self._renewed_s > SELF_FENCE_S:
+            self._lose_lease()
+        if self._lease is not None:
+            self._renew(self._lease, asked_s)
+        self.after(KEEP_ALIVE_S if self._is_punctual(asked_s) else 0.05, self._beat)
+
+    def _is_punctual(self, now_s: float) -> bool:
+        return now_s - self._renewed_s < KEEP_ALIVE_S * 1.5
 
     def _renew(self, lease: int, asked_s: float) -> None:
-        if lease != self._lease or not self.connected:
-            return
-        try:
-            self.sim.table.keep_alive(lease, now_s=self.sim.now_s)
-            self._renewed_s = asked_s
-        except ElasticError:
-            self._self_fence()
-            self._lease = None
-            self._register()
+        def renewed(result: object) -> None:
+            if lease != self._lease:
+                return
+            if isinstance(result, ElasticError):
+                self._lose_lease()
+            else:
+                self._renewed_s = max(self._renewed_s, asked_s)
 
-    def _self_fence(self) -> None:
+        self._calls.once(lambda: self.sim.table.keep_alive(lease, now_s=self.sim.now_s), renewed)
+
+    def _lose_lease(self) -> None:
+        self._lease = None
         for worker in self.workers.values():
             if worker.state is not WorkerState.DEAD:
                 worker.kill("lease lost")
         self._reap()
+        self._register()
 
     def notice(self) -> None:
         """Something changed at the coordinator: read it after a while."""
-        if self._reading or not self.alive:
+        if not self._reading and self.alive:
+            self._reading = True
+            self._read()
+
+    def _read(self) -> None:
+        copies = () if self.sim.is_out else self.sim.network.fate(COORDINATOR, self.name)
+        least_s, most_s = self.sim.config.notice_s
+        if copies:
+            self._soon(least_s + min(copies), most_s + min(copies), self._look)
+        else:
+            self.after(_READ_RETRY_S, self._read)
+
+    def _look(self) -> None:
+        self._reading = False
+        view = self.sim.view()
+        if view.revision < self.view.revision:
             return
-        self._reading = True
+        self.view = view
+        if self._is_misquoted():
+            self._published = None
+            self.publish()
+        self.carry_on()
 
-        def read() -> None:
-            self._reading = False
-            if self.connected:
-                self.view = self.sim.view()
-                self.carry_on()
+    def _is_misquoted(self) -> bool:
+        """Whether the coordinator shows another record of this node than the last one published.
 
-        self._soon(*self.sim.config.notice_s, read)
+        An older write of ours may take effect behind a newer one, and a lease of ours that ends
+        takes along what was written under it.
+        """
+        if self._published is None:
+            return False
+        record, revision = self._published
+        shown = self.view.decoded.get(node_key(self.sim.run_id, self.name))
+        if shown is None:
+            return self.view.revision >= revision
+        return shown[0] > revision and shown[1] != record
 
     def publish(self) -> None:
         """Publish the node's record as it is when the call is made."""
 
         def put() -> int:
-            if self._lease is None:
+            if lease is None:
                 raise LeaseExpired("the lease was lost")
-            self._dirty = False
-            record = NodeRecord(
-                node=self.name,
-                incarnation=self.incarnation,
-                domain=self.name,
-                sidecar=self.sidecar.address if self.sidecar.alive else "",
-                slots=self.slots,
-                workers=tuple(w.record() for _, w in sorted(self.workers.items())),
-                fenced=self.fenced,
-                inventory=self._inventory,
-                sidecar_starts=self.sidecar_starts,
-            )
-            if record == self._published:
-                return 0
             key = node_key(self.sim.run_id, self.name)
-            revision = self.sim.put(key, encode(record), self._lease)
-            self._published = record
-            return revision
+            return self.sim.put(key, encode(record), lease)
 
         def done(result: int | ElasticError) -> None:
             if isinstance(result, ElasticError):
                 self._published = None
                 self._soon(0.01, 0.05, self.publish)
-            elif self._dirty:
+                return
+            self._published = record, result
+            if self._dirty:
                 self.publish()
 
         self._dirty = True
-        if self._lease is not None and self.alive:
-            self._call("publish", put, done)
+        if self._calls.is_waiting("publish"):
+            return
+        record, lease = self._record(), self._lease
+        self._dirty = False
+        if lease is not None and self.alive and (record, lease) != self._stands():
+            self._calls.make("publish", put, done)
+
+    def _stands(self) -> tuple[NodeRecord, int | None] | None:
+        return (self._published[0], self._lease) if self._published else None
+
+    def _record(self) -> NodeRecord:
+        return NodeRecord(
+            node=self.name,
+            incarnation=self.incarnation,
+            domain=self.sim.domain_of(self.name),
+            sidecar=self.sidecar.address if self.sidecar.alive else "",
+            slots=self.slots,
+            workers=tuple(w.record() for _, w in sorted(self.workers.items())),
+            fenced=self.fenced,
+            inventory=self._inventory,
+            sidecar_starts=self.sidecar_starts,
+        )
 
     # -- the decisions -------------------------------------------------------------------------
 
     def carry_on(self) -> None:
         """Bring the node to where the view says it should be."""
         self._deciding = None
-        if not self.connected or self._lease is None:
+        if self._lease is None:
             return
         if self.view.outcome:
             for worker in self.workers.values():
@@ -395,7 +385,7 @@ class SimulatedAgent:
             self._soon(due_s - self.sim.now_s, due_s - self.sim.now_s + 0.001, self.carry_on)
 
     def _set(self, key: str, value: str, expected: int) -> None:
-        self._call(
+        self._calls.make(
             f"set {key}",
             lambda: self.sim.compare_and_set(key, value, expected, by=self.name),
             lambda result: self.notice(),
@@ -437,7 +427,8 @@ class SimulatedAgent:
         def take() -> None:
             if generation != self._fencing or self.fenced >= generation:
                 return
-            self._inventory = self.sidecar.inventory() if self.sidecar.alive else None
+            found = self.sidecar.inventory() if self.sidecar.alive else None
+            self._inventory = compact(found, self.view.generation) if found else None
             self.fenced = generation
             self.publish()
 

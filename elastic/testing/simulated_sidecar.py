@@ -17,11 +17,16 @@ _MAX_RETRIES = 200
 class Network(Protocol):
     """What a simulated sidecar needs of the world around it."""
 
-    def post(self, address: str, act: Callable[[SimulatedSidecar], None]) -> None:
-        """Have the sidecar at ``address`` act after a delay, unless it is gone by then."""
+    def post(
+        self, source: SimulatedSidecar, address: str, act: Callable[[SimulatedSidecar], None]
+    ) -> None:
+        """Have the sidecar at ``address`` act some time, maybe twice, unless one is gone first."""
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """Call ``act`` that much later."""
+
+    def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """Take note that a sidecar has taken a worker's block."""
 
     def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
         """Take note that a sidecar sees a snapshot protected."""
@@ -71,6 +76,7 @@ class SimulatedSidecar:
             return
         if self.book.is_gone(key):
             return
+        self._network.sealed(self, key)
         self._blocks[key, rank] = entry
         self._tell(lambda book: book.seal(entry))
 
@@ -90,10 +96,13 @@ class SimulatedSidecar:
         )
 
     def _tell(self, event: Callable[[Book], list[Instruction]]) -> None:
-        """Have every sidecar of the group take an event; those behind are told again."""
+        """Take an event, then have every other sidecar of the group take it."""
         world = self.book.world
         assert world is not None
+        self._carry_out(event(self.book))
         for peer in world.peers:
+            if peer.address == self.address:
+                continue
             self._send(peer.address, event, generation=world.generation, retries=0)
 
     def _send(
@@ -116,7 +125,7 @@ class SimulatedSidecar:
         def again() -> None:
             self._send(address, event, generation=generation, retries=retries + 1)
 
-        self._network.post(address, deliver)
+        self._network.post(self, address, deliver)
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:

@@ -14,7 +14,8 @@ from elastic.records import GenerationRecord, Member, WorkerState
 from elastic.testing.simulated_sidecar import SimulatedSidecar
 
 if TYPE_CHECKING:
-    from elastic.testing.simulated_agent import SimulatedAgent, SimulatedWorker
+    from elastic.testing.simulated_agent import SimulatedAgent
+    from elastic.testing.simulated_worker import SimulatedWorker
     from elastic.testing.simulator import Simulation
 
 _POLL_S = 0.01

@@ -6,9 +6,10 @@ seeds give equal runs, whatever the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 
 import msgspec
 
@@ -17,12 +18,18 @@ from elastic import agree
 from elastic.coordinator.memory import KeyValueTable
 from elastic.membership import View, generation_key, outcome_key, role_of, run_prefix
 from elastic.records import TRAINER, GenerationRecord, JobSpec, Outcome, WorkerState
+from elastic.testing.faults import Fault, draw_faults
+from elastic.testing.injection import Injection
+from elastic.testing.network import SimulatedNetwork
 from elastic.testing.schedule import Schedule
-from elastic.testing.simulated_agent import SimulatedAgent, SimulatedWorker
+from elastic.testing.simulated_agent import SimulatedAgent
 from elastic.testing.simulated_sidecar import SimulatedSidecar
 from elastic.testing.simulated_training import InvariantError, Training, require
+from elastic.testing.simulated_worker import SimulatedWorker
 
 _EXPIRY_TICK_S = 0.02
+_RESEND_S = 0.2
+_MAX_RESENDS = 200
 _MAX_EVENTS_SHOWN = 80
 
 
@@ -30,7 +37,8 @@ _MAX_EVENTS_SHOWN = 80
 class SimulationConfig:
     """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
 
-    ``notice_s`` is how long an agent takes to see a change at the coordinator.
+    ``notice_s`` is how long an agent takes to see a change at the coordinator, beyond the way
+    there. ``domains`` is into how many failure domains the nodes fall (0: each its own).
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
     mended, and the job must end within ``patience_s``.
@@ -46,7 +54,8 @@ class SimulationConfig:
     step_s: tuple[float, float] = (0.03, 0.06)
     copy_s: tuple[float, float] = (0.002, 0.03)
     startup_s: tuple[float, float] = (0.2, 2.0)
-    notice_s: tuple[float, float] = (0.0005, 0.02)
+    notice_s: tuple[float, float] = (0.0, 0.015)
+    domains: int = 0
     faults: int = 8
     calm_s: float = 15.0
     patience_s: float = 60.0
@@ -68,9 +77,16 @@ class Report:
 class Simulation:
     """One run. Also the network of the sidecars and the coordinator of the agents."""
 
-    def __init__(self, config: SimulationConfig, *, seed: int) -> None:
+    def __init__(
+        self, config: SimulationConfig, *, seed: int, faults: Sequence[Fault] | None = None
+    ) -> None:
+        """Prepare a run with the faults of ``seed``, or with these."""
         self.config, self.run_id = config, "sim"
         self.schedule = Schedule(seed)
+        self.network = SimulatedNetwork(self.schedule.random)
+        self.faults = faults_of(config, seed=seed) if faults is None else tuple(faults)
+        self.is_out = False
+        self._injection = Injection(self)
         self.table = KeyValueTable()
         self.agents: dict[str, SimulatedAgent] = {}
         self.addresses: dict[str, SimulatedSidecar] = {}
@@ -80,7 +96,6 @@ class Simulation:
         self._view = View(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
         self._fresh = 0
         self._starts: dict[str, int] = {}
-        self._faults: dict[str, int] = {}
 
     # -- what agents and sidecars call -----------------------------------------------------------
 
@@ -168,14 +183,44 @@ class Simulation:
         if role_of(worker.seat) == TRAINER:
             self.training.entered(worker.active_in)
 
-    def post(self, address: str, act: Callable[[SimulatedSidecar], None]) -> None:
-        """See `Network.post`."""
-        sidecar = self.addresses[address]
-        self.schedule.soon(0.0005, 0.005, lambda: act(sidecar) if sidecar.alive else None)
+    def post(
+        self, source: SimulatedSidecar, address: str, act: Callable[[SimulatedSidecar], None]
+    ) -> None:
+        """See `Network.post`: what is lost is sent again, so the order is anything."""
+        self._post(source, self.addresses[address], act, resends=0)
+
+    def _post(
+        self,
+        source: SimulatedSidecar,
+        target: SimulatedSidecar,
+        act: Callable[[SimulatedSidecar], None],
+        *,
+        resends: int,
+    ) -> None:
+        copies = self.network.fate(source.node, target.node)
+        for delay_s in copies:
+            self.schedule.after(delay_s, lambda: act(target) if target.alive else None)
+        if not copies and source.alive and target.alive and resends < _MAX_RESENDS:
+            again = partial(self._post, source, target, act, resends=resends + 1)
+            self.schedule.after(_RESEND_S, again)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """See `Network.later`."""
         self.schedule.after(delay_s, act)
+
+    def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """A sink takes something: it must not be of a generation it knows to be over."""
+        mine = self.generations[self.newest].nodes.get(sidecar.node)
+        over = key[0] < self.newest and mine is not None
+        held = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
+        require(
+            not (over and held is not None and held.fenced >= key[0]),
+            f"{sidecar.address} takes a block of generation {key[0]}, which it has fenced",
+        )
+
+    def domain_of(self, node: str) -> str:
+        """Return the failure domain of a node."""
+        return f"d{int(node[1:]) % self.config.domains}" if self.config.domains else node
 
     def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
         """See `Network.protected`."""
@@ -189,14 +234,11 @@ class Simulation:
 
     def run(self) -> Report:
         """Run the job to its end. Raises ``InvariantError`` with the trace's end."""
-        config, random = self.config, self.schedule.random
+        config = self.config
         for number in range(config.nodes):
-            self.schedule.soon(0.0, 0.2, partial(self._start_node, f"n{number}"))
-        for _ in range(config.faults):
-            at_s = random.uniform(0.3, config.calm_s)
-            for _ in range(random.choice((1, 1, 2, 3))):
-                self.schedule.after(at_s + random.uniform(0, 0.4), self._fault)
-        self.schedule.after(config.calm_s + 0.5, self._mend)
+            self.schedule.soon(0.0, 0.2, partial(self.start_node, f"n{number}"))
+        self._injection.begin(self.faults)
+        self.schedule.after(config.calm_s + 0.5, self._injection.mend)
         self._expire()
         try:
             limit_s = config.calm_s + config.patience_s
@@ -212,59 +254,44 @@ class Simulation:
             outcome=self.outcome,
             ended_s=self.now_s,
             generations=self.newest,
-            faults=dict(sorted(self._faults.items())),
+            faults=dict(sorted(self._injection.counts.items())),
             restores=self.training.restores,
         )
 
-    def _start_node(self, name: str) -> None:
+    def start_node(self, name: str) -> None:
+        """Start a node, unless it lives."""
         if (agent := self.agents.get(name)) and agent.alive:
             return
         number = self._starts[name] = self._starts.get(name, 0) + 1
         self.log(f"{name} starts (#{number})")
         self.agents[name] = SimulatedAgent(self, name, slots=self.config.slots, number=number)
 
-    def _expire(self) -> None:
-        if self.table.expire(self.now_s):
+    def outage(self, seconds: float) -> None:
+        """The coordinator is away; no lease ends meanwhile, for none could be renewed."""
+        if self.is_out:
+            return
+        self.is_out = True
+
+        def back() -> None:
+            self.is_out = False
+            self.table.postpone(seconds)
             self._changed()
-        self.schedule.after(_EXPIRY_TICK_S, self._expire)
 
-    def _mend(self) -> None:
-        self.log("calm: everything is mended")
-        for number in range(self.config.nodes):
-            self._start_node(f"n{number}")
-        for agent in self.agents.values():
-            agent.reconnect()
+        self.schedule.after(seconds, back)
 
-    def _fault(self) -> None:
-        """Hurt something alive, chosen at random."""
-        random = self.schedule.random
-        agents = [agent for _, agent in sorted(self.agents.items()) if agent.alive]
-        if not agents:
-            return
-        agent = random.choice(agents)
-        seats = sorted(s for s, w in agent.workers.items() if w.state is not WorkerState.DEAD)
-        kind = random.choice(("worker", "worker", "hang", "node", "node", "sidecar", "cut", "cut"))
-        if kind in ("worker", "hang") and not seats:
-            return
-        self._faults[kind] = self._faults.get(kind, 0) + 1
-        if kind == "worker":
-            seat = random.choice(seats)
-            self.log(f"FAULT {seat} on {agent.name} is killed")
-            agent.kill_worker(seat)
-        elif kind == "hang":
-            seat = random.choice(seats)
-            self.log(f"FAULT {seat} on {agent.name} hangs")
-            agent.hang(seat)
-        elif kind == "node":
-            self.log(f"FAULT node {agent.name} is lost")
-            agent.kill()
-            if random.random() < 0.7:
-                name = agent.name
-                self.schedule.soon(0.05, 5.0, lambda: self._start_node(name))
-        elif kind == "sidecar":
-            self.log(f"FAULT the sidecar of {agent.name} is killed")
-            agent.kill_sidecar()
-        else:
-            self.log(f"FAULT {agent.name} is cut off")
-            agent.connected = False
-            self.schedule.soon(0.1, 4.0, lambda: agent.reconnect() if agent.alive else None)
+    def _expire(self) -> None:
+        if not self.is_out and self.table.expire(self.now_s):
+            self._changed()
+        next_s = self.table.next_expiry_s()
+        wait_s = _EXPIRY_TICK_S if next_s is None else next_s - self.now_s
+        self.schedule.after(max(wait_s, _EXPIRY_TICK_S), self._expire)
+
+
+def faults_of(config: SimulationConfig, *, seed: int) -> tuple[Fault, ...]:
+    """Return the faults that befall a job under this seed."""
+    return draw_faults(
+        Random(f"faults of {seed}"),
+        bursts=config.faults,
+        nodes=config.nodes,
+        until_s=config.calm_s,
+    )

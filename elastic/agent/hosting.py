@@ -1,0 +1,43 @@
+"""The run's coordinator where it lives with an agent, and what becomes of it at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ckpt.transport import RunKey
+from elastic.agent.config import AgentConfig
+from elastic.coordinator.base import Coordinator
+from elastic.coordinator.embedded import EmbeddedServer
+from elastic.errors import CoordinatorError
+from elastic.membership import node_key
+
+JOURNAL = "coordinator.journal"
+_FAREWELL_S = 5.0
+_POLL_S = 0.02
+
+
+class Hosting:
+    """Serves the coordinator at ``config.coordinator_bind``, with its journal in the run directory.
+
+    An agent that is started again there goes on with the same table. Raises ``CoordinatorError``.
+    """
+
+    def __init__(self, config: AgentConfig, key: RunKey) -> None:
+        self._run = config.run
+        self._journal = Path(config.run_dir) / JOURNAL
+        self._server = EmbeddedServer(key, bind=config.coordinator_bind, journal=self._journal)
+
+    def end_with(self, coordinator: Coordinator) -> None:
+        """The job is over: let the other agents see it and leave, then forget the table."""
+        deadline_s = time.monotonic() + _FAREWELL_S
+        try:
+            while coordinator.range(node_key(self._run, ""))[0] and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+        except CoordinatorError:
+            pass  # it is as good as gone already
+        self._journal.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop serving; what is in the journal stays."""
+        self._server.close()

@@ -1,0 +1,131 @@
+"""Where a stuck worker stands: its Python stacks, taken without stopping or tracing it.
+
+Every worker has `faulthandler` write all stacks into a file it shares with its agent when a signal
+comes. That needs no right to trace processes (containers rarely give it), and works while the
+worker holds the interpreter's lock inside a native call, since the handler is native as well. Where
+nothing comes, py-spy is tried if it is installed: it reads a stopped process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from elastic.channel import STACK_SIGNAL
+
+MAX_TEXT: Final = 16 << 10
+"""Characters of the stacks that are kept; the main thread's come first."""
+
+_SIGNAL_S, _ALL_S = 0.2, 0.6
+_QUIET_S = 0.08  # the handler marks no end: it has come when nothing more is written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """What a probe found: ``at`` is the innermost frame of the main thread, ``text`` is all.
+
+    ``how`` is ``faulthandler``, ``py-spy`` or ``none``; ``kernel`` is the process's state and
+    what it waits for inside the kernel (``"D nfs_wait"``), as far as that can be read.
+    """
+
+    how: str
+    at: str
+    text: str
+    kernel: str
+
+
+class StackProbe:
+    """Asks one worker for its stacks; `poll` returns them when they are there, or when it gave up.
+
+    ``fd`` is the file that the worker's handler writes to.
+    """
+
+    def __init__(self, pid: int, *, fd: int) -> None:
+        self._pid, self._fd = pid, fd
+        self._from = self._seen = os.fstat(fd).st_size
+        self._began_s = self._grew_s = time.monotonic()
+        self._kernel = kernel_state(pid)
+        self._spy: subprocess.Popen[bytes] | None = None
+        self._spied = False
+        os.kill(pid, STACK_SIGNAL)
+
+    def poll(self) -> Stacks | None:
+        """Return what was found, None while more may come. Never blocks."""
+        now_s = time.monotonic()
+        since_s = now_s - self._began_s
+        size = os.fstat(self._fd).st_size
+        if size != self._seen:
+            self._seen, self._grew_s = size, now_s
+        whole = now_s - self._grew_s > _QUIET_S or since_s > _ALL_S
+        if size > self._from and whole:
+            data = os.pread(self._fd, size - self._from, self._from)
+            return self._found("faulthandler", data)
+        if since_s > _SIGNAL_S and size == self._from and not self._spied:
+            self._spied, self._spy = True, _spy(self._pid)
+        if (spy := self._spy) is not None and spy.poll() is not None:
+            self._spy = None
+            data, _ = spy.communicate()
+            if spy.returncode == 0:
+                return self._found("py-spy", data)
+        return self._found("none", b"") if since_s > _ALL_S else None
+
+    def _found(self, how: str, data: bytes) -> Stacks:
+        self.close()
+        blocks = _main_first(data.decode(errors="replace"))
+        at = next((frame for line in blocks[:1] for frame in _frames(line)), "")
+        text = "\n\n".join(blocks)[:MAX_TEXT]
+        return Stacks(how=how, at=at, text=text, kernel=self._kernel)
+
+    def close(self) -> None:
+        """End what was started."""
+        spy, self._spy = self._spy, None
+        if spy is not None:
+            if spy.poll() is None:
+                spy.kill()
+            spy.communicate()
+
+
+def _spy(pid: int) -> subprocess.Popen[bytes] | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return None
+    try:
+        return subprocess.Popen(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+
+
+def _main_first(text: str) -> list[str]:
+    """Return one block per thread, the main thread's first: the oldest, which is listed last."""
+    blocks = [block for block in text.strip().split("\n\n") if block]
+    named = [block for block in blocks if '"MainThread"' in block]
+    main = (named or blocks)[-1:]
+    return main + [block for block in blocks if block not in main]
+
+
+def _frames(block: str) -> list[str]:
+    """Return the lines of a block that name a frame, innermost first."""
+    return [line.strip() for line in block.splitlines()[1:] if line.strip()]
+
+
+def kernel_state(pid: int) -> str:
+    """Return the state letter of a process and where it sleeps in the kernel, empty when gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        waits = Path(f"/proc/{pid}/wchan").read_text().strip("0 \n")
+    except OSError:
+        return ""
+    letter = stat.rpartition(")")[2].split()[0]
+    return f"{letter} {waits}".strip()

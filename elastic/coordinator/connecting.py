@@ -1,0 +1,27 @@
+"""From the address of a coordinator to a connection with it."""
+
+from __future__ import annotations
+
+from ckpt.transport import RunKey
+from elastic.coordinator.base import Coordinator
+from elastic.coordinator.embedded import EmbeddedCoordinator
+from elastic.coordinator.etcd_address import PLAIN, SECURE, EtcdAddress
+
+
+def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator:
+    """Return a connection to the etcd or the embedded coordinator at ``address``.
+
+    etcd's are ``etcd://…`` and ``etcds://…`` (see `EtcdAddress`), the embedded one's is that of its
+    server, which admits whoever has the run's ``key``. Raises ``ConfigError`` for an address that
+    is none, a file that cannot be read, and a client library that is not installed.
+    """
+    if not is_etcd(address):
+        return EmbeddedCoordinator(address, key, timeout_s=timeout_s)
+    from elastic.coordinator.etcd import EtcdCoordinator
+
+    return EtcdCoordinator(EtcdAddress.parse(address), timeout_s=timeout_s)
+
+
+def is_etcd(address: str) -> bool:
+    """Say whether the address is one of etcd."""
+    return address.startswith((f"{PLAIN}://", f"{SECURE}://"))

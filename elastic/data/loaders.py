@@ -1,0 +1,446 @@
+"""What `Run.loader` returns: batches that stay the same whatever becomes of the ranks.
+
+A loader's place is part of the run's state and moves when a step is complete, not when a batch is
+fetched: what was read ahead and not trained is read again after a resize, a crash or a roll-back,
+by whoever runs that microbatch then.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from ckpt.types import Json
+from elastic import randomness
+from elastic.data.feed import DataWorkerDied, Feed, WorkerStart
+from elastic.data.options import Loading
+from elastic.data.order import Order
+from elastic.data.plan import (
+    Part,
+    Step,
+    check_batch,
+    next_step,
+    parts,
+    steps_from,
+    weight_of,
+)
+from elastic.data.samples import Requests, SeededSamples
+from elastic.data.starting import Starting
+from elastic.data.streams import Row, Shard, ShardPlan, Shards
+from elastic.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a loader knows of its run. ``states`` are the saved places of all loaders, by name.
+
+    ``mine`` gives the microbatches of this rank, ``gather`` every rank's value (collective),
+    ``check`` raises when the generation is over, ``beat`` shows progress. With ``repeats`` a pass
+    may be run again, so batches are handed out as copies.
+    """
+
+    seed: int
+    microbatches: int
+    repeats: bool
+    states: Callable[[], dict[str, Json]]
+    mine: Callable[[], Sequence[int]]
+    gather: Callable[[Json], list[Json]]
+    check: Callable[[], None]
+    beat: Callable[[], None]
+    emit: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A microbatch to run: ``weight`` in the mean gradient, ``samples`` that it counts for.
+
+    A stand-in has 0 of both.
+    """
+
+    microbatch: int
+    weight: float
+    samples: int
+    fetch: Callable[[], Any]
+
+
+class Loader(ABC):
+    """Microbatches of a data set, for ``run.microbatches(loader)``; made by ``run.loader``.
+
+    Every epoch visits each sample once, over any sequence of resizes and failures.
+    """
+
+    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+        self.name = name
+        self._loading, self._site = loading, site
+        self.batch = loading.size * site.microbatches if batch is None else batch
+        check_batch(self.batch, microbatches=site.microbatches)
+        self._feed: Feed | None = None
+        self._feeds: Sequence[int] = ()
+        self._used, self._waited_s = False, 0.0
+        self._starting = Starting(loading.dataset, loading.options, name=name, tell=site.emit)
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """How many epochs are complete, or which one this step belongs to, from 0."""
+
+    @abstractmethod
+    def reaches(self, epochs: int) -> bool:
+        """Say whether so many epochs are complete; collective for iterable data sets."""
+
+    @abstractmethod
+    def _draw(self) -> list[Piece]: ...
+
+    @abstractmethod
+    def _moved(self) -> dict[str, Json]: ...
+
+    @abstractmethod
+    def _open(self) -> Feed: ...
+
+    def pieces(self) -> list[Piece]:
+        """Return this rank's microbatches of the step, the same until `advance`."""
+        self._used = True
+        return self._draw()
+
+    def advance(self) -> None:
+        """Move past the step's samples, if they were used: it is complete."""
+        if self._used:
+            self._site.states()[self.name] = self._moved()
+            self._used = False
+
+    def take_waited_s(self) -> float:
+        """Return the seconds waited for data since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    def close(self) -> None:
+        """End the worker processes; what was read ahead is dropped."""
+        if self._feed is not None:
+            self._feed.close()
+        self._feed = None
+
+    def worker_pids(self) -> tuple[int, ...]:
+        """Return the processes that load data for this rank now."""
+        return self._feed.pids() if self._feed else ()
+
+    def _state(self) -> Any:
+        return self._site.states().get(self.name)
+
+    def _from_processes(self, dataset: Any, *, workers: int, **more: Any) -> Feed:
+        """Open a feed of ``dataset`` with the user's options and so many processes."""
+        options = {**self._loading.options, **more, "num_workers": workers}
+        if workers:
+            options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
+            options["multiprocessing_context"] = self._starting.context()
+        else:
+            options.pop("prefetch_factor", None)
+            options.pop("multiprocessing_context", None)
+        seed = randomness.stream_seed(self._site.seed, f"loader {self.name}")
+        generator = torch.Generator().manual_seed(seed)
+        made = self._loading.factory(dataset, generator=generator, **options)
+        return Feed(made, first_batch_s=self._loading.first_batch_s * self._starting.patience)
+
+    def _get(self) -> Any:
+        """Return the feed's next item. Raises ``DataWorkerDied`` after closing it."""
+        feed = self._feed
+        if feed is None:
+            feed = self._feed = self._open()
+        start = time.perf_counter()
+        try:
+            item = feed.get(self._site.check, beat=self._site.beat)
+        except DataWorkerDied as died:
+            self.close()
+            self._starting.failed(died, gave=feed.gave)
+            raise
+        finally:
+            self._waited_s += time.perf_counter() - start
+        self._starting.worked()
+        return item
+
+    def _handed_out(self, batch: Any) -> Any:
+        return pytree.tree_map(_copied, batch) if self._site.repeats else batch
+
+
+class _MapState(msgspec.Struct, kw_only=True):
+    epoch: int
+    offset: int
+    samples: int
+    order: Json
+
+
+class MapLoader(Loader):
+    """A loader of a data set that can be indexed; ``len()`` is its steps in an epoch."""
+
+    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+        super().__init__(loading, site, name=name, batch=batch)
+        if loading.order is None:
+            raise ConfigError("a data set that can be indexed needs an order")
+        self._order: Order = loading.order
+        self._samples = len(loading.dataset)
+        if self._samples < 1:
+            raise ConfigError(f"run.loader: the data set of {name!r} is empty")
+        self._length = self._order.length(self._samples)
+        self._step: Step | None = None
+        self._parts: list[Part] = []
+        self._batches: list[Any] = []
+
+    def __len__(self) -> int:
+        return 1 + (self._length - 1) // self.batch
+
+    def _place(self) -> _MapState:
+        found = self._state()
+        described = self._order.describe()
+        if found is None:
+            return _MapState(epoch=0, offset=0, samples=self._samples, order=described)
+        saved: _MapState = _convert(found, _MapState, self.name)
+        if (saved.samples, saved.order) != (self._samples, described):
+            raise ConfigError(
+                f"loader {self.name!r} was saved with {saved.samples} samples in the order "
+                f"{saved.order}, now it has {self._samples} in the order {described}: give the "
+                "same data set, or another name= to begin with its first epoch"
+            )
+        return saved
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are complete."""
+        if self._step is not None:
+            return self._step.epoch
+        place = self._place()
+        return place.epoch + (place.offset >= self._length)
+
+    def reaches(self, epochs: int) -> bool:
+        """Say whether so many epochs are complete."""
+        return self.epoch >= epochs
+
+    def _draw(self) -> list[Piece]:
+        if self._step is None:
+            place = self._place()
+            self._step = next_step(
+                epoch=place.epoch, offset=place.offset, length=self._length, batch=self.batch
+            )
+        mine = self._site.mine()
+        self._parts = parts(self._step, mine, microbatches=self._site.microbatches)
+        if self._feed is not None and mine != self._feeds:
+            self.close()
+            self._batches = []
+        return [
+            Piece(
+                microbatch=part.microbatch,
+                weight=part.weight,
+                samples=len(part.positions) if part.weight else 0,
+                fetch=functools.partial(self._fetch, number),
+            )
+            for number, part in enumerate(self._parts)
+        ]
+
+    def _fetch(self, number: int) -> Any:
+        while len(self._batches) <= number:
+            try:
+                self._batches.append(self._get())
+            except DataWorkerDied:
+                continue
+        return self._handed_out(self._batches[number])
+
+    def _open(self) -> Feed:
+        self._feeds = self._site.mine()
+        requests = Requests(self._ahead(), self._indices)
+        dataset = SeededSamples(self._loading.dataset, seed=self._site.seed)
+        return self._from_processes(dataset, workers=self._loading.workers, batch_sampler=requests)
+
+    def _indices(self, positions: range, epoch: int) -> list[int]:
+        return self._order.indices(
+            positions, samples=self._samples, seed=self._site.seed, epoch=epoch
+        )
+
+    def _ahead(self) -> Iterator[Part]:
+        """Yield what is still to be fetched of the step, then what the steps after it need."""
+        step, mine = self._step, self._feeds
+        if step is None:
+            return
+        yield from self._parts[len(self._batches) :]
+        after = steps_from(
+            epoch=step.epoch,
+            offset=step.start + step.count,
+            length=self._length,
+            batch=self.batch,
+        )
+        for later in after:
+            yield from parts(later, mine, microbatches=self._site.microbatches)
+
+    def _moved(self) -> dict[str, Json]:
+        step, fetched = self._step, len(self._batches)
+        if step is None:
+            raise ConfigError(f"loader {self.name!r} has no step to complete")
+        if fetched < len(self._parts):  # a loop was left early: the feed is not where the place is
+            self.close()
+        self._step, self._parts, self._batches = None, [], []
+        return {
+            "epoch": step.epoch,
+            "offset": step.start + step.count,
+            "samples": self._samples,
+            "order": self._order.describe(),
+        }
+
+
+class _StreamState(msgspec.Struct, kw_only=True):
+    epoch: int
+    batch: int
+    shards: list[Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """One step's rows of this rank, and of all ranks the numbers of samples and the states."""
+
+    epoch: int
+    rows: list[Row]
+    counts: list[int]
+    states: list[Json]
+
+
+class StreamLoader(Loader):
+    """A loader of an iterable data set, cut into one shard for each microbatch."""
+
+    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+        super().__init__(loading, site, name=name, batch=batch)
+        self._drawn: _Drawn | None = None
+        self._epoch_ahead = 0
+        whole = Step(epoch=0, start=0, count=self.batch)
+        shards = range(site.microbatches)
+        self._sizes = tuple(len(whole.part(m, of=site.microbatches)) for m in shards)
+
+    def _place(self) -> _StreamState:
+        found = self._state()
+        if found is None:
+            shards: list[Json] = [None] * self._site.microbatches
+            return _StreamState(epoch=0, batch=self.batch, shards=shards)
+        saved: _StreamState = _convert(found, _StreamState, self.name)
+        if saved.batch != self.batch:
+            raise ConfigError(
+                f"loader {self.name!r} was saved with batch={saved.batch}, now {self.batch}: the "
+                "shards of an iterable data set continue with the same batch only"
+            )
+        return saved
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch the last samples drawn belong to, from 0."""
+        return self._place().epoch if self._drawn is None else self._drawn.epoch
+
+    def reaches(self, epochs: int) -> bool:
+        """Say whether so many epochs are complete, by drawing the next step; collective."""
+        return self._ahead().epoch >= epochs
+
+    def _ahead(self) -> _Drawn:
+        if self._drawn is None:
+            self._drawn = self._draw_step()
+        return self._drawn
+
+    def _draw_step(self) -> _Drawn:
+        epoch = self._place().epoch
+        if self._feed is not None and self._site.mine() != self._feeds:
+            self.close()
+        for self._epoch_ahead in (epoch, epoch + 1):
+            drawn = self._gathered(self._rows())
+            if sum(drawn.counts):
+                return drawn
+            self.close()  # all shards have ended, so the next epoch begins
+        raise ConfigError(f"run.loader: the iterable data set of {self.name!r} gives no samples")
+
+    def _rows(self) -> list[Row]:
+        """Return a row of each of this rank's shards."""
+        while True:
+            try:
+                return [row for _ in range(self._processes()) for row in self._get()]
+            except DataWorkerDied:
+                continue
+
+    def _processes(self) -> int:
+        return max(1, min(self._loading.workers, len(self._site.mine())))
+
+    def _open(self) -> Feed:
+        site, place = self._site, self._place()
+        self._feeds = mine = site.mine()
+        states = dict(enumerate(place.shards)) if self._epoch_ahead == place.epoch else {}
+        shards = Shards(
+            self._loading.dataset,
+            mine,
+            plan=self._plan(self._epoch_ahead),
+            states={m: states.get(m) for m in mine},
+            collate=self._loading.collate,
+        )
+        workers = self._processes() if self._loading.workers else 0
+        return self._from_processes(shards, workers=workers, batch_size=None, collate_fn=_as_it_is)
+
+    def _plan(self, epoch: int) -> ShardPlan:
+        return ShardPlan(seed=self._site.seed, epoch=epoch, sizes=self._sizes)
+
+    def _gathered(self, rows: list[Row]) -> _Drawn:
+        mine: Json = [[row.microbatch, row.count, row.state] for row in rows]
+        everywhere = sorted(
+            (found for of_rank in self._site.gather(mine) for found in of_rank),
+            key=lambda found: int(found[0]),
+        )
+        return _Drawn(
+            epoch=self._epoch_ahead,
+            rows=sorted(rows, key=lambda row: row.microbatch),
+            counts=[int(count) for _, count, _ in everywhere],
+            states=[state for *_, state in everywhere],
+        )
+
+    def _draw(self) -> list[Piece]:
+        drawn = self._ahead()
+        total, microbatches = sum(drawn.counts), self._site.microbatches
+        found = [
+            Piece(
+                microbatch=row.microbatch,
+                weight=weight_of(row.count, total=total, microbatches=microbatches),
+                samples=row.count,
+                fetch=functools.partial(self._handed_out, row.batch),
+            )
+            for row in drawn.rows
+            if row.count
+        ]
+        return found or [
+            Piece(microbatch=drawn.rows[0].microbatch, weight=0.0, samples=0, fetch=self._stand_in)
+        ]
+
+    def _stand_in(self) -> Any:
+        """Return the first batch of any shard, for a rank whose own have ended."""
+        plan = self._plan(self._epoch_ahead)
+        for microbatch in range(self._site.microbatches):
+            if samples := Shard(self._loading.dataset, microbatch, plan=plan).draw():
+                return self._loading.collate(samples)
+        raise ConfigError(f"run.loader: the iterable data set of {self.name!r} gives no samples")
+
+    def _moved(self) -> dict[str, Json]:
+        drawn = self._ahead()
+        self._drawn = None
+        return {"epoch": drawn.epoch, "batch": self.batch, "shards": drawn.states}
+
+
+def _convert(state: Any, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"the saved place of loader {name!r} is not one of this kind of data set ({error}): "
+            "give another name= to begin with its first epoch"
+        ) from error
+
+
+def _as_it_is(rows: list[Row]) -> list[Row]:
+    return rows
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,159 @@
+"""How samples are loaded: what `Run.loader` is told, checked, or read off a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from elastic.data.feed import FIRST_BATCH_S
+from elastic.data.order import Order, Sequential, Shuffled, Weighted
+from elastic.errors import ConfigError
+
+_OURS = {
+    "batch_size": "give batch=, the samples of a whole step",
+    "batch_sampler": "give order=",
+    "sampler": "give order=",
+    "drop_last": "nothing is dropped: the last step of an epoch is smaller",
+    "generator": "samples are seeded by the run",
+}
+_READ_OFF = (
+    "collate_fn",
+    "multiprocessing_context",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """A data set, the order of its samples (None: its own) and how they are loaded.
+
+    ``options`` go to ``factory``, which is DataLoader or takes the same arguments. ``size`` is
+    how many samples a microbatch has when no ``batch`` is given. A worker process may take
+    ``first_batch_s`` to give its first batch.
+    """
+
+    dataset: Any
+    order: Order | None
+    factory: Callable[..., DataLoader[Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    size: int
+    first_batch_s: float = FIRST_BATCH_S
+
+    def __post_init__(self) -> None:
+        if not self.first_batch_s > 0:
+            raise ConfigError(f"run.loader(first_batch_s={self.first_batch_s!r}): give seconds")
+        for name, remedy in _OURS.items():
+            if name in self.options:
+                raise ConfigError(f"run.loader({name}=...) is not among its options: {remedy}")
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes a rank has; with none it loads by itself."""
+        return int(self.options.get("num_workers", 0))
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of samples."""
+        return self.options.get("collate_fn") or default_collate
+
+
+def loading_of(
+    dataset: Any,
+    *,
+    size: int,
+    shuffle: bool | None,
+    order: Order | None,
+    factory: Callable[..., DataLoader[Any]],
+    options: Mapping[str, Any],
+) -> Loading:
+    """Return how ``dataset``, or the data set of a DataLoader, is to be loaded.
+
+    Raises ``ConfigError`` for what contradicts itself, or cannot be kept across resizes.
+    """
+    kept = dict(options)
+    first_batch_s = kept.pop("first_batch_s", FIRST_BATCH_S)
+    if shuffle is not None and order is not None:
+        raise ConfigError("run.loader: shuffle= and order= both say the order; give one of them")
+    if shuffle is not None:
+        order = Shuffled() if shuffle else Sequential()
+    if isinstance(dataset, DataLoader):
+        if kept:
+            raise ConfigError(
+                f"run.loader(DataLoader(...), {', '.join(kept)}=...): give them to the "
+                "DataLoader, or give the data set itself"
+            )
+        return replace(_read_off(dataset, order), first_batch_s=first_batch_s)
+    # One pass lasts as long as the generation, so workers are persistent anyway.
+    kept.pop("persistent_workers", None)
+    if is_iterable(dataset):
+        if order is not None:
+            raise ConfigError(
+                f"run.loader: {type(dataset).__name__} is iterable and has an order of its own: "
+                "leave shuffle= and order= away, and shuffle in its __iter__"
+            )
+    elif order is None:
+        order = Shuffled()
+    return Loading(
+        dataset=dataset,
+        order=order,
+        factory=factory,
+        options=kept,
+        size=size,
+        first_batch_s=first_batch_s,
+    )
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Say whether a data set has to be iterated, because it cannot be indexed."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+def _read_off(loader: DataLoader[Any], order: Order | None) -> Loading:
+    if loader.batch_size is None:
+        raise ConfigError(
+            "run.loader(DataLoader(...)): it needs a batch_size, the samples of a microbatch"
+        )
+    options = {name: getattr(loader, name) for name in _READ_OFF}
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+    if order is None and not is_iterable(loader.dataset):
+        order = _order_of(loader)
+    return Loading(
+        dataset=loader.dataset,
+        order=order,
+        factory=type(loader),
+        options=options,
+        size=loader.batch_size,
+    )
+
+
+def _order_of(loader: DataLoader[Any]) -> Order:
+    sampler: Any = loader.sampler
+    # torchdata puts a sampler of its own, with the same fields, in place of torch's.
+    if isinstance(sampler, SequentialSampler):
+        return Sequential()
+    if isinstance(sampler, WeightedRandomSampler):
+        weights = sampler.weights.tolist()
+        return Weighted(weights, count=sampler.num_samples, replacement=sampler.replacement)
+    if isinstance(sampler, RandomSampler) or type(sampler).__name__ == "RandomSampler":
+        if not sampler.replacement and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
+            return Shuffled()
+        ones = [1.0] * len(loader.dataset)  # type: ignore[arg-type]
+        return Weighted(ones, count=sampler.num_samples, replacement=sampler.replacement)
+    raise ConfigError(
+        f"run.loader: the DataLoader's {type(sampler).__name__} depends on the world or on its "
+        "own state; give order= (elastic.Weighted, or an order of yours) beside the DataLoader"
+    )

@@ -1,0 +1,68 @@
+"""Samples of a map-style data set, fetched by index in whatever process, the same everywhere.
+
+What travels to a worker process is a `Request`: indices and the name of their randomness. Every
+sample is read under a seed of its own, made of (seed, epoch, index), so that random augmentation
+depends neither on the worker that does it nor on the batch the sample is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from elastic import randomness
+from elastic.data.plan import Part
+from elastic.seeding import seed_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The samples of one microbatch."""
+
+    epoch: int
+    indices: tuple[int, ...]
+
+
+class SeededSamples(Dataset[Any]):
+    """A data set that reads each sample under its own seed; batches come as `Request`.
+
+    A data set with ``__getitems__`` reads a request at once, under the seed of its first sample.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, request: Request) -> list[Any]:
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is not None:
+            self._begin(request.epoch, request.indices[0])
+            return list(together(list(request.indices)))
+        return [self._one(request.epoch, index) for index in request.indices]
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def _one(self, epoch: int, index: int) -> Any:
+        self._begin(epoch, index)
+        return self._dataset[index]
+
+    def _begin(self, epoch: int, index: int) -> None:
+        seed_host(randomness.stream_seed(self._seed, "sample", epoch, index))
+
+
+class Requests:
+    """The batch sampler handed to a DataLoader: this rank's requests, step after step."""
+
+    def __init__(self, parts: Iterator[Part], indices: Callable[[range, int], list[int]]) -> None:
+        self._parts, self._indices = parts, indices
+
+    def __iter__(self) -> Iterator[Request]:
+        for part in self._parts:
+            indices = self._indices(part.positions, part.epoch)
+            yield Request(epoch=part.epoch, indices=tuple(indices))

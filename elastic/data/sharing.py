@@ -1,0 +1,91 @@
+"""Which microbatches of a step are this rank's: as the generation says, then by measured speed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Protocol
+
+from ckpt.types import Json
+from elastic.errors import ConfigError
+from elastic.planning.shares import by_speed, part
+
+LOOK_EVERY = 16
+"""After so many steps the ranks compare how fast they are."""
+
+_LEAST_STEPS = 5
+_LEAST_GAIN = 0.1  # worker processes that read ahead begin again when a share changes
+
+
+class Groups(Protocol):
+    """The data-parallel groups that share the work; ``index`` is this rank's."""
+
+    index: int
+    size: int
+
+
+class Sharing:
+    """The shares of one generation: ``shares`` as in its record, none for even ones.
+
+    With ``gather``, which returns every rank's value, group after group, they follow the speed of
+    each group's slowest rank. All compute the same from what they gathered, so there is nobody to
+    ask and nothing to agree on. ``clock`` stands while this rank waits for others;
+    ``tell(reason, shares)`` is called when they change.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        microbatches: int,
+        *,
+        shares: Sequence[int] = (),
+        gather: Callable[[Json], list[Json]] | None = None,
+        clock: Callable[[], float],
+        tell: Callable[[str, Sequence[int]], None] = lambda _reason, _shares: None,
+    ) -> None:
+        self._groups, self._microbatches, self._tell = groups, microbatches, tell
+        self._shares = tuple(shares)
+        self._gather = gather if 1 < groups.size < microbatches else None
+        self._seconds: deque[float] = deque(maxlen=LOOK_EVERY)
+        self._steps, self._clock, self._began_s = 0, clock, clock()
+        if groups.size > microbatches:
+            raise ConfigError(
+                f"{microbatches} microbatches cannot be shared by {groups.size} data-parallel "
+                "groups: raise Batch(microbatches=...), or limit the world"
+            )
+
+    def mine(self) -> Sequence[int]:
+        """Return this rank's microbatches, the same until `settle`."""
+        return self._of(self._groups.index)
+
+    def begin(self) -> None:
+        """Begin with this rank's microbatches."""
+        self._began_s = self._clock()
+
+    def end(self, microbatches: int) -> None:
+        """End a pass over them in which so many were trained on; 0 counts for nothing."""
+        if microbatches:
+            self._seconds.append((self._clock() - self._began_s) / microbatches)
+
+    def settle(self) -> None:
+        """Complete a step; every `LOOK_EVERY` steps share anew what is to come (collective)."""
+        self._steps += 1
+        if self._gather is None or self._steps % LOOK_EVERY:
+            return
+        known = len(self._seconds) >= _LEAST_STEPS and median(self._seconds) > 0
+        mine = 1.0 / median(self._seconds) if known else 0.0
+        speeds = [float(str(speed)) for speed in self._gather(mine)]
+        count = self._groups.size
+        cell = len(speeds) // count
+        slowest = [min(speeds[at : at + cell]) for at in range(0, len(speeds), cell)]
+        shares, reason = by_speed(
+            self._microbatches, slowest, previous=self._shares, least_gain=_LEAST_GAIN
+        )
+        if list(shares) != [len(self._of(group)) for group in range(count)]:
+            self._shares = shares
+            self._tell(reason, shares)
+
+    def _of(self, group: int) -> range:
+        count = self._groups.size
+        return part(self._microbatches, rank=group, ranks=count, shares=self._shares)

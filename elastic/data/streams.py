@@ -1,0 +1,180 @@
+"""Iterable data sets, cut into as many shards as a step has microbatches; each has its state.
+
+Shard ``m`` feeds microbatch ``m``, whoever runs it: the data set sees itself as worker ``m`` of
+``M`` (``torch.utils.data.get_worker_info``), which is how iterable data sets divide themselves
+already. The state of a shard travels with the batch it belongs to, so what a worker process read
+ahead is forgotten with it, and read again from the state of what was trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ckpt import plain
+from ckpt.errors import StateError
+from ckpt.flatten import Stateful, decode_small_tensor, encode_small_tensor
+from ckpt.types import Json
+from elastic import randomness
+from elastic.errors import ConfigError
+from elastic.seeding import seed_host
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """What is the same for all shards of an epoch; shard ``m`` gives ``sizes[m]`` samples a step.
+
+    The number of microbatches is that of the sizes.
+    """
+
+    seed: int
+    epoch: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Row:
+    """What one shard gave for one step, and its state afterwards."""
+
+    microbatch: int
+    count: int
+    batch: Any
+    state: Json
+
+    def pin_memory(self) -> Row:
+        """Return the same with its tensors in pinned memory; what a DataLoader asks for."""
+        return Row(self.microbatch, self.count, _pinned(self.batch), self.state)
+
+
+class Shard:
+    """One shard of a data set, from the state given, or from its beginning.
+
+    A data set (or its iterator) with ``state_dict`` and ``load_state_dict`` is put where it was,
+    in the order torchdata does it: the data set, then its iterator; one without is read again
+    from the beginning and what was trained is dropped. Raises ``ConfigError`` where the data set
+    cannot be copied or its state is not plain.
+    """
+
+    def __init__(
+        self, dataset: Any, microbatch: int, *, plan: ShardPlan, state: Json = None
+    ) -> None:
+        self.microbatch, self._plan = microbatch, plan
+        self._dataset = _copy(dataset)
+        self._draws, self._ended = 0, False
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(plan.epoch)
+        saved = {} if state is None else plain.decode(state, leaf=decode_small_tensor)
+        with _AsWorker(self._info()):
+            if "dataset" in saved:
+                self._dataset.load_state_dict(saved["dataset"])
+            self._begin()
+            self._iterator = iter(self._dataset)
+            if "iterator" in saved:
+                self._iterator.load_state_dict(saved["iterator"])
+        if saved.keys() & {"dataset", "iterator"}:
+            self._draws, self._ended = saved["draws"], saved["ended"]
+        else:
+            for _ in range(saved.get("draws", 0)):
+                self.draw()
+
+    def _info(self) -> Any:
+        plan = self._plan
+        seed = randomness.stream_seed(plan.seed, "shard", plan.epoch, self.microbatch)
+        return torch_worker.WorkerInfo(
+            id=self.microbatch, num_workers=len(plan.sizes), seed=seed, dataset=self._dataset
+        )
+
+    def _begin(self) -> None:
+        plan = self._plan
+        numbers = plan.epoch, self.microbatch, self._draws
+        seed_host(randomness.stream_seed(plan.seed, "stream", *numbers))
+
+    def draw(self) -> list[Any]:
+        """Return the samples of the next step, fewer where the shard ends, then none."""
+        if self._ended:
+            return []
+        with _AsWorker(self._info()):
+            self._begin()
+            samples = list(islice(self._iterator, self._plan.sizes[self.microbatch]))
+        self._draws += 1
+        # Remembered apart from the data set's state: at their end many begin anew by themselves.
+        self._ended = len(samples) < self._plan.sizes[self.microbatch]
+        return samples
+
+    def state(self) -> Json:
+        """Return where the shard is, as JSON."""
+        saved: dict[str, Any] = {"draws": self._draws, "ended": self._ended}
+        if isinstance(self._dataset, Stateful):
+            saved["dataset"] = self._dataset.state_dict()
+        if self._iterator is not self._dataset and isinstance(self._iterator, Stateful):
+            saved["iterator"] = self._iterator.state_dict()
+        try:
+            return plain.encode(saved, "state_dict()", leaf=encode_small_tensor)
+        except StateError as error:
+            raise ConfigError(f"the state of the iterable data set: {error}") from error
+
+
+class Shards(IterableDataset[list[Row]]):
+    """A rank's shards, for a DataLoader: one list of rows a step from each of its processes."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        mine: Sequence[int],
+        *,
+        plan: ShardPlan,
+        states: Mapping[int, Json],
+        collate: Collate,
+    ) -> None:
+        self._dataset, self._mine, self._plan = dataset, tuple(mine), plan
+        self._states, self._collate = dict(states), collate
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        info = get_worker_info()
+        mine = self._mine if info is None else self._mine[info.id :: info.num_workers]
+        shards = [Shard(self._dataset, m, plan=self._plan, state=self._states.get(m)) for m in mine]
+        while True:  # past the end too: only all shards together know when an epoch is over
+            yield [self._row(shard) for shard in shards]
+
+    def _row(self, shard: Shard) -> Row:
+        samples = shard.draw()
+        batch = self._collate(samples) if samples else None
+        return Row(shard.microbatch, len(samples), batch, shard.state())
+
+
+class _AsWorker:
+    """Lets `get_worker_info` say that this process is one of a data set's workers."""
+
+    def __init__(self, info: Any) -> None:
+        self._info = info
+
+    def __enter__(self) -> None:
+        self._before = torch_worker._worker_info
+        torch_worker._worker_info = self._info
+
+    def __exit__(self, *_: object) -> None:
+        torch_worker._worker_info = self._before
+
+
+def _pinned(batch: Any) -> Any:
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def _copy(dataset: Any) -> Any:
+    try:
+        return copy.deepcopy(dataset)
+    except (TypeError, copy.Error) as error:
+        raise ConfigError(
+            f"the iterable data set {type(dataset).__name__} cannot be copied, as each of its "
+            f"shards has to be ({type(error).__name__}: {error}): open files and connections in "
+            "__iter__, not in __init__"
+        ) from error

@@ -1,0 +1,151 @@
+"""One generation's data: its loaders, and what a rank has to do in a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch.utils.data import DataLoader, default_collate
+
+from ckpt.types import Json
+from elastic import randomness
+from elastic.channel import Channel
+from elastic.config import Settings
+from elastic.data.loaders import Loader, MapLoader, Piece, Site, StreamLoader
+from elastic.data.options import is_iterable, loading_of
+from elastic.data.order import Order
+from elastic.data.sharing import Sharing
+from elastic.errors import ConfigError
+from elastic.reform import World
+from elastic.sampler import positions, sample_indices
+from elastic.seeding import seed_host
+
+_Sample_co = TypeVar("_Sample_co", covariant=True)
+
+
+class Samples(Protocol[_Sample_co]):
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+    def __getitem__(self, index: int, /) -> _Sample_co:
+        """Return one of them."""
+
+
+class Work:
+    """What this rank does in a step: microbatches by number, of a data set, or of a loader.
+
+    ``states`` gives the saved places of loaders, by name; ``beat`` shows progress.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        settings: Settings,
+        world: World,
+        *,
+        states: Callable[[], dict[str, Json]],
+        beat: Callable[[], None],
+    ) -> None:
+        self._settings, self._world, self._channel = settings, world, channel
+        self._loaders: dict[str, Loader] = {}
+        # The schedule of a pipeline is built for as many microbatches as its group has.
+        may_change = settings.shares_by_speed and world.record.mesh.pp == 1
+        self.sharing = Sharing(
+            world.dp,
+            settings.batch.microbatches,
+            shares=world.record.shares,
+            gather=world.gather if may_change else None,
+            clock=world.guard.own_s,
+            tell=self._tell_shares,
+        )
+        self._site = Site(
+            seed=settings.seed,
+            microbatches=settings.batch.microbatches,
+            repeats=bool(settings.exact),
+            states=states,
+            mine=self.sharing.mine,
+            gather=world.gather_groups,
+            check=world.guard.check,
+            beat=beat,
+            emit=functools.partial(channel.emit, rank=world.rank),
+        )
+
+    @property
+    def share(self) -> int:
+        """How many microbatches of a step this rank runs."""
+        return len(self.sharing.mine())
+
+    def _tell_shares(self, reason: str, shares: Sequence[int]) -> None:
+        if self._world.rank == 0:
+            found: Json = list(shares)
+            self._channel.emit(
+                "shares", generation=self._world.generation, shares=found, reason=reason
+            )
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch: int | None,
+        shuffle: bool | None,
+        order: Order | None,
+        name: str,
+        factory: Callable[..., DataLoader[Any]],
+        options: dict[str, Any],
+    ) -> Loader:
+        """Make a loader; see `Run.loader`."""
+        if name in self._loaders:
+            raise ConfigError(f"run.loader: there is a loader {name!r}; give this one name=...")
+        loading = loading_of(
+            dataset,
+            size=self._settings.batch.size,
+            shuffle=shuffle,
+            order=order,
+            factory=factory,
+            options=options,
+        )
+        kind = StreamLoader if is_iterable(loading.dataset) else MapLoader
+        loader = self._loaders[name] = kind(loading, self._site, name=name, batch=batch)
+        return loader
+
+    def pieces(self, data: Samples[Any] | Loader | None, *, step: int) -> list[Piece]:
+        """Return this rank's microbatches of ``step``; never none."""
+        if isinstance(data, Loader):
+            return data.pieces()
+        return [
+            Piece(
+                microbatch=m,
+                weight=1.0,
+                samples=1,
+                fetch=functools.partial(self._fetch, data, step=step, microbatch=m),
+            )
+            for m in self.sharing.mine()
+        ]
+
+    def _fetch(self, dataset: Samples[Any] | None, *, step: int, microbatch: int) -> Any:
+        if dataset is None:
+            return microbatch
+        batch, seed = self._settings.batch, self._settings.seed
+        wanted = positions(
+            step=step, microbatch=microbatch, microbatches=batch.microbatches, size=batch.size
+        )
+        indices = sample_indices(wanted, samples=len(dataset), seed=seed)
+        seed_host(randomness.stream_seed(seed, "samples", step, microbatch))
+        return default_collate([dataset[index] for index in indices])
+
+    def advance(self) -> None:
+        """Move every loader that was used past its step."""
+        for loader in self._loaders.values():
+            loader.advance()
+
+    def take_waited_s(self) -> float:
+        """Return the seconds waited for data since the last call."""
+        return sum(loader.take_waited_s() for loader in self._loaders.values())
+
+    def close(self) -> None:
+        """End every process that loads data."""
+        for loader in self._loaders.values():
+            loader.close()

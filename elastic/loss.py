@@ -1,0 +1,174 @@
+"""What to do when the loss is not finite or leaps: watched by all ranks, decided alike. Pure.
+
+A flipped bit makes the loss wrong once: going back and repeating the steps makes it right. A bad
+batch makes it wrong again: then the update is left out. Both are bounded. (Rolling back and leaving
+out the batches around a spike is what PaLM's authors did by hand: Chowdhery et al., 2022, §5.1.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from elastic.errors import ConfigError
+
+_MAD_TO_DEVIATION = 1.4826
+_LEAST_SPREAD = 0.02
+
+Response = Literal["warn", "skip", "rollback", "stop"]
+
+
+class Action(StrEnum):
+    """What becomes of a step."""
+
+    GO_ON = "go_on"
+    WARN = "warn"
+    SKIP = "skip"
+    ROLL_BACK = "rollback"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGuard:
+    """A watch over a number that the loop logs in its microbatches, ``"loss"`` by default.
+
+    ``nonfinite`` and ``spike`` say what to do when it is NaN or infinite, and when it is more than
+    ``factor`` robust deviations above the median of the last ``window`` steps (not before
+    ``warmup`` of them): ``"warn"``; ``"skip"``: the step does not change the weights;
+    ``"rollback"``: go back ``steps_back`` steps or, where no snapshot is that near, more, and
+    repeat them; ``"stop"`` the job. At most ``limit`` times a step is rolled back to get past it,
+    then ``then`` follows; at most ``limit`` steps in a row are skipped, then the job ends.
+    """
+
+    metric: str = "loss"
+    nonfinite: Response = "rollback"
+    spike: Response = "warn"
+    then: Literal["skip", "stop"] = "stop"
+    factor: float = 10.0
+    window: int = 64
+    warmup: int = 20
+    steps_back: int = 1
+    limit: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ConfigError("LossGuard(metric=''): give the name that run.log is called with")
+        for name in ("nonfinite", "spike"):
+            if (value := getattr(self, name)) not in ("warn", "skip", "rollback", "stop"):
+                raise ConfigError(
+                    f"LossGuard({name}={value!r}): give 'warn', 'skip', 'rollback' or 'stop'"
+                )
+        if self.then not in ("skip", "stop"):
+            raise ConfigError(f"LossGuard(then={self.then!r}): give 'skip' or 'stop'")
+        if not self.factor > 0:
+            raise ConfigError(f"LossGuard(factor={self.factor!r}): be positive")
+        if self.warmup < 2:
+            raise ConfigError(f"LossGuard(warmup={self.warmup!r}): a spread needs 2 steps or more")
+        if self.window < self.warmup:
+            raise ConfigError(
+                f"LossGuard(window={self.window}, warmup={self.warmup}): the window must hold them"
+            )
+        for name in ("steps_back", "limit"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"LossGuard({name}={value!r}): give 0 or more")
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether it may go back."""
+        return "rollback" in (self.nonfinite, self.spike)
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank remembers: the accepted losses by step, and how often which step went wrong.
+
+    It outlives generations but is no state of the run: going back must not forget that it did.
+    """
+
+    losses: dict[int, float] = {}
+    worst_step: int = -1
+    rollbacks: int = 0
+    skipped: int = 0
+
+    @property
+    def knowledge(self) -> tuple[int, int, int]:
+        """Return a sort key: ranks that joined late know less."""
+        return self.worst_step, self.rollbacks, len(self.losses)
+
+
+def longest(pasts: Collection[Past], *, before: int) -> Past:
+    """Return what all ranks go on from at ``before`` complete steps: the memory of the oldest."""
+    known = max(pasts, key=lambda past: past.knowledge)
+    losses = {step: loss for step, loss in known.losses.items() if step < before}
+    return msgspec.structs.replace(known, losses=losses)
+
+
+def judge(loss: float, losses: Collection[float], *, guard: LossGuard) -> str:
+    """Return what is wrong with a loss that follows ``losses``; empty when nothing is."""
+    if not math.isfinite(loss):
+        return f"{guard.metric} is {loss}"
+    if len(losses) < guard.warmup:
+        return ""
+    middle = median(losses)
+    spread = _MAD_TO_DEVIATION * median([abs(each - middle) for each in losses])
+    bound = middle + guard.factor * max(spread, _LEAST_SPREAD * abs(middle))
+    if loss <= bound:
+        return ""
+    return f"{guard.metric} leapt to {loss:.4g} from a median of {middle:.4g} (limit {bound:.4g})"
+
+
+def decide(
+    loss: float, past: Past, *, step: int, guard: LossGuard, wrong: str = ""
+) -> tuple[Action, str, Past]:
+    """Return what becomes of step ``step``, why, and what is remembered of it.
+
+    ``wrong`` says what else is not finite, as a gradient.
+    """
+    why = wrong or judge(loss, list(past.losses.values()), guard=guard)
+    if not why:
+        return Action.GO_ON, "", _accepted(past, step, loss, guard=guard)
+    response = guard.nonfinite if wrong or not math.isfinite(loss) else guard.spike
+    tries = past.rollbacks if step <= past.worst_step else 0
+    if response == "rollback" and tries >= guard.limit:
+        response = guard.then
+        why = f"{why}, again after going back {tries} times"
+    if response == "skip" and past.skipped >= guard.limit:
+        response = "stop"
+        why = f"{why}, after {past.skipped} steps in a row were left out"
+    worst = max(step, past.worst_step)
+    match response:
+        case "rollback":
+            past = msgspec.structs.replace(past, worst_step=worst, rollbacks=tries + 1)
+            return Action.ROLL_BACK, why, past
+        case "skip":
+            past = msgspec.structs.replace(past, worst_step=worst, skipped=past.skipped + 1)
+            return Action.SKIP, why, past
+        case "stop":
+            return Action.STOP, why, past
+        case _:
+            known = _accepted(past, step, loss, guard=guard) if math.isfinite(loss) else past
+            return Action.WARN, why, known  # a new level of the loss is learned in time
+
+
+def _accepted(past: Past, step: int, loss: float, *, guard: LossGuard) -> Past:
+    losses = {**past.losses, step: loss}
+    for old in sorted(losses)[: -guard.window]:
+        del losses[old]
+    if step < past.worst_step:  # on the way to where it went wrong
+        return msgspec.structs.replace(past, losses=losses)
+    return msgspec.structs.replace(past, losses=losses, skipped=0, rollbacks=0)
+
+
+def value_of(metrics: Mapping[str, float], *, guard: LossGuard) -> float:
+    """Return the watched number. Raises ``ConfigError`` where the loop does not log it."""
+    if guard.metric not in metrics:
+        raise ConfigError(
+            f"LossGuard watches {guard.metric!r}, which no microbatch of the step logged: call "
+            f"run.log({guard.metric}=...) inside the loop over run.microbatches"
+        )
+    return metrics[guard.metric]

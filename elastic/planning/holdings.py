@@ -1,0 +1,149 @@
+"""What of the state to restore lies on which node, and which rank of a new mesh needs it. Pure.
+
+A mesh cuts the state three ways: pipeline stages, tensor-parallel parts and data-parallel shards.
+So what a rank needs is taken as a box in a cube of that state, and what a node holds as the boxes
+of the saved ranks whose blocks it has; where both overlap, nothing has to come from elsewhere.
+Between equal meshes this is exact, to the byte; between others an estimate, as good as the state
+is evenly cut. Plans that copy cells are made by the ranks, from the real layouts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import chain
+from typing import TypeAlias
+
+from ckpt.world import RestorePoint
+from elastic.planning.meshes import Coordinates, coordinates, rank_of
+from elastic.records import MeshSize, NodeRecord
+
+_Range: TypeAlias = list[tuple[int, float]]
+"""Indices along an axis of the new mesh, each with the part of the whole axis that overlaps."""
+
+
+class Holdings:
+    """The blocks of a restore point in the memory of the nodes, seen from the ranks of ``mesh``."""
+
+    def __init__(
+        self,
+        point: RestorePoint,
+        *,
+        nodes: Mapping[str, NodeRecord],
+        saved: MeshSize,
+        mesh: MeshSize,
+    ) -> None:
+        self._saved, self._mesh = saved, mesh
+        self._sizes, self._held = _blocks(point, nodes)
+        self._same = saved == mesh
+        self.total_bytes = sum(self._sizes.values())
+        self._even_bytes = round(self.total_bytes / mesh.ranks)
+        self._found: dict[str, dict[int, int]] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether the inventories say how long the blocks are."""
+        return bool(self._sizes)
+
+    def of(self, node: str) -> Mapping[int, int]:
+        """Return by rank of the new mesh how many of the bytes it needs the node holds."""
+        if (found := self._found.get(node)) is None:
+            found = self._found[node] = self._seen(self._held.get(node, frozenset()))
+        return found
+
+    def _seen(self, held: Set[int]) -> dict[int, int]:
+        if self._same:
+            return {rank: self._sizes[rank] for rank in held} if held else {}
+        saved, mesh, total = self._saved, self._mesh, self.total_bytes
+        if len(held) == saved.cell == mesh.cell == 1:
+            (rank,) = held
+            parts = _overlaps_along(rank, saved.dp, mesh.dp)
+            return {new: round(part * total) for new, part in parts}
+        overlaps: dict[int, float] = defaultdict(float)
+        for rank in held:
+            for new, part in self._overlaps(coordinates(rank, saved)):
+                overlaps[new] += part
+        return {rank: round(part * total) for rank, part in overlaps.items()}
+
+    def _overlaps(self, at: Coordinates) -> Iterator[tuple[int, float]]:
+        saved, mesh = self._saved, self._mesh
+        if saved.cell == mesh.cell == 1:
+            yield from _overlaps_along(at.dp, saved.dp, mesh.dp)
+            return
+        stages = _overlaps_along(at.pp, saved.pp, mesh.pp)
+        parts = _overlaps_along(at.tp, saved.tp, mesh.tp)
+        for dp, of_dp in _overlaps_along(at.dp, saved.dp, mesh.dp):
+            for pp, of_pp in stages:
+                for tp, of_tp in parts:
+                    yield rank_of(Coordinates(dp, pp, tp), mesh), of_dp * of_pp * of_tp
+
+    def needed(self, rank: int) -> int:
+        """Return how many bytes a rank of the new mesh needs."""
+        return self._sizes[rank] if self._same else self._even_bytes
+
+    def moved_in_all(self, places: Iterable[tuple[int, str]]) -> int:
+        """Return how many bytes these ranks on their nodes need and do not have there."""
+        if self._same:
+            return sum(self.moved(rank, node=node) for rank, node in places)
+        of, even = self.of, self._even_bytes
+        return sum([max(even - of(node).get(rank, 0), 0) for rank, node in places])
+
+    def moved(self, rank: int, *, node: str) -> int:
+        """Return how many bytes a rank needs and does not have in its own node's memory."""
+        if self._same:
+            return 0 if rank in self._held.get(node, ()) else self._sizes[rank]
+        return max(self._even_bytes - self.of(node).get(rank, 0), 0)
+
+
+def saved_mesh(point: RestorePoint, *, known: Mapping[int, MeshSize]) -> MeshSize:
+    """Return the mesh that saved a restore point; data parallel only where it is not known."""
+    ranks = len(point.world.rank_nodes)
+    mesh = known.get(point.world.generation)
+    return mesh if mesh is not None and mesh.ranks == ranks else MeshSize(dp=ranks)
+
+
+def _overlaps_along(index: int, before: int, after: int) -> _Range:
+    """Return what part ``index`` of an axis cut into ``before`` overlaps of one cut otherwise."""
+    start, end, whole = index * after, (index + 1) * after, before * after
+    found = []
+    for new in range(start // before, -(-end // before)):
+        low, high = new * before, (new + 1) * before
+        low, high = (start if start > low else low), (end if end < high else high)
+        found.append((new, (high - low) / whole))
+    return found
+
+
+def _blocks(
+    point: RestorePoint, nodes: Mapping[str, NodeRecord]
+) -> tuple[dict[int, int], dict[str, set[int]]]:
+    """Return the size of every rank's block, if all are known, and whose blocks each node has."""
+    generation, step = point.world.generation, point.step
+    sizes: dict[int, int] = {}
+    held: dict[str, set[int]] = {}
+    for name, node in nodes.items():
+        if node.inventory is not None:
+            mine = held[name] = set()
+            for entry in node.inventory.blocks:
+                if entry.step == step and entry.generation == generation:
+                    mine.add(entry.rank)
+                    sizes[entry.rank] = entry.payload_bytes
+    ranks = len(point.world.rank_nodes)
+    for name in chain(_neighbours(point, sizes), nodes):
+        if len(sizes) >= ranks:
+            break
+        said = nodes[name].inventory if name in nodes else None
+        for entry in said.sealed if said else ():
+            if entry.step == step and entry.generation == generation:
+                sizes[entry.rank] = entry.payload_bytes
+    return (sizes, held) if len(sizes) == ranks else ({}, {})
+
+
+def _neighbours(point: RestorePoint, sizes: Mapping[int, int]) -> Iterator[str]:
+    """Yield the nodes that mostly know how long the blocks are that nobody has.
+
+    Those of a parity group tell each other, and only they publish it (`inventories.compact`).
+    """
+    homes = {node for rank, node in enumerate(point.world.rank_nodes) if rank not in sizes}
+    for group in point.world.parity_groups() if homes else ():
+        if not homes.isdisjoint(group):
+            yield from group

@@ -1,0 +1,105 @@
+"""Nodes that come and go: how often one was lost, and how long it is held off for it. Pure.
+
+What is known of a node's losses is part of the generation record, so it outlives whoever wrote it;
+every agent counts the time to wait from when it first saw the node itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic.membership import View, identities, once
+from elastic.records import Setback
+
+MAX_SETBACKS = 1024
+
+_NEVER = Setback(losses=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often a node may be lost before it waits, and for how long, in seconds.
+
+    Behind the first ``free_losses`` it waits ``first_s`` and twice as long each time after, up to
+    ``most_s``. For every ``forgive_s`` that it behaves one loss is forgotten.
+    """
+
+    free_losses: int = 3
+    first_s: float = 1.0
+    most_s: float = 60.0
+    forgive_s: float = 600.0
+
+    def wait_s(self, setback: Setback | None) -> float:
+        """Return how long a node that comes back has to wait."""
+        times = 0 if setback is None else setback.losses - self.free_losses
+        return min(self.first_s * 2.0 ** min(times - 1, 60), self.most_s) if times > 0 else 0.0
+
+
+def setbacks_after(view: View, *, lived_s: float, patience: Patience) -> dict[str, Setback]:
+    """Return what the next generation is to know of the nodes that were lost.
+
+    The newest generation lived for ``lived_s``. Where more than `MAX_SETBACKS` nodes would be
+    remembered, those that were lost most often are.
+    """
+    old = view.generation
+    if old is None:
+        return {}
+    found: dict[str, Setback] = {}
+    now = identities(view)
+    lost = [name for name, was in old.nodes.items() if now.get(name) != was]
+    for name in {*lost, *old.setbacks}:
+        before = old.setbacks.get(name, _NEVER)
+        was = old.nodes.get(name)
+        if was is None:
+            after = before  # held off or away: neither better nor worse
+        elif now.get(name) != was:
+            after = Setback(losses=before.losses + 1)
+        else:
+            after = _forgiven(before, lived_s, patience)
+        if after.losses > 0:
+            found[name] = after
+    if len(found) <= MAX_SETBACKS:
+        return dict(sorted(found.items()))
+    worst = sorted(found, key=lambda name: (-found[name].losses, name))[:MAX_SETBACKS]
+    return {name: found[name] for name in sorted(worst)}
+
+
+def _forgiven(before: Setback, lived_s: float, patience: Patience) -> Setback:
+    forgotten, calm_s = divmod(before.calm_s + lived_s, patience.forgive_s)
+    return Setback(losses=before.losses - int(forgotten), calm_s=calm_s)
+
+
+@once
+def strangers(view: View) -> dict[str, str]:
+    """Return the live nodes the newest generation does not know as they are, with their marks.
+
+    A node that was started again is one as well; its mark changes with every start.
+    """
+    known = view.generation.nodes if view.generation else {}
+    return {
+        name: f"node:{name}:{mark}"
+        for name, mark in identities(view).items()
+        if mark != known.get(name)
+    }
+
+
+def held_off(
+    view: View, since: Mapping[str, float], *, now_s: float, patience: Patience
+) -> dict[str, float]:
+    """Return the nodes that are not to be taken in yet, and until when.
+
+    ``since`` maps the marks of `strangers` to when they were first seen.
+    """
+    if view.generation is None or not view.generation.setbacks:
+        return {}
+    setbacks = view.generation.setbacks
+    held: dict[str, float] = {}
+    for name, mark in strangers(view).items():
+        losses = setbacks.get(name)
+        if name in view.generation.nodes:  # lost this very moment, and back
+            losses = Setback(losses=1 + (losses.losses if losses else 0))
+        until_s = since.get(mark, now_s) + patience.wait_s(losses)
+        if now_s < until_s:
+            held[name] = until_s
+    return held

@@ -1,0 +1,58 @@
+"""What of a sidecar's inventory a node publishes, so that all records together stay small. Pure.
+
+An inventory repeats the group of every generation it names and the blocks of all ranks. In the
+record of each of ``n`` nodes that would be ``n²`` entries. The groups are in the generation record
+already, and how a lost block looks matters only to those who can rebuild it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ckpt.world import Inventory, SnapshotWorld
+from elastic.records import GenerationRecord
+
+
+def known_worlds(record: GenerationRecord | None) -> dict[int, SnapshotWorld]:
+    """Return the groups that a generation record speaks of, by generation."""
+    if record is None:
+        return {}
+    points = [point for point in (record.restore, *record.fallbacks) if point is not None]
+    worlds = [*(point.world for point in reversed(points)), record.snapshots]
+    return {world.generation: world for world in worlds}
+
+
+def compact(inventory: Inventory, record: GenerationRecord | None) -> Inventory:
+    """Leave out the groups that ``record`` has, and blocks of other parity groups than the node's.
+
+    Of those every member that is left says the same; where none is left nothing can be rebuilt.
+    """
+    known = known_worlds(record)
+    wanted: dict[int, set[int]] = {}
+    for world in inventory.worlds:
+        groups = world.parity_groups()
+        group = next((set(each) for each in groups if inventory.node in each), None)
+        if group is not None:
+            ranks = {rank for rank, node in enumerate(world.rank_nodes) if node in group}
+            wanted[world.generation] = ranks
+    return msgspec.structs.replace(
+        inventory,
+        worlds=tuple(each for each in inventory.worlds if known.get(each.generation) != each),
+        sealed=tuple(
+            entry
+            for entry in inventory.sealed
+            if entry.generation not in wanted or entry.rank in wanted[entry.generation]
+        ),
+    )
+
+
+def whole(inventories: Iterable[Inventory], record: GenerationRecord | None) -> list[Inventory]:
+    """Return the inventories with the groups that ``record`` has: what `compact` left out."""
+    found = list(inventories)
+    if found and (worlds := known_worlds(record)):
+        mine = {world.generation: world for world in found[0].worlds}
+        both = {**worlds, **mine}
+        found[0] = msgspec.structs.replace(found[0], worlds=tuple(both.values()))
+    return found

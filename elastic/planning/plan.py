@@ -1,0 +1,337 @@
+"""The next generation from a view: ranks, snapshot group, restore point, and the reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ckpt.groups import form_groups
+from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
+from elastic.membership import View, fenced_nodes, identities, once, ready_trainers
+from elastic.planning.holdings import Holdings, saved_mesh
+from elastic.planning.inventories import whole
+from elastic.planning.meshes import choose_mesh
+from elastic.planning.placing import Placement, Placer, Trainer, members_of
+from elastic.planning.shares import by_speed, even
+from elastic.records import (
+    RESTORE_AT_MOST,
+    GenerationRecord,
+    JobSpec,
+    Member,
+    MeshSize,
+    NodeRecord,
+    Origin,
+    Setback,
+    WorkerRecord,
+)
+
+RestorePoints = Callable[[Sequence[Inventory]], tuple[list[RestorePoint], str]]
+"""Find every step that the inventories can restore, newest first, and why not others."""
+
+_T = TypeVar("_T")
+
+MAX_TIMELINE = 64
+MAX_FALLBACKS = 4
+_NAMED_RANKS = 8
+
+
+def plan(
+    view: View,
+    *,
+    restore_points: RestorePoints | None = None,
+    held: Collection[str] = (),
+    setbacks: Mapping[str, Setback] | None = None,
+) -> tuple[GenerationRecord, str]:
+    """Return the record of generation ``view.number + 1`` and its one-paragraph reason.
+
+    The READY trainers form the mesh that `choose_mesh` finds for them; they must be enough. The
+    others are spares. Ranks go where the fewest bytes move, and where that does not tell, survivors
+    keep them. All live nodes with a sidecar guard the snapshots, in parity groups over their
+    failure domains. Nodes ``held`` off are left out, unless the job cannot go on or would go on
+    from an earlier step without them. ``restore_points`` is ``ckpt.stripes.restore_points`` unless
+    a test says otherwise; ``setbacks`` is what the record is to remember of nodes.
+    """
+    points, restore_reason, held = _restore_without(view, held, restore_points=restore_points)
+    ready = [pair for pair in ready_trainers(view) if pair[0].node not in held]
+    spec = job_spec(ready)
+    mesh, mesh_reason = choose_mesh(spec, trainers=len(ready))
+    if mesh is None:
+        raise ValueError(f"there is nothing to plan: {mesh_reason}")
+    restore = points[0] if points else None
+    nodes = {
+        name: node for name, node in fenced_nodes(view).items() if node.sidecar and name not in held
+    }
+    holdings = _holdings(view, restore, mesh=mesh)
+    placement = Placer(mesh, old=view.generation, holdings=holdings).place(ready)
+    members = members_of(placement.ranks)
+    world, survives = _world(view, members=members, spec=spec, nodes=nodes)
+    shares, share_reason = _shares(view, placement.ranks, mesh=mesh, spec=spec)
+    clauses = [
+        _reason(view, members=members, spec=spec),
+        *changes(view),
+        _mesh_reason(mesh_reason, placement, mesh=mesh, spares=len(ready) - mesh.ranks),
+        share_reason,
+        f"{_listed(sorted(held))} held off after repeated losses" if held else "",
+        survives,
+        _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
+    ]
+    reason = "; ".join(clause for clause in clauses if clause)
+    marks = identities(view)
+    record = GenerationRecord(
+        number=view.number + 1,
+        members=members,
+        snapshots=world,
+        restore=restore,
+        fallbacks=tuple(points[1 : 1 + MAX_FALLBACKS]),
+        reason=reason,
+        nodes={name: marks[name] for name in nodes},
+        timeline=extend_timeline(
+            view.generation.timeline if view.generation else (),
+            Origin(generation=view.number + 1, step=restore.step if restore else -1),
+        ),
+        mesh=mesh,
+        shares=shares,
+        setbacks=dict(setbacks or {}),
+    )
+    return record, reason
+
+
+def _restore_without(
+    view: View, held: Collection[str], *, restore_points: RestorePoints | None
+) -> tuple[list[RestorePoint], str, Collection[str]]:
+    """Return the restore points, why no others, and whom the plan can do without."""
+    points, reason = choose_restore(view, restore_points=restore_points)
+    if not held:
+        return points, reason, ()
+    ready = ready_trainers(view)
+    left = [pair for pair in ready if pair[0].node not in held]
+    if len(left) < job_spec(ready).least:
+        return points, reason, ()
+    fewer = {name: node for name, node in view.nodes.items() if name not in held}
+    others, why = choose_restore(replace(view, nodes=fewer), restore_points=restore_points)
+    newest = points[0].step if points else -1
+    if newest > (others[0].step if others else -1):
+        return points, reason, ()
+    return others, why, held
+
+
+def _holdings(view: View, restore: RestorePoint | None, *, mesh: MeshSize) -> Holdings | None:
+    """Return which bytes of the restore point lie where, None where that is not known."""
+    if restore is None or view.generation is None:
+        return None
+    saved = saved_mesh(restore, known={view.number: view.generation.mesh})
+    found = Holdings(restore, nodes=fenced_nodes(view), saved=saved, mesh=mesh)
+    return found if found.known else None
+
+
+def _shares(
+    view: View, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
+) -> tuple[tuple[int, ...], str]:
+    """Return the shares of the data-parallel groups by their slowest rank; none: even ones."""
+    speeds = [worker.speed for _, worker in ranks]
+    if not 0 < mesh.dp <= spec.microbatches or not any(speeds):
+        return (), ""
+    groups = [min(speeds[at : at + mesh.cell]) for at in range(0, mesh.ranks, mesh.cell)]
+    old = view.generation
+    same = old is not None and [member.incarnation for member in old.members] == [
+        worker.incarnation for _, worker in ranks
+    ]
+    previous = old.shares if old and same else ()
+    shares, reason = by_speed(spec.microbatches, groups, previous=previous)
+    if shares == even(spec.microbatches, mesh.dp):
+        return (), ""
+    return shares, reason
+
+
+def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: int) -> str:
+    """Say how the ranks lie, where there is anything to say."""
+    clauses = []
+    if mesh.near > 1:
+        cells = mesh.ranks // mesh.near
+        where = f"{placement.on_nodes} of {cells} groups within a node"
+        clauses += [reason, f"{where}, {placement.in_domains} within a failure domain"]
+    if spares:
+        clauses.append(f"{spares} trainer{'s' * (spares > 1)} spare")
+    return ", ".join(clauses)
+
+
+def _world(
+    view: View, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
+) -> tuple[SnapshotWorld, str]:
+    """Return who guards the snapshots, and what losses they survive.
+
+    Parity that the nodes do not allow is lowered, and the reason says so.
+    """
+    parity = min(spec.parity, len(nodes) - 1)
+    columns = min(spec.columns, len(nodes) - parity) if parity else 0
+    groups, survives = form_groups(
+        {name: node.domain for name, node in nodes.items()},
+        parity=parity,
+        size=spec.parity_group,
+        columns=columns,
+        previous=view.generation.snapshots.parity_groups() if view.generation else (),
+    )
+    world = SnapshotWorld(
+        run=view.run,
+        generation=view.number + 1,
+        peers=tuple(
+            SidecarPeer(node=name, address=node.sidecar, domain=node.domain)
+            for name, node in nodes.items()
+        ),
+        rank_nodes=tuple(member.node for member in members),
+        parity=parity,
+        keep=spec.keep,
+        groups=groups,
+        columns=columns,
+        memory_bytes=spec.memory_bytes,
+    )
+    if spec.parity > parity:
+        lowered = f"parity {spec.parity} was asked, {len(nodes)} nodes allow {parity}"
+        return world, f"{lowered}: {survives}"
+    return world, survives
+
+
+def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
+    """Return what the trainers ask for (the first one's word; `agree` refuses a discord)."""
+    return next((worker.spec for _, worker in ready if worker.spec), JobSpec())
+
+
+def choose_restore(
+    view: View, *, restore_points: RestorePoints | None = None
+) -> tuple[list[RestorePoint], str]:
+    """Return the restore points on the surviving timeline, newest first, or none and why."""
+    if view.generation is None:
+        return [], "nothing to restore yet"
+    nodes = fenced_nodes(view).values()
+    inventories = whole((n.inventory for n in nodes if n.inventory), view.generation)
+    points, why = (restore_points or _stripes_restore_points())(inventories)
+    timeline = view.generation.timeline
+    valid = [
+        point
+        for point in points
+        if on_timeline(point.world.generation, step=point.step, timeline=timeline)
+    ]
+    if valid:
+        newest_first = sorted(
+            valid, key=lambda point: (point.step, point.world.generation), reverse=True
+        )
+        return _old_enough(newest_first, view=view), ""
+    if points:
+        why = (
+            f"step {points[0].step} of generation {points[0].world.generation} belongs to a "
+            "future that was rolled back"
+        )
+    durable = max((inventory.durable for inventory in inventories), default=-1)
+    which = f"step {durable}, or a newer one" if durable >= 0 else "if there is one"
+    reason = f"restores nothing from memory: the newest checkpoint is loaded, {which}"
+    return [], f"{reason} ({why})" if why else reason
+
+
+def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]:
+    """Leave out what is newer than trainers ask for that left the newest generation to go back.
+
+    Where nothing is so old, the oldest there is.
+    """
+    asked = [
+        most
+        for _, worker in ready_trainers(view)
+        if isinstance(most := worker.info.get(RESTORE_AT_MOST), int)
+        and worker.ready_after == view.number
+    ]
+    old = [point for point in points if point.step <= min(asked, default=point.step)]
+    return old or points[-1:]
+
+
+def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
+    """Say whether a snapshot lies in the past of the newest generation.
+
+    It does unless a later generation went on from an earlier step: then the work behind that
+    step was done again, and the snapshot shows a future that never came.
+    """
+    return all(step <= origin.step for origin in timeline if origin.generation > generation)
+
+
+def extend_timeline(timeline: Sequence[Origin], newest: Origin) -> tuple[Origin, ...]:
+    """Append an origin, dropping those it makes redundant; bounded by `MAX_TIMELINE`.
+
+    An origin is redundant when a later one went on from the same or an earlier step. Where the
+    bound forces one out, its successor disowns everything before itself instead.
+    """
+    kept = [origin for origin in timeline if origin.step < newest.step]
+    kept.append(newest)
+    if len(kept) > MAX_TIMELINE:
+        kept = kept[-MAX_TIMELINE:]
+        kept[0] = Origin(generation=kept[0].generation, step=-1)
+    return tuple(kept)
+
+
+def _stripes_restore_points() -> RestorePoints:
+    from ckpt.stripes import restore_points
+
+    return restore_points
+
+
+def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
+    old = view.generation
+    known = {member.incarnation for member in old.members} if old else set()
+    kept = [m for m in members if m.incarnation in known]
+    new = [m for m in members if m.incarnation not in known]
+    wanted = max(view.wanted.get("trainer", 0), len(members))
+    wanted = wanted if spec.most is None else min(spec.most, wanted)
+    who = _listing(kept, "kept", lambda m: f"{m.node}/{m.seat} kept")
+    who += _listing(new, "new", lambda m: f"{m.node}/{m.seat} new")
+    return f"generation {view.number + 1}: {len(members)} of {wanted} trainers ({', '.join(who)})"
+
+
+@once
+def changes(view: View) -> list[str]:
+    """Return what happened to the nodes and members of the newest generation, as clauses."""
+    if (old := view.generation) is None:
+        return []
+    clauses: list[str] = []
+    marks = identities(view)
+    for name, was in old.nodes.items():
+        now = view.nodes.get(name)
+        if now is None:
+            clauses.append(f"node {name} was lost")
+        elif not now.sidecar:
+            clauses.append(f"the sidecar of node {name} is down")
+        elif marks[name] != was:
+            clauses.append(f"node {name} was started again (its agent or sidecar ended)")
+    return clauses
+
+
+def _listing(things: Sequence[_T], word: str, name: Callable[[_T], str]) -> list[str]:
+    if len(things) > _NAMED_RANKS:
+        return [f"{len(things)} {word}"]
+    return [name(thing) for thing in things]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED_RANKS else f"{len(names)} nodes"
+
+
+def _restore_reason(
+    restore: RestorePoint | None, *, members: Sequence[Member], holdings: Holdings | None
+) -> str:
+    if restore is None:
+        return ""
+    held = [source for source in restore.sources if not source.rebuilt]
+    rebuilt = [source for source in restore.sources if source.rebuilt]
+    parts = _listing(held, "from arenas", lambda s: f"rank {s.rank} from node {s.node}'s arena")
+    parts += _listing(
+        rebuilt,
+        "rebuilt from parity",
+        lambda s: f"rank {s.rank} rebuilt on {s.node} from parity",
+    )
+    saved = restore.world
+    text = f"restores step {restore.step} of generation {saved.generation}: {', '.join(parts)}"
+    about = ""
+    if len(saved.rank_nodes) != len(members):
+        text = f"{text}, resharded from {len(saved.rank_nodes)} ranks to {len(members)}"
+        about = "about "
+    if holdings is None:
+        return text
+    moved = holdings.moved_in_all((member.rank, member.node) for member in members)
+    return f"{text}, {about}{moved} of {holdings.total_bytes} bytes move"

@@ -1,0 +1,93 @@
+"""How many microbatches each rank runs: by measured speed, within limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+from itertools import pairwise
+
+MOST_RATIO = 4.0
+"""No rank counts as more than so many times faster than another: measurements err."""
+
+LEAST_GAIN = 0.05
+"""Shares change only where a step is expected to take at least so much less time."""
+
+
+def even(microbatches: int, ranks: int) -> tuple[int, ...]:
+    """Return shares that differ by one at most."""
+    ends = [microbatches * rank // ranks for rank in range(ranks + 1)]
+    return tuple(after - before for before, after in pairwise(ends))
+
+
+def part(microbatches: int, *, rank: int, ranks: int, shares: Sequence[int] = ()) -> range:
+    """Return the microbatches of data-parallel index ``rank``: contiguous, in rank order.
+
+    ``shares`` as in a generation record: none for even ones. Raises ``ValueError`` where they are
+    not those of so many microbatches and ranks.
+    """
+    sizes = tuple(shares) or even(microbatches, ranks)
+    if len(sizes) != ranks or sum(sizes) != microbatches:
+        raise ValueError(f"shares {sizes} are not of {microbatches} microbatches on {ranks} ranks")
+    start = sum(sizes[:rank])
+    return range(start, start + sizes[rank])
+
+
+def step_time(shares: Sequence[int], speeds: Sequence[float]) -> float:
+    """Return how long the slowest rank takes, ``speeds`` in microbatches per second."""
+    return max(share / speed for share, speed in zip(shares, speeds, strict=True))
+
+
+def by_speed(
+    microbatches: int,
+    speeds: Sequence[float],
+    *,
+    previous: Sequence[int] = (),
+    least_gain: float = LEAST_GAIN,
+) -> tuple[tuple[int, ...], str]:
+    """Return how many microbatches each rank runs, and why.
+
+    ``speeds`` are microbatches per second of computing, 0 where none was measured (such a rank
+    counts as the median). Every rank has one at least, and they add up to ``microbatches``; the
+    slowest rank finishes as early as whole shares allow. ``previous`` shares, or even ones, stay
+    while a step would not become ``least_gain`` shorter. Raises ``ValueError`` when there are more
+    ranks than microbatches.
+    """
+    ranks = len(speeds)
+    if not 0 < ranks <= microbatches:
+        raise ValueError(f"{microbatches} microbatches cannot be shared by {ranks} ranks")
+    stands = tuple(previous)
+    if len(stands) != ranks or sum(stands) != microbatches or min(stands) < 1:
+        stands = even(microbatches, ranks)
+    measured = sorted(speed for speed in speeds if speed > 0)
+    if not measured:
+        return stands, "no speeds were measured"
+    known = _bounded([speed or measured[len(measured) // 2] for speed in speeds])
+    best = _shortest(microbatches, known)
+    now_s, best_s = step_time(stands, known), step_time(best, known)
+    gain = 1 - best_s / now_s
+    if gain < least_gain:
+        return stands, f"the shares are within {least_gain:.0%} of the best"
+    return best, (
+        f"shares of {min(best)} to {max(best)} microbatches by measured speed: a step is expected "
+        f"to take {gain:.0%} less time"
+    )
+
+
+def _bounded(speeds: Sequence[float]) -> list[float]:
+    """Pull the extremes towards the middle, so that no two differ by more than `MOST_RATIO`."""
+    middle = sorted(speeds)[len(speeds) // 2]
+    reach = MOST_RATIO**0.5
+    return [min(max(speed, middle / reach), middle * reach) for speed in speeds]
+
+
+def _shortest(microbatches: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Give out one microbatch after the other to the rank that would be done with it first."""
+    total = sum(speeds)
+    shares = [max(int((microbatches - len(speeds)) * speed / total), 1) for speed in speeds]
+    queue = [((s + 1) / v, r) for r, (s, v) in enumerate(zip(shares, speeds, strict=True))]
+    heapify(queue)
+    for _ in range(microbatches - sum(shares)):
+        _, rank = queue[0]
+        shares[rank] += 1
+        heapreplace(queue, ((shares[rank] + 1) / speeds[rank], rank))
+    return tuple(shares)

@@ -1,0 +1,1 @@
+"""torchrun's rendezvous on Holdfast's coordinator."""
