@@ -186,7 +186,7 @@ class Engine:
                 ordinal=slot.start.ordinal,
                 sample=slot.start.sample,
                 start=start,
-                tokens=bytes(slot.tokens[start:]),
+                tokens=tuple(slot.tokens[start:]),
                 logprobs=tuple(slot.logprobs[start:]),
                 stamps=_skip(slot.stamps, before),
             )

@@ -21,7 +21,8 @@ import msgspec
 from adapters.rl.config import ROLE
 from adapters.rl.ledger import Assignment, Ledger
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
-from adapters.rl.trajectory import Delta, SampleId, Trajectory, fold
+from adapters.rl.token_record import fold
+from adapters.rl.trajectory import Delta, SampleId, Trajectory
 from ckpt.errors import CkptError, NotFoundError, PeerError
 from ckpt.transport import Request, RunKey, Server
 from ckpt.types import Json
@@ -355,7 +356,7 @@ class RolloutServer:
                     ordinal=piece.ordinal,
                     sample=piece.sample,
                     prompt=prompt,
-                    tokens=piece.tokens,
+                    tokens=bytes(piece.tokens),
                     logprobs=piece.logprobs,
                     stamps=piece.stamps,
                 )

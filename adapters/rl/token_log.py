@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from adapters.rl.trajectory import Delta, Trajectory, encode_delta
+from adapters.rl.token_record import encode_deltas
+from adapters.rl.trajectory import Delta, Trajectory
 from ckpt.errors import CapacityError, CkptError
 
+_log = logging.getLogger(__name__)
+
 _REOPEN_S = 0.2
-_TRUNCATE_RECORDS = 256
+_RECORD_TOKENS = 4096
+_TRUNCATE_BYTES = 16 << 10
 
 
 class LogStore(Protocol):
@@ -31,14 +36,17 @@ class TokenLog:
     """Appends deltas; begins anew with everything held when the sidecar was replaced.
 
     A worker goes on sampling without its log: what a lost sidecar costs is only that the worker's
-    own loss, at that same time, would cost the tokens sampled since.
+    own loss, at that same time, would cost the tokens sampled since. Where there is no room for
+    it, that is said once, and tried again.
     """
 
     def __init__(self, store: Callable[[], LogStore], name: str) -> None:
         self._store, self._name = store, name
         self._open: LogStore | None = None
         self._retry_at = 0.0
-        self._records: deque[tuple[int, int]] = deque()
+        self._records: deque[tuple[int, int, int]] = deque()
+        self._nbytes = 0
+        self._is_refused = False
 
     def append(self, deltas: Sequence[Delta], held: Callable[[], Iterable[Trajectory]]) -> None:
         """Append ``deltas``; ``held`` gives all trajectories, for a log that begins anew."""
@@ -53,17 +61,27 @@ class TokenLog:
                 self._begin(deltas)
             else:
                 self._write(self._open, deltas)
-        except CkptError:
+        except CkptError as error:
+            self._refused(error)
             self._open = None
             self._retry_at = time.monotonic() + _REOPEN_S
+        else:
+            self._is_refused = False
+
+    def _refused(self, error: CkptError) -> None:
+        if isinstance(error, CapacityError) and not self._is_refused:
+            _log.warning("%s is sampled without its log: %s", self._name, error)
+            self._is_refused = True
 
     def release(self, below: int) -> None:
         """Let go of the records of ordinals ``below``, once there are enough of them."""
         keep_from, store = None, self._open
-        if store is None or len(self._records) < _TRUNCATE_RECORDS:
+        if store is None or self._nbytes < _TRUNCATE_BYTES:
             return
         while self._records and self._records[0][1] < below:
-            keep_from = self._records.popleft()[0] + 1
+            index, _, nbytes = self._records.popleft()
+            keep_from = index + 1
+            self._nbytes -= nbytes
         if keep_from is None:
             return
         try:
@@ -76,6 +94,7 @@ class TokenLog:
         store = self._store()
         start = store.log_open(self._name)
         self._records.clear()
+        self._nbytes = 0
         try:
             self._write(store, deltas)
         except CapacityError:
@@ -88,10 +107,26 @@ class TokenLog:
     def _write(self, store: LogStore, deltas: Sequence[Delta]) -> None:
         if not deltas:
             return
-        after = store.log_append(self._name, [encode_delta(delta) for delta in deltas])
-        self._records += [
-            (after - len(deltas) + i, delta.ordinal) for i, delta in enumerate(deltas)
-        ]
+        groups = list(_grouped(deltas))
+        records = [encode_deltas(group) for group in groups]
+        first = store.log_append(self._name, records) - len(records)
+        for index, (group, record) in enumerate(zip(groups, records, strict=True), first):
+            newest = max(delta.ordinal for delta in group)
+            self._records.append((index, newest, len(record)))
+            self._nbytes += len(record)
+
+
+def _grouped(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
+    """Yield what shares a record: all that was sampled since the last, unless that is much."""
+    group: list[Delta] = []
+    count = 0
+    for delta in deltas:
+        if group and count + len(delta.tokens) > _RECORD_TOKENS:
+            yield group
+            group, count = [], 0
+        group.append(delta)
+        count += len(delta.tokens)
+    yield group
 
 
 def _whole(trajectory: Trajectory) -> Delta:
@@ -99,7 +134,7 @@ def _whole(trajectory: Trajectory) -> Delta:
         ordinal=trajectory.ordinal,
         sample=trajectory.sample,
         start=0,
-        tokens=trajectory.tokens,
+        tokens=tuple(trajectory.tokens),
         logprobs=trajectory.logprobs,
         stamps=trajectory.stamps,
     )

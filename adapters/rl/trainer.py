@@ -61,6 +61,7 @@ class Trainer:
             keep=config.keep,
             exact=True,
             seed=config.seed,
+            rehearse=False,  # terms of the rollout server begin before the first step
             announce=lambda: {"rollout": self._server.address},
         )
         resilient(self.train)()
