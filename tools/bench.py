@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import os
@@ -23,6 +24,7 @@ from rich.table import Table
 
 from ckpt.arena import ARENA_ROOT
 from ckpt.errors import CapacityError, StoreError
+from ckpt.streaming import kernel
 from elastic.errors import ConfigError
 from tools.benching.samples import Figure, Row, Setup, Yardstick
 
@@ -49,21 +51,37 @@ class Section(NamedTuple):
 SECTIONS: Final = {
     "snapshot": Section("tools.benching.memory", "snapshot", disk=1, shared=3, memory=7),
     "recover": Section("tools.benching.recovery", "recover", shared=6, memory=12),
-    "lost": Section("tools.benching.training", "lost", disk=4, shared=9, memory=20),
+    "lost": Section("tools.benching.training", "lost", disk=4, shared=7, memory=10),
     "persist": Section("tools.benching.storage", "persist", disk=2, memory=4),
     "restore": Section("tools.benching.storage", "restore", disk=6, memory=5),
     "reshard": Section("tools.benching.storage", "reshard", disk=4, memory=3),
     "verify": Section("tools.benching.storage", "verify", disk=2, memory=3),
+    "mttr": Section("tools.benching.mttr", "mttr", disk=4, shared=7, memory=12),
+    "resize": Section("tools.benching.resize", "resize", shared=7, memory=12),
+    "goodput": Section("tools.benching.goodput", "goodput", shared=5, memory=10),
+    "join": Section("tools.benching.joining", "join", shared=5, memory=12),
     "plan": Section("tools.benching.plan", "plan"),
+    "control": Section("tools.benching.control", "control"),
+    "exact": Section("tools.benching.exact", "exact", memory=8),
     "parity": Section("tools.benching.codec", "parity", memory=6),
     "protect": Section("tools.benching.protect", "protect", shared=6, memory=9),
+    "memory": Section("tools.benching.footprint", "memory", shared=18, memory=23),
 }
 
 _SLACK_BYTES: Final = 64 << 20
 _PLAIN_WIDTH: Final = 136
 _MEGABYTES: Final = 512
 _QUICK_MEGABYTES: Final = 32
-_PACKAGES: Final = ("holdfast", "torch", "numpy", "zarr", "numcodecs", "pyeclib", "safetensors")
+_PACKAGES: Final = (
+    "holdfast",
+    "torch",
+    "numpy",
+    "zarr",
+    "numcodecs",
+    "pyeclib",
+    "safetensors",
+    "torchft",
+)
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -92,6 +110,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="a small state, small worlds")
     parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="M",
+        help="how long goodput trains (5; with --quick some seconds)",
+    )
+    parser.add_argument(
         "--dir",
         type=Path,
         help="where to write; emptied afterwards (default: the directory for temporary files)",
@@ -110,6 +134,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _minutes(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of minutes")
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure the sections asked for and print the table."""
     if unknown := [name for name in args.sections if name not in SECTIONS]:
@@ -121,9 +155,16 @@ def run(args: argparse.Namespace) -> int:
     require_room(chosen, size_bytes, place)
     load_before = os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=place) as directory:
-        found = _measured(
-            chosen, size_bytes, args.repeat, directory=Path(directory), quick=args.quick
+        setup = Setup(
+            size_bytes=size_bytes,
+            repeat=args.repeat,
+            directory=Path(directory),
+            lap=lambda: None,
+            quick=args.quick,
+            free_bytes=_free_memory(),
+            minutes=args.minutes,
         )
+        found = _measured(chosen, setup)
     machine = _machine(load_before)
     if args.json:
         _write_json(args.json, found, megabytes=megabytes, repeat=args.repeat, machine=machine)
@@ -136,7 +177,8 @@ def run(args: argparse.Namespace) -> int:
     show_figures([figure for figure in found if isinstance(figure, Figure)], console=console)
     console.print(
         f"{megabytes} MiB of state, medians (min–max) of {args.repeat}; {machine['cores']} cores, "
-        f"load average {load_before[0]:.1f} before and {machine['load_average'][1]:.1f} after",
+        f"load average {load_before[0]:.1f} before and {machine['load_average'][1]:.1f} after"
+        + ("" if machine["compiled_copy"] else "; without the compiled copy"),
         highlight=False,
     )
     return 0
@@ -200,9 +242,7 @@ def _free_memory() -> int:
     return sys.maxsize
 
 
-def _measured(
-    sections: Sequence[str], size_bytes: int, repeat: int, *, directory: Path, quick: bool
-) -> list[Result]:
+def _measured(sections: Sequence[str], setup: Setup) -> list[Result]:
     results: list[Result] = []
     console = Console(stderr=True)
     with (
@@ -217,17 +257,15 @@ def _measured(
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        task = bar.add_task("", total=len(sections) * (repeat + 1))
-        setup = Setup(
-            size_bytes=size_bytes,
-            repeat=repeat,
-            directory=directory,
-            quick=quick,
-            lap=lambda: bar.advance(task),
-        )
+        task = bar.add_task("", total=len(sections) * (setup.repeat + 1))
         for name in sections:
             bar.update(task, description=name)
-            results += _section(name)(setup)
+
+            def say(text: str, *, name: str = name) -> None:
+                bar.update(task, description=f"{name}: {text}")
+
+            told = dataclasses.replace(setup, lap=lambda: bar.advance(task), say=say)
+            results += _section(name)(told)
     return results
 
 
@@ -243,6 +281,7 @@ def _machine(load_before: tuple[float, float, float]) -> dict[str, Any]:
         "load_average": [round(load_before[0], 2), round(os.getloadavg()[0], 2)],
         "system": platform.platform(),
         "processor": _processor(),
+        "compiled_copy": kernel() is not None,
     }
 
 
@@ -284,11 +323,10 @@ def show(rows: Sequence[Row], *, console: Console) -> None:
 
 
 def show_figures(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print the sections that have tables of their own."""
-    if figures:
-        from tools.benching.plan import show as show_plan
-
-        show_plan(figures, console=console)
+    """Print the sections that have tables of their own, each by its module's ``show``."""
+    for name in dict.fromkeys(figure.section for figure in figures):
+        module = importlib.import_module(SECTIONS[name].module)
+        module.show([each for each in figures if each.section == name], console=console)
 
 
 def _beside(row: Row, other: Yardstick) -> tuple[str, str, str]:

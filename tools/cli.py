@@ -50,6 +50,7 @@ class Subcommand(Protocol):
 
 COMMANDS: Final = {
     "run": ("tools.run", "start a training script so that it survives the loss of workers"),
+    "sidecar": ("tools.sidecar", "keep snapshots beside torchrun, Slurm or Kubernetes"),
     "status": ("tools.status", "show how well a running job is protected, and what it costs"),
     "demo": ("tools.demo", "train with reinforcement learning under injected kills, and prove it"),
     "inspect": ("tools.inspect", "show what a checkpoint holds"),

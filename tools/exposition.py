@@ -91,15 +91,17 @@ def _stages(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
 def _memory(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
     held = _gauge("memory_bytes", "Shared memory held, by purpose.")
     needs = _gauge("memory_need_bytes", "The most that slots and parity will hold.")
-    budget = _gauge("memory_budget_bytes", "What was declared for slots and parity, 0 for nothing.")
+    logs = _gauge("memory_logs_most_bytes", "The most that logs may hold.")
+    budget = _gauge("memory_budget_bytes", "What was declared for all purposes, 0 for nothing.")
     disk = _gauge("disk_bytes", "Snapshots spilled to the node's own disk.")
     for node in nodes:
         for purpose in MEMORY:
             held.add(node.nbytes(purpose), node=node.node, purpose=purpose)
         needs.add(node.memory.get("need_bytes"), node=node.node)
+        logs.add(node.memory.get("logs_most_bytes"), node=node.node)
         budget.add(node.nbytes("budget"), node=node.node)
         disk.add(node.nbytes("disk"), node=node.node)
-    yield from (held, needs, budget, disk)
+    yield from (held, needs, logs, budget, disk)
 
 
 def _queues(nodes: Sequence[NodeStatus]) -> Iterator[Family]:

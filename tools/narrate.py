@@ -17,6 +17,14 @@ _WHAT = {
     "sidecar_exit": "ended",
     "lease_lost": "lost its lease",
     "join": "joined",
+    "notice": "is to end",
+    "stall": "got no further",
+}
+_ACTIONS = {
+    "warn": "noted",
+    "skip": "the step is left out",
+    "rollback": "going back",
+    "stop": "the job ends",
 }
 
 
@@ -48,10 +56,33 @@ class Narrator:
                 yield from self._resumed(event)
             case kind if kind.startswith("checkpoint_"):
                 yield from self._checkpoint(event)
+            case "snapshots_left_out":
+                yield (
+                    f"{event['seat']}: SNAPSHOTS ARE LEFT OUT since step {event['newest']}, "
+                    f"{event['count']} so far: {event['reason']}"
+                )
+            case "stack" | "straggler" | "straggler_over" | "loss" | "handed_over" | "rehearsed":
+                yield from self._remark(event)
             case "sidecar_failed":
                 yield f"the sidecar of {event['node']} does not start: {event['error']}"
             case "job_ended" if (cost := self._costs.total()) is not None:
                 yield str(cost)
+
+    @staticmethod
+    def _remark(event: Event) -> Iterator[str]:
+        match event["kind"]:
+            case "stack" if event["at"]:
+                yield f"{event['seat']} stands at {event['at']}"
+            case "straggler":
+                yield event["why"]
+            case "straggler_over":
+                yield f"{event['victim']} keeps up with the others again"
+            case "loss":
+                yield f"step {event['step']}: {event['why']} ({_ACTIONS[event['action']]})"
+            case "handed_over":
+                yield f"{event['seat']} hands over at step {event['step']}"
+            case "rehearsed" if event["error"] and not event["over"]:
+                yield f"{event['seat']}: its rehearsal ended early: {event['error']}"
 
     @staticmethod
     def _checkpoint(event: Event) -> Iterator[str]:

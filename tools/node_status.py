@@ -6,21 +6,26 @@ from typing import Any, Final
 
 import msgspec
 
-STAGES: Final = ("seal", "exchange", "protect", "rebuild", "persist", "spill")
-"""The meters of a sidecar, in the order a snapshot passes them."""
+STAGES: Final = ("seal", "exchange", "protect", "serve", "rebuild", "persist", "spill")
+"""The meters of a sidecar, in the order a snapshot passes them; ``serve`` is what readers are sent,
+those who restore and those who prefetch."""
 
 MEMORY: Final = ("slots", "parity", "logs")
 """What a sidecar's shared memory is spent on."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, its processes, and the answer of its sidecar: empty with an ``error``."""
+    """A node, its processes, and the answer of its sidecar: empty with an ``error``.
+
+    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all.
+    """
 
     node: str
     sidecar: int
     workers: dict[str, int] = {}
     status: dict[str, Any] = {}
     error: str | None = None
+    stragglers: dict[str, str] = {}
 
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none."""
@@ -51,7 +56,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> dict[str, Any]:
-        """``mode``, ``need_bytes`` and why snapshots are ``left_out``."""
+        """``mode``, ``need_bytes``, ``logs_most_bytes``; why snapshots are ``left_out``."""
         found: dict[str, Any] = self.status.get("memory", {})
         return found
 
@@ -85,12 +90,15 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a person should know of, a sentence each."""
         status = self.status
         told = [self.error] if self.error else []
+        told += self.stragglers.values()
         told += [
             f"step {at.rpartition('/')[2]} is not protected: {why}"
             for at, why in self.unprotected.items()
         ]
         if self.memory.get("left_out"):
             told.append(f"snapshots are left out: {self.memory['left_out']}")
+        if self.memory.get("logs_refused"):
+            told.append(f"logs grow no more: {self.memory['logs_refused']}")
         told += [
             f"{purpose} for {peer}: {link['queued']} queued, the oldest {link['oldest_s']:.1f} s"
             + (f"; last error: {link['error']}" if link.get("error") else "")

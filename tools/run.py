@@ -12,11 +12,24 @@ from typing import Any, Protocol
 import msgspec
 
 from ckpt.types import Json
+from elastic.agent.notice import NoticeConfig
 from elastic.config import Settings
+from elastic.coordinator.connecting import is_etcd
+from elastic.coordinator.etcd_address import EtcdAddress
 from elastic.errors import ConfigError, ElasticError
 from elastic.events import EventReader
-from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
+from elastic.joint import JointLauncher
+from elastic.launch import (
+    EMBEDDED,
+    ETCD_TIMING,
+    LOCAL_TIMING,
+    LaunchConfig,
+    Launcher,
+    NodeSpec,
+    python_command,
+)
 from elastic.records import TRAINER, Outcome
+from tools import run_nodes
 from tools.narrate import Narrator
 
 _EXAMPLES = """\
@@ -47,13 +60,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
             "sidecar that keeps the snapshots. A worker that dies, hangs or is stopped is "
             "replaced; the others go on from the newest complete step without being restarted."
         ),
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES + run_nodes.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--nproc", type=_positive, default=1, metavar="N", help="trainers per node (default 1)")
     add("--nodes", type=_positive, default=1, metavar="K", help="nodes (default 1)")
     add("--world", type=_positive, metavar="W", help="trainers in all (default N times K)")
+    run_nodes.add_options(add)
     add(
         "--role",
         type=_role,
@@ -104,6 +118,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
     add(
+        "--coordinator",
+        default=EMBEDDED,
+        metavar="URL",
+        help="etcd://HOST:PORT[,HOST:PORT...] to agree through an etcd instead of a coordinator "
+        "that is part of this command; etcds:// with TLS; options: docs/dependencies.md; HOST:PORT "
+        "with --nnodes: where the command on HOST serves it to the others",
+    )
+    add(
         "--port",
         type=_port,
         default=0,
@@ -129,6 +151,56 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="S",
         help="never call a worker hung before S seconds of silence (default %(default)g)",
     )
+    add(
+        "--max-hang-s",
+        type=_seconds,
+        default=LOCAL_TIMING.max_hang_s,
+        metavar="S",
+        help="call a worker hung after S seconds at most, whatever its steps take "
+        "(default %(default)g)",
+    )
+    add(
+        "--first-hang-s",
+        type=_seconds,
+        default=LOCAL_TIMING.first_hang_s,
+        metavar="S",
+        help="the same for the first step of a generation, which may compile (default %(default)g)",
+    )
+    add(
+        "--pause-s",
+        type=_seconds,
+        default=LOCAL_TIMING.pause_s,
+        metavar="S",
+        help="the same for what is not training: building, restoring, a pause that the script "
+        "announced (default %(default)g)",
+    )
+    add(
+        "--notice-file",
+        default="",
+        metavar="FILE",
+        help="a node leaves in order once FILE exists; {node} in it stands for the node's name",
+    )
+    add(
+        "--notice-url",
+        default="",
+        metavar="URL",
+        help="the same once a GET of URL succeeds with a body other than FALSE or NONE",
+    )
+    add(
+        "--notice-header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a header of those requests, as in Metadata-Flavor=Google; may be repeated",
+    )
+    add(
+        "--grace-s",
+        type=_seconds,
+        default=NoticeConfig().grace_s,
+        metavar="S",
+        help="time from such a notice, or an agent's SIGTERM, to the end (default %(default)g)",
+    )
     add("--quiet", action="store_true", help="no progress lines on stderr")
     add("script", metavar="SCRIPT", help="Python script to run, or after -- any of its arguments")
     add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
@@ -137,12 +209,16 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job; 0 when it completed, 1 when it failed, 2 for a wrong call, 130 for Ctrl-C."""
+    interrupts: _Interrupts | None = None
     try:
-        launcher = Launcher(_config(args))
+        launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
         launcher.start()
     except ElasticError as error:
-        return _complain(str(error), 2)
+        caught = interrupts.caught if interrupts else 0
+        return _complain(str(error), 128 + caught if caught else 2)
+    if args.run_dir is None and not args.quiet:
+        _say(f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)")
     outcome = _follow(launcher, Narrator(quiet=args.quiet))
     if interrupts.caught:
         return _complain(outcome.message, 128 + interrupts.caught)
@@ -168,7 +244,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Json]:
     return settings
 
 
-def _config(args: argparse.Namespace) -> LaunchConfig:
+def _launcher(args: argparse.Namespace) -> Launcher:
+    joint = run_nodes.joint_config(args)
+    if joint is None:
+        return Launcher(_config(args))
+    return JointLauncher(_config(args, machines=joint.most), joint)
+
+
+def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
     script = Path(args.script)
     if not script.is_file():
         raise ConfigError(
@@ -184,15 +267,30 @@ def _config(args: argparse.Namespace) -> LaunchConfig:
     return LaunchConfig(
         command=python_command(script, args.args),
         nodes=nodes,
-        wanted={TRAINER: args.world or args.nproc * args.nodes, **roles},
+        wanted={TRAINER: args.world or args.nproc * args.nodes * machines, **roles},
         run_dir=args.run_dir,
+        coordinator=_coordinator(args.coordinator),
+        elsewhere=(machines - 1) * args.nodes,
         port=args.port,
         capture_output=args.capture_output,
         settings=_settings(args),
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
-        timing=msgspec.structs.replace(LOCAL_TIMING, min_hang_s=args.min_hang_s),
+        timing=msgspec.structs.replace(
+            ETCD_TIMING if is_etcd(args.join or args.coordinator) else LOCAL_TIMING,
+            min_hang_s=args.min_hang_s,
+            max_hang_s=max(args.min_hang_s, args.max_hang_s),
+            first_hang_s=args.first_hang_s,
+            pause_s=args.pause_s,
+        ),
+        notice=_notice(args),
     )
+
+
+def _coordinator(text: str) -> str:
+    if is_etcd(text):
+        EtcdAddress.parse(text)  # says what is wrong with it
+    return text
 
 
 class _Interrupts:
@@ -223,12 +321,16 @@ def _follow(launcher: Launcher, narrator: Narrator) -> Outcome:
 def _tell(narrator: Narrator, reader: EventReader) -> None:
     for event in reader.new():
         for line in narrator.lines(event):
-            print(f"holdfast: {line}", file=sys.stderr, flush=True)
+            _say(line)
 
 
 def _complain(message: str, status: int) -> int:
-    print(f"holdfast: {message}", file=sys.stderr, flush=True)
+    _say(message)
     return status
+
+
+def _say(line: str) -> None:
+    print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 def _positive(text: str) -> int:
@@ -257,6 +359,25 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return seconds
+
+
+def _notice(args: argparse.Namespace) -> NoticeConfig:
+    try:
+        return NoticeConfig(
+            file=args.notice_file,
+            url=args.notice_url,
+            headers=dict(args.notice_header),
+            grace_s=args.grace_s,
+        )
+    except ValueError as error:
+        raise ConfigError(f"wrong option: {error}") from error
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VALUE")
+    return name, value
 
 
 def _role(text: str) -> tuple[str, int]:

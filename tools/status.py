@@ -150,7 +150,12 @@ def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
         finally:
             client.close()
     return NodeStatus(
-        node=node, sidecar=found.sidecar, workers=found.workers, status=status, error=error
+        node=node,
+        sidecar=found.sidecar,
+        workers=found.workers,
+        status=status,
+        error=error,
+        stragglers=found.stragglers,
     )
 
 

@@ -22,9 +22,13 @@ _TIMEOUT_S = 300.0
 
 
 class Nodes:
-    """Sidecars by node name; leave the ``with`` block to end them."""
+    """Sidecars by node name; leave the ``with`` block to end them.
 
-    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+    Those that are ``apart`` send each other what they would else map, as between machines.
+    """
+
+    def __init__(self, directory: Path, names: Sequence[str], *, apart: bool = False) -> None:
+        self._apart = apart
         self.run = f"bench-{os.getpid()}-{time.time_ns()}"
         self.key = RunKey.new()
         self._key_file = directory / f"{self.run}.key"
@@ -38,7 +42,13 @@ class Nodes:
 
     def start(self, name: str) -> None:
         """Start a node that is not there."""
-        plan = SidecarPlan(run=self.run, node=name, key=self.key, key_file=self._key_file)
+        plan = SidecarPlan(
+            run=self.run,
+            node=name,
+            key=self.key,
+            key_file=self._key_file,
+            memory_of=name if self._apart else "",
+        )
         self._sidecars[name] = NodeSidecar(plan)
 
     def _stop_all(self) -> None:
@@ -71,6 +81,7 @@ class Nodes:
         *,
         generation: int = 1,
         parity: int = 0,
+        columns: int = 0,
         rank_nodes: Sequence[str] | None = None,
         restore: RestorePoint | None = None,
     ) -> SnapshotWorld:
@@ -81,6 +92,7 @@ class Nodes:
             peers=tuple(SidecarPeer(node=n, address=at) for n, at in self.addresses.items()),
             rank_nodes=tuple(self.addresses if rank_nodes is None else rank_nodes),
             parity=parity,
+            columns=columns,
             keep=KEEP,
         )
         for client in self.clients.values():

@@ -1,6 +1,7 @@
 """Section protect: from sealed to protected on three nodes.
 
-Three sidecar processes on this machine stand for three nodes, so their work shares its cores.
+Three sidecar processes on this machine stand for three nodes, so their work shares its cores. They
+map each other's memory; for the rows over loopback they are told not to, as between machines.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from tools.benching.samples import Case, Row, Setup, in_turn, stopwatch, timed
 
 NAMES = ("a", "b", "c")
 PROTECT, LITTLE = "3 nodes: seal to protected", "3 nodes: the same, a tenth has changed"
+SEALED, SEALED_LITTLE = (
+    "3 nodes: seal to protected over loopback, sealed",
+    "3 nodes: the same over loopback, a tenth has changed",
+)
 MEMCPY, LOOPBACK = "memcpy", "plain TCP on loopback"
 _LITTLE = 10
 _TIMEOUT_S = 60.0
@@ -33,7 +38,17 @@ _GRAIN_BYTES = 1 << 20
 
 def protect(setup: Setup) -> list[Row]:
     """Spread the state over three nodes with one parity: all anew, and with little changed."""
-    with Nodes(setup.directory, NAMES) as nodes, closing(Ranks(nodes, setup.size_bytes)) as ranks:
+    return [
+        *_protect(setup, PROTECT, LITTLE, apart=False),
+        *_protect(setup, SEALED, SEALED_LITTLE, apart=True),
+    ]
+
+
+def _protect(setup: Setup, anew: str, little: str, *, apart: bool) -> list[Row]:
+    with (
+        Nodes(setup.directory, NAMES, apart=apart) as nodes,
+        closing(Ranks(nodes, setup.size_bytes)) as ranks,
+    ):
         mirrors = [np.ones_like(payload) for payload in ranks.payloads]
 
         def copy() -> None:
@@ -43,12 +58,12 @@ def protect(setup: Setup) -> list[Row]:
         cases: list[Case] = [
             timed(MEMCPY, copy),
             timed(LOOPBACK, lambda: _send_through([each.data for each in ranks.payloads])),
-            lambda: {PROTECT: ranks.take()},
-            lambda: {LITTLE: ranks.take(one_in=_LITTLE)},
+            lambda: {anew: ranks.take()},
+            lambda: {little: ranks.take(one_in=_LITTLE)},
         ]
         samples = in_turn(cases, setup)
     whole = sum(payload.nbytes for payload in ranks.payloads)
-    return [samples.row("protect", name, whole, MEMCPY, LOOPBACK) for name in (PROTECT, LITTLE)]
+    return [samples.row("protect", name, whole, MEMCPY, LOOPBACK) for name in (anew, little)]
 
 
 class Ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,21 @@ Case: TypeAlias = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every section is given. ``lap`` is called after each round."""
+    """What every section is given.
+
+    ``lap`` is called after each round, ``say`` with what is being done. ``free_bytes`` is the
+    memory the machine has left, where that decides how it is done; ``minutes`` how long a section
+    trains that does so for a given time, None for as long as it likes.
+    """
 
     size_bytes: int
     repeat: int
     directory: Path
     lap: Callable[[], None]
     quick: bool = False
+    free_bytes: int = sys.maxsize
+    say: Callable[[str], None] = lambda text: None
+    minutes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,8 @@ class Row:
 class Figure:
     """One figure of a section that has a table of its own.
 
-    A median where ``low`` and ``high`` differ; ``ratio`` is value over that of ``versus``.
+    A median where ``low`` and ``high`` differ; ``ratio`` is value over that of ``versus``. ``p95``
+    and all ``samples`` where there are enough of them to say.
     """
 
     section: str
@@ -118,6 +128,8 @@ class Figure:
     high: float
     versus: str | None = None
     ratio: float | None = None
+    p95: float | None = None
+    samples: tuple[float, ...] = ()
 
     def figures(self) -> list[dict[str, Any]]:
         """Return it as JSON-typed values."""

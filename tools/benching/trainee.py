@@ -31,6 +31,8 @@ from ckpt.sidecar.client import SidecarClient
 from ckpt.snapshot import Snapshotter
 from ckpt.target import CheckpointTarget
 from ckpt.transport import RunKey
+from tools.benching.flash import Flash
+from tools.benching.plain_disk import PlainDisk
 from tools.benching.state import MANY_LAYERS, State
 
 _SIDE = 256
@@ -114,7 +116,9 @@ class _Holdfast:
     """Snapshots; done when protected, and durable where they are persisted."""
 
     def __init__(self, seat: Seat, state: State, *, way: str, persist: bool) -> None:
-        self._tracked, self._persist = state.tracked, persist
+        # by names of its own: what all ranks have under one name is written once
+        self._tracked = {f"{name}{seat.rank}": each for name, each in state.tracked.items()}
+        self._persist = persist
         guard = seat.guards[way]
         self._client = SidecarClient(guard.address, guard.key)
         target = CheckpointTarget(root=str(Path(seat.directory) / way)) if persist else None
@@ -184,6 +188,8 @@ class _Dcp:
 
 HOLDFAST, PARITY, PERSIST = "holdfast", "holdfast + parity", "holdfast + persistence"
 DCP_THREAD, DCP_PROCESS = "DCP async_save, thread", "DCP async_save, process"
+FLASH_MEMORY, FLASH_DISK = "DLRover, memory", "DLRover, memory and disk"
+PLAIN_DISK = "only a plain file"
 NOTHING = "no saving"
 
 
@@ -195,8 +201,18 @@ def _saver(seat: Seat, state: State, way: str) -> Saver:
         PERSIST: lambda: _Holdfast(seat, state, way=way, persist=True),
         DCP_THREAD: lambda: _Dcp(seat, state, AsyncCheckpointerType.THREAD),
         DCP_PROCESS: lambda: _Dcp(seat, state, AsyncCheckpointerType.PROCESS),
+        PLAIN_DISK: lambda: PlainDisk(
+            Path(seat.directory) / "plain" / str(seat.rank), state.size_bytes
+        ),
+        FLASH_MEMORY: lambda: _flash(seat, state, persist=False),
+        FLASH_DISK: lambda: _flash(seat, state, persist=True),
     }
     return makers[way]()
+
+
+def _flash(seat: Seat, state: State, *, persist: bool) -> Flash:
+    place = Path(seat.directory) / "flash"
+    return Flash(state.tensors, place, seat=(seat.rank, seat.world_size), persist=persist)
 
 
 def _gather(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -21,22 +21,25 @@ from typing import Final
 from torch._C._distributed_c10d import TCPStore
 
 from ckpt.errors import PeerError
-from tools.benching import trainee
+from tools.benching import flash, trainee
 from tools.benching.nodes import SLOTS, Nodes
 from tools.benching.samples import Row, Samples, Setup, stopwatch
 from tools.benching.state import MANY_LAYERS, Mirror, State
 from tools.benching.trainee import Guard, Outcome, Seat, Window
 
 MEMCPY: Final = "memcpy of all ranks' state"
-WAYS: Final = (
-    trainee.HOLDFAST,
-    trainee.PARITY,
-    trainee.PERSIST,
+OURS: Final = (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST)
+PEERS: Final = (
+    trainee.PLAIN_DISK,
     trainee.DCP_THREAD,
     trainee.DCP_PROCESS,
+    *((trainee.FLASH_MEMORY, trainee.FLASH_DISK) if flash.is_installed() else ()),
 )
-PEERS: Final = (trainee.DCP_THREAD, trainee.DCP_PROCESS)
+WAYS: Final = (*OURS, *PEERS)
 RATIOS: Final = (2.0, 4.0, 8.0, 16.0)
+_TOGETHER: Final = 20
+"""Memory, in states, that the processes of all ways take; one way by itself takes half."""
+
 _STEP_COPIES: Final = 4.0
 _WINDOW_S: Final = 3.0
 _QUICK_WINDOW_S: Final = 0.3
@@ -48,57 +51,76 @@ def lost(setup: Setup) -> list[Row]:
     """Time training of as many processes as there are cores to fill, with and without saving."""
     rows: list[Row] = []
     for workers in (2,) if setup.quick else (1, 2, 4):
-        with _Crew.start(setup, workers) as crew:
-            rows += _lost(setup, crew)
-            rows += _inflation(setup, crew)
+        found = _Found()
+        for ways in _crews(setup):
+            with _Crew.start(setup, workers, ways, pace=found.pace) as crew:
+                found.pace = crew.pace
+                _lost(setup, crew, ways, found)
+                if trainee.HOLDFAST in ways:
+                    curve = _inflation(setup, crew)
+        rows += [*_rows(found, workers), *curve]
     return rows
 
 
-def _lost(setup: Setup, crew: _Crew) -> list[Row]:
+def _crews(setup: Setup) -> list[tuple[str, ...]]:
+    """Return the ways that are timed by the same processes: all, where memory holds them all."""
+    if setup.free_bytes >= _TOGETHER * setup.size_bytes:
+        return [WAYS]
+    return [(way,) for way in WAYS]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was measured so far, by ways."""
+
+    seconds: Samples = field(default_factory=Samples)
+    stalls: Samples = field(default_factory=Samples)
+    cpu: Samples = field(default_factory=Samples)
+    pace: _Pace | None = None
+
+
+def _lost(setup: Setup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
     """One save in each window; what follows it is waited for by training on."""
-    products = crew.products(_STEP_COPIES)
+    products = crew.pace.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
-    steps = max(round(window_s / crew.step_s(products)), 4)
-    samples, stalls, cpu = Samples(), Samples(), Samples()
+    steps = max(round(window_s / crew.pace.step_s(products)), 4)
     for _ in range(setup.repeat):
-        samples.add({MEMCPY: crew.memcpy_s()})
+        into.seconds.add({MEMCPY: crew.memcpy_s()})
         free = crew.train(trainee.NOTHING, steps=steps, products=products)
-        for way in WAYS:
+        for way in ways:
             found = crew.train(way, steps=steps, products=products)
             before, free = free, crew.train(trainee.NOTHING, steps=steps, products=products)
             step_s = (before.step_s + free.step_s) / 2
             step_cpu_s = (before.cpu_s + free.cpu_s) / (before.steps + free.steps)
-            samples.add({_name(way, crew): found.seconds - found.steps * step_s})
-            stalls.add({_name(way, crew): found.stall_s})
-            cpu.add({_name(way, crew): found.cpu_s - found.steps * step_cpu_s})
+            into.seconds.add({way: found.seconds - found.steps * step_s})
+            into.stalls.add({way: found.stall_s})
+            into.cpu.add({way: found.cpu_s - found.steps * step_cpu_s})
         setup.lap()
-    peers = [_name(way, crew) for way in PEERS]
-    return [
-        samples.row(
+
+
+def _rows(found: _Found, workers: int) -> list[Row]:
+    rows = []
+    for way in WAYS:
+        row = found.seconds.row(
             "lost",
-            name,
+            way,
             0,
             MEMCPY,
-            *(peer for peer in peers if way not in PEERS),
+            *(PEERS if way in OURS else ()),
             extra=[
-                ("of it the training threads waited", stalls.yardstick(name).seconds, "s"),
-                ("processor time beside the training's", cpu.yardstick(name).seconds, "s"),
+                ("of it the training threads waited", found.stalls.yardstick(way).seconds, "s"),
+                ("processor time beside the training's", found.cpu.yardstick(way).seconds, "s"),
             ],
         )
-        for way in WAYS
-        for name in [_name(way, crew)]
-    ]
-
-
-def _name(way: str, crew: _Crew) -> str:
-    return f"{way}, {crew.size} worker{'s' if crew.size > 1 else ''}"
+        rows.append(replace(row, name=f"{way}, {workers} worker{'s' if workers > 1 else ''}"))
+    return rows
 
 
 def _inflation(setup: Setup, crew: _Crew) -> list[Row]:
     """A snapshot after every step: what a step takes longer, for steps of several lengths."""
     rows = []
     for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
-        products, samples = crew.products(ratio), Samples()
+        products, samples = crew.pace.products(ratio), Samples()
         name = f"a step with a snapshot after every step, {crew.size} workers"
         for _ in range(setup.repeat):
             free = crew.train(trainee.NOTHING, steps=6, products=products)
@@ -106,11 +128,28 @@ def _inflation(setup: Setup, crew: _Crew) -> list[Row]:
             samples.add({name: found.step_s, trainee.NOTHING: free.step_s})
         free_s = samples.yardstick(trainee.NOTHING).seconds
         extra = [
-            ("a step takes so many copies of the state", free_s / crew.copy_s, ""),
+            ("a step takes so many copies of the state", free_s / crew.pace.copy_s, ""),
             ("longer by", (samples.yardstick(name).seconds / free_s - 1) * 100, "%"),
         ]
         rows.append(samples.row("lost", name, 0, trainee.NOTHING, extra=extra))
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """What a step is made of: its fixed part, each product, and the copy it is measured in."""
+
+    free_s: float
+    product_s: float
+    copy_s: float
+
+    def products(self, copies: float) -> int:
+        """Return how much arithmetic makes a step as long as ``copies`` copies of the state."""
+        return max(round((copies * self.copy_s - self.free_s) / self.product_s), 0)
+
+    def step_s(self, products: int) -> float:
+        """Return about how long such a step is."""
+        return self.free_s + products * self.product_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +173,26 @@ class _Together:
 class _Crew:
     """Processes that train together, and the sidecars that guard them."""
 
+    pace: _Pace
+
     def __init__(
         self, pipes: Sequence[Connection], mirror: Mirror, *, sidecars: Sequence[int]
     ) -> None:
         self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
         self._sidecars = sidecars
-        self.copy_s = 0.0
-        self._free_s = self._product_s = 0.0
 
     @classmethod
     @contextmanager
-    def start(cls, setup: Setup, workers: int) -> Iterator[_Crew]:
-        """Start them, warm up every way of saving, and time what a step is made of."""
+    def start(
+        cls, setup: Setup, workers: int, ways: Sequence[str], *, pace: _Pace | None
+    ) -> Iterator[_Crew]:
+        """Start them, warm up their ways of saving, and time what a step is made of.
+
+        That is taken over from another crew where ``pace`` says it.
+        """
         state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
         with ExitStack() as stack:
-            guards, sidecars = _guards(stack, setup, workers)
+            guards, sidecars = _guards(stack, setup, workers, ways)
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             context = multiprocessing.get_context("spawn")
             pipes = []
@@ -165,29 +209,24 @@ class _Crew:
                 process = context.Process(target=trainee.serve, args=(seat, theirs))
                 process.start()
                 theirs.close()
-                stack.callback(_end, process, pipe)
+                stack.callback(end, process, pipe)
                 pipes.append(pipe)
             crew = cls(pipes, Mirror(state), sidecars=sidecars)
-            crew._warm_up()
+            for way in (trainee.NOTHING, *ways):
+                for _ in range(1 if way in PEERS else SLOTS + 1):
+                    crew.train(way, steps=2, products=0)
+            crew.pace = pace or crew._timed_pace()
             yield crew
 
-    def _warm_up(self) -> None:
-        for way in (trainee.NOTHING, *WAYS):
-            for _ in range(1 if way in PEERS else SLOTS + 1):
-                self.train(way, steps=2, products=0)
-        self._free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
+    def _timed_pace(self) -> _Pace:
+        free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
         longer_s = self.train(trainee.NOTHING, steps=5, products=_PROBE_PRODUCTS).step_s
-        self._product_s = max(longer_s - self._free_s, 1e-6) / _PROBE_PRODUCTS
         copies = [self.train(trainee.HOLDFAST, steps=3, products=0).copy_s for _ in range(3)]
-        self.copy_s = statistics.median(copies)
-
-    def products(self, copies: float) -> int:
-        """Return how much arithmetic makes a step as long as ``copies`` copies of the state."""
-        return max(round((copies * self.copy_s - self._free_s) / self._product_s), 0)
-
-    def step_s(self, products: int) -> float:
-        """Return about how long such a step is."""
-        return self._free_s + products * self._product_s
+        return _Pace(
+            free_s=free_s,
+            product_s=max(longer_s - free_s, 1e-6) / _PROBE_PRODUCTS,
+            copy_s=statistics.median(copies),
+        )
 
     def memcpy_s(self) -> float:
         """Time one copy of as many bytes as all ranks have, while they rest."""
@@ -201,7 +240,7 @@ class _Crew:
         before_s = sum(map(_cpu_s, self._sidecars))
         for pipe in self._pipes:
             pipe.send(window)
-        found = [_answer(pipe) for pipe in self._pipes]
+        found = [answer(pipe) for pipe in self._pipes]
         sidecars_s = sum(map(_cpu_s, self._sidecars)) - before_s
         return _Together(
             seconds=max(each.seconds for each in found),
@@ -212,7 +251,8 @@ class _Crew:
         )
 
 
-def _answer(pipe: Connection) -> Outcome:
+def answer(pipe: Connection) -> Outcome:
+    """Return what a trainee says of its window. Raises ``PeerError`` where it says nothing."""
     if not pipe.poll(_ANSWER_S):
         raise PeerError(f"a training process gave no answer within {_ANSWER_S:g} s")
     try:
@@ -228,7 +268,8 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+    """End a trainee, in order if it can hear that it is to end."""
     try:
         pipe.send(None)
     except OSError:
@@ -238,7 +279,7 @@ def _end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None
 
 
 def _guards(
-    stack: ExitStack, setup: Setup, workers: int
+    stack: ExitStack, setup: Setup, workers: int, ways: Sequence[str]
 ) -> tuple[dict[str, list[Guard]], list[int]]:
     """Start the sidecars of every way: one for all ranks, or, for parity, at least two.
 
@@ -246,7 +287,7 @@ def _guards(
     """
     found: dict[str, list[Guard]] = {}
     pids: list[int] = []
-    for way in (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST):
+    for way in [way for way in OURS if way in ways]:
         parity = int(way == trainee.PARITY)
         names = [f"n{number}" for number in range(max(workers, 2) if parity else 1)]
         nodes = stack.enter_context(Nodes(_made(setup.directory), names))

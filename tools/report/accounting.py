@@ -38,15 +38,16 @@ def account(wall_s: float, claims: Sequence[Interval]) -> dict[str, float]:
     """
     if unknown := {claim.label for claim in claims} - set(CLASSES):
         raise ValueError(f"no such classes of time: {sorted(unknown)}")
-    inside = [
-        Interval(claim.label, max(claim.start_s, 0.0), min(claim.end_s, wall_s))
-        for claim in claims
-        if claim.end_s > 0.0 and claim.start_s < wall_s
-    ]
     rank = {label: at for at, label in enumerate(CLASSES)}
-    edges = sorted({0.0, wall_s, *(t for claim in inside for t in claim[1:])})
-    total = dict.fromkeys(CLASSES, 0.0)
-    for start_s, end_s in pairwise(edges):
-        here = [c.label for c in inside if c.start_s <= start_s and c.end_s >= end_s]
-        total[min(here, key=rank.__getitem__, default=REMAINDER)] += end_s - start_s
+    edges = [(0.0, 0, 0), (wall_s, 0, 0)]
+    for claim in claims:
+        start_s, end_s = max(claim.start_s, 0.0), min(claim.end_s, wall_s)
+        if start_s < end_s:
+            edges += [(start_s, rank[claim.label], 1), (end_s, rank[claim.label], -1)]
+    edges.sort()
+    total, open_claims = dict.fromkeys(CLASSES, 0.0), [0] * len(CLASSES)
+    for (start_s, at, change), (end_s, _, _) in pairwise(edges):
+        open_claims[at] += change
+        label = next((CLASSES[i] for i, count in enumerate(open_claims) if count), REMAINDER)
+        total[label] += end_s - start_s
     return total

@@ -1,0 +1,154 @@
+"""When a job got over a fault, read from its events: one fault, its phases. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+Event: TypeAlias = Mapping[str, Any]
+
+PHASES: Final = {
+    "detected": "detect",
+    "proposed": "agree",
+    "reformed": "form",
+    "restored": "restore",
+    "begun": "begin",
+}
+"""What ends each phase of a recovery, in order, and what it is called.
+
+From the fault until somebody has seen it, until the next generation is planned, until every rank is
+in its group, until every rank has its state, until every rank has begun its first step.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A change of the world that is over. Times are wall seconds of the events' clock.
+
+    ``began_s`` is the fault, or for a planned change the end of the last step before it;
+    ``ends_s`` when each phase ended, as far as there was one; ``step_s`` when the first step was
+    complete at every rank, ``new_s`` when one was that had never been done before. ``sent_bytes``
+    of the state travelled between hosts while training stood still.
+    """
+
+    began_s: float
+    ends_s: Mapping[str, float]
+    step_s: float
+    new_s: float
+    generation: int
+    world: int
+    lost_steps: int
+    sent_bytes: int = 0
+
+    @property
+    def pause_s(self) -> float:
+        """From the fault until every rank was training again."""
+        return self.ends_s["begun"] - self.began_s
+
+    @property
+    def useful_s(self) -> float:
+        """From the fault until every rank had completed a step that was never done before."""
+        return self.new_s - self.began_s
+
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of each phase by `PHASES`' names."""
+        found, since = {}, self.began_s
+        for end, name in PHASES.items():
+            if end in self.ends_s:
+                found[name], since = self.ends_s[end] - since, self.ends_s[end]
+        return found
+
+
+def after_fault(events: Sequence[Event], *, killed_s: float) -> Recovery | None:
+    """Return how the job got over what was killed at ``killed_s``, or None while it has not."""
+    before = [e for e in _steps(events) if e["t"] <= killed_s]
+    return _recovery(events, since_s=killed_s, began_s=killed_s, before=before)
+
+
+def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Recovery | None:
+    """Return how ``others`` went on, each in its own time, without one killed at ``killed_s``.
+
+    For replicas that do not do a step again, and need not all take part in the next.
+    """
+    later = [e for e in _steps(events) if e["start"] > killed_s]
+    firsts = {e["seat"]: e for e in reversed(later)}
+    if len(firsts) < others:
+        return None
+    begun_s = max(float(e["start"]) for e in firsts.values())
+    formed = [e["t"] for e in events if e["kind"] == "reformed" and killed_s < e["t"] <= begun_s]
+    done_s = max(float(e["t"]) for e in firsts.values())
+    return Recovery(
+        began_s=killed_s,
+        ends_s={**({"reformed": max(formed)} if formed else {}), "begun": begun_s},
+        step_s=done_s,
+        new_s=done_s,
+        generation=max(int(e["generation"]) for e in firsts.values()),
+        world=others,
+        lost_steps=0,
+    )
+
+
+def after_change(events: Sequence[Event], *, since_s: float, world: int) -> Recovery | None:
+    """Return how the job came to ``world`` ranks after ``since_s``, or None while it has not.
+
+    The change was planned: it costs what passes from the last step before it.
+    """
+    changed = [
+        e for e in events if e["kind"] == "reformed" and e["t"] > since_s and e["world"] == world
+    ]
+    if not changed:
+        return None
+    generation = int(changed[0]["generation"])
+    before = [e for e in _steps(events) if e["generation"] < generation]
+    if not before:
+        return None
+    ended_s = max(e["t"] for e in before)
+    return _recovery(events, since_s=since_s, began_s=ended_s, before=before, least=generation)
+
+
+def _steps(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event["kind"] == "step"]
+
+
+def _recovery(
+    events: Sequence[Event],
+    *,
+    since_s: float,
+    began_s: float,
+    before: Sequence[Event],
+    least: int = 0,
+) -> Recovery | None:
+    older = max((int(e["generation"]) for e in before), default=0)
+    done = max((int(e["step"]) for e in before), default=-1)
+    later = [e for e in events if e["t"] > since_s]
+    steps = [e for e in _steps(later) if e["generation"] > older and e["generation"] >= least]
+    if not steps:
+        return None
+    generation = min(int(e["generation"]) for e in steps)
+    mine = [e for e in later if e.get("generation") == generation]
+    world = max((int(e["world"]) for e in mine if e["kind"] == "reformed"), default=0)
+    first = min(int(e["step"]) for e in steps)
+    ranks = {e["seat"]: e for e in reversed(steps) if e["step"] == first}
+    new = {e["seat"]: e["t"] for e in reversed(steps) if e["step"] == done + 1}
+    if not world or len(ranks) < world or len(new) < world:
+        return None
+    ends_s = {
+        kind: max(e["t"] for e in mine if e["kind"] == kind)
+        for kind in ("proposed", "reformed", "restored")
+        if any(e["kind"] == kind for e in mine)
+    }
+    seen = [e["t"] for e in later if e["kind"] == "detected" and e["t"] >= began_s]
+    if seen and min(seen) <= ends_s.get("proposed", 0.0):
+        ends_s = {"detected": min(seen), **ends_s}
+    ends_s["begun"] = max(float(e["start"]) for e in ranks.values())
+    return Recovery(
+        began_s=began_s,
+        ends_s=ends_s,
+        step_s=max(e["t"] for e in ranks.values()),
+        new_s=max(new.values()),
+        generation=generation,
+        world=world,
+        lost_steps=done + 1 - first,
+        sent_bytes=sum(int(e.get("sent_bytes", 0)) for e in mine if e["kind"] == "restored"),
+    )
