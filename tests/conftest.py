@@ -9,4 +9,4 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["service_fixtures"]
+pytest_plugins = ["service_fixtures", "etcd_fixtures"]

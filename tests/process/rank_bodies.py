@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 from ranks import enter
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ckpt.errors import StateError
 from ckpt.hashing import state_hash
 from ckpt.snapshot import Snapshotter
 from ckpt.testing.slots import FakeSidecar
 from elastic import reform
-from elastic.config import Batch, Settings
+from elastic.config import Batch, Exact, Settings
 from elastic.cursor import Cursor
 from elastic.errors import Fenced
 from elastic.protection import Protection
@@ -163,7 +164,7 @@ class Keeping:
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
-    def keep(self, *, last: bool) -> None: ...
+    def keep(self, *, last: bool, wished: bool = False) -> None: ...
 
     def stall_s(self) -> float:
         return 0.0
@@ -181,7 +182,10 @@ class Listening:
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
 
-    def beat(self, *, step: int, phase: Any) -> None: ...
+    def beat(self, *, step: int, phase: Any, limit_s: float = 0.0) -> None: ...
+
+    def leaving(self) -> bool:
+        return False
 
 
 def run_of(world: reform.World, settings: Settings) -> tuple[Run, Listening]:
@@ -191,16 +195,30 @@ def run_of(world: reform.World, settings: Settings) -> tuple[Run, Listening]:
     return Run(channel, settings, world, pulse=Pulse(channel), keeper=keeper), channel
 
 
-def train(world: reform.World, folder: Path, *, exact: bool, sharded: bool) -> dict[str, Any]:
+def wrapped(model: Net, world: reform.World, how: str) -> nn.Module:
+    """Wrap a model as the name says: ``hsdp`` is two replicas, as soon as there are two ranks."""
+    if how == "plain":
+        return model
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    mesh, policy = world.mesh, MixedPrecisionPolicy()
+    if how == "hsdp":
+        replicas = min(world.size, 2)
+        sizes = (replicas, world.size // replicas)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+    if how == "mixed":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def train(world: reform.World, folder: Path, *, exact: Exact, how: str) -> dict[str, Any]:
     """Train a few steps; return the hash of the weights and what was seen on the way."""
     settings = Settings(batch=Batch(microbatches=5, size=3), exact=exact, seed=7)
     run, channel = run_of(world, settings)
     torch.manual_seed(1)
-    model = Net()
-    if sharded:
-        for layer in model.layers:
-            fully_shard(layer, mesh=run.mesh)
-        fully_shard(model, mesh=run.mesh)
+    model = wrapped(Net(), world, how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     run.track(model=model, optimizer=optimizer)
     data = torch.arange(40 * 8).reshape(40, 8) * 7 % 50
@@ -208,7 +226,7 @@ def train(world: reform.World, folder: Path, *, exact: bool, sharded: bool) -> d
     for step in run.steps(8):
         for batch in run.microbatches(data):
             mine += 1
-            loss = model(batch) * (50.0 if step == 5 else 1.0)
+            loss = model(batch) * (1000.0 if step == 5 else 1.0)
             run.backward(loss)
             run.log(loss=loss)
         norms.append(run.clip_grad_norm_(model.parameters(), 0.8))
@@ -224,3 +242,10 @@ def train(world: reform.World, folder: Path, *, exact: bool, sharded: bool) -> d
         "microbatches": mine,
         "bounds": run._keeper.cursor.bounds,
     }
+
+
+def train_in_turn(
+    world: reform.World, folder: Path, *, ways: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Train in several ways, one after the other, in the same processes."""
+    return {name: train(world, folder, **how) for name, how in ways.items()}

@@ -18,12 +18,14 @@ import torch
 from ckpt.world import SidecarPeer, SnapshotWorld
 from elastic import reform
 from elastic.collectives import Guard
-from elastic.records import GenerationRecord, Member
+from elastic.records import GenerationRecord, Member, MeshSize
 
 Body = Callable[[reform.World, Path], Any]
 
 
-def record_of(stores: list[str], *, number: int = 1) -> GenerationRecord:
+def record_of(
+    stores: list[str], *, number: int = 1, mesh: MeshSize | None = None
+) -> GenerationRecord:
     """Return a generation of as many ranks as there are stores."""
     return GenerationRecord(
         number=number,
@@ -41,6 +43,7 @@ def record_of(stores: list[str], *, number: int = 1) -> GenerationRecord:
         ),
         restore=None,
         reason="test",
+        mesh=mesh or MeshSize(dp=len(stores)),
     )
 
 
@@ -49,13 +52,25 @@ def fence_file(folder: Path, generation: int) -> Path:
     return folder / f"fence-{generation}"
 
 
-def enter(rank: int, stores: list[str], folder: Path, *, number: int = 1) -> reform.World:
+def enter(
+    rank: int,
+    stores: list[str],
+    folder: Path,
+    *,
+    number: int = 1,
+    mesh: MeshSize | None = None,
+    axes: tuple[str, ...] = reform.AXES,
+) -> reform.World:
     """Form a generation in this process."""
     fence = fence_file(folder, number)
     guard = Guard(number, fence.exists, grace_s=10.0)
-    record = record_of(stores, number=number)
     return reform.form(
-        record, incarnation=str(rank), guard=guard, host=reform.LOOPBACK, timeout_s=60.0
+        record_of(stores, number=number, mesh=mesh),
+        incarnation=str(rank),
+        guard=guard,
+        host=reform.LOOPBACK,
+        timeout_s=60.0,
+        axes=axes,
     )
 
 
@@ -89,9 +104,9 @@ class Ranks:
         answer: tuple[str, Any] = self._pipes[rank].recv()
         return answer
 
-    def results(self) -> list[Any]:
+    def results(self, *, timeout_s: float = 60.0) -> list[Any]:
         """Return every rank's value; fail on an error."""
-        answers = [self.result(rank) for rank in range(len(self._pipes))]
+        answers = [self.result(rank, timeout_s=timeout_s) for rank in range(len(self._pipes))]
         assert all(kind == "ok" for kind, _ in answers), answers
         return [value for _, value in answers]
 

@@ -17,6 +17,7 @@ from elastic.launch import agent_command
 from elastic.membership import node_key
 from elastic.process import Child
 from tools.leftovers import leftovers
+from tools.status import ask
 
 LONG = ("--steps", "1000000")
 
@@ -70,12 +71,72 @@ def test_a_worker_stopped_for_a_moment_goes_on(tmp_path: Path) -> None:
         assert running.events("detected") == []
 
 
-def test_a_hung_worker_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["soft", "hard"])
+def test_a_hung_worker_is_ended_after_it_said_where_it_stands(tmp_path: Path, how: str) -> None:
     timing = {"min_hang_s": 0.5}
-    with job(tmp_path, "--hang", "--steps", "30", timing=timing) as running:
-        assert running.finish().ok
+    with job(tmp_path, "--hang", how, *LONG, timing=timing) as running:
+        resumed = running.generation(2)
         found = running.events("detected")[0]
         assert (found["what"], found["victim"]) == ("hang", "trainer/0")
+        assert "in step 3, 0.5 s are allowed" in found["why"]
+        stack = running.events("stack")[0]
+        assert (stack["seat"], stack["how"]) == ("trainer/0", "faulthandler")
+        where = "in hang" if how == "soft" else "in match"
+        assert where in stack["at"]
+        assert "in run_generation" in stack["text"]
+        assert resumed["t"] - found["t"] < 1.0, "recovered within the threshold and a second"
+
+
+def test_an_announced_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    timing = {"min_hang_s": 0.3}
+    with job(tmp_path, "--hang", "paused", *LONG, timing=timing) as running:
+        running.generation(2)
+        found = running.events("detected")[0]
+        assert "1.5 s are allowed" in found["why"]
+
+
+def test_ranks_that_wait_for_each_other_begin_anew_with_the_same_workers(tmp_path: Path) -> None:
+    timing = {"min_hang_s": 1.5, "first_hang_s": 1.5}
+    with job(tmp_path, "--hang", "meet", *LONG, nodes=2, per_node=1, timing=timing) as running:
+        resumed = running.generation(2)
+        seen = [e["what"] for e in running.events("detected") if e["t"] < resumed["t"]]
+        assert seen == ["stall"]
+        assert len([e for e in running.events("worker_started") if e["t"] < resumed["t"]]) == 2
+        said = {event["seat"]: event["text"] for event in running.events("stack")}
+        assert set(said) == {"trainer/0", "trainer/1"}
+        assert all("in run_generation" in text for text in said.values())
+
+
+def test_ranks_that_always_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
+    timing = {"min_hang_s": 0.3, "first_hang_s": 0.3}
+    with job(tmp_path, "--hang", "always", timing=timing, max_attempts=3) as running:
+        outcome = running.finish()
+        assert not outcome.ok
+        assert "wait for each other, for the 3. time" in outcome.message
+
+
+def test_a_straggler_is_named_in_the_events_and_in_the_status(tmp_path: Path) -> None:
+    with job(tmp_path, *LONG, "--slow", "1", nodes=3, per_node=1) as running:
+        found = running.await_event(lambda e: e["kind"] == "straggler")
+        assert (found["victim"], found["on"], found["computes"]) == ("trainer/1", "n1", False)
+        assert "takes 5.0 times as long as the others for a microbatch" in found["why"]
+        told: list[str] = []
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not told and time.monotonic() < deadline_s:
+            told = [each for node in ask(tmp_path / "run") for each in node.troubles()]
+        assert found["why"] in told
+
+
+def test_a_survivor_in_a_long_microbatch_is_waited_for(tmp_path: Path) -> None:
+    timing = {"park_timeout_s": 0.05}
+    with job(tmp_path, *LONG, "--seconds", "0.5", timing=timing) as running:
+        running.await_step(2)
+        survivor = running.worker("trainer/0")
+        hurt(running.worker("trainer/1"))
+        running.generation(2)
+        assert running.worker("trainer/0") == survivor
+        seen = [event["what"] for event in running.events("detected")]
+        assert [what for what in seen if what != "join"] == ["exit"]
 
 
 def test_a_job_outlives_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

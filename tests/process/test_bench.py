@@ -36,7 +36,7 @@ PEERLESS = {
 }
 COMMAND = (sys.executable, "-m", "tools.cli", "bench")
 ONCE = {"first copy, new memory"}
-APART = {"plan", "lost"}
+APART = {"plan", "lost", "memory", "mttr", "resize", "goodput", "join", "control", "exact"}
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
 
@@ -87,19 +87,27 @@ def test_every_section_is_measured(found: dict[str, Any]) -> None:
     assert {"holdfast", "torch", "python"} <= found["versions"].keys()
 
 
-def test_training_is_timed_with_and_without_saving(tmp_path: Path) -> None:
+def figures_of(
+    section: str, directory: Path, *, megabytes: int, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Measure a section by itself, tiny and once, and see that nothing is left of it."""
     before = left_in_memory()
-    words = ("lost", "--quick", "--megabytes", "1", "--repeat", "1", "--json", "-")
+    words = (section, "--quick", "--megabytes", str(megabytes), "--repeat", "1", "--json", "-")
     done = subprocess.run(
-        [*COMMAND, *words, "--dir", str(tmp_path)],
+        [*COMMAND, *words, "--dir", str(directory)],
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     assert left_in_memory() <= before
-    names = {figure["name"] for figure in json.loads(done.stdout)["figures"]}
+    figures: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
+    return figures
+
+
+def test_training_is_timed_with_and_without_saving(tmp_path: Path) -> None:
+    names = {figure["name"] for figure in figures_of("lost", tmp_path, megabytes=1, timeout_s=200)}
     assert {f"{way}, 2 workers" for way in training.WAYS} <= names
     assert any(name.endswith("longer by") for name in names)
 
@@ -147,6 +155,35 @@ def test_the_plan_of_small_worlds_in_a_table_of_its_own(
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert {figure["section"] for figure in figures} == {"plan"}
     assert any(figure["name"] == "64 ranks, alike: one rank's plan" for figure in figures)
+
+
+def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
+    before, target = left_in_memory(), tmp_path / "figures.json"
+    words = ("memory", "--quick", "--megabytes", "4", "--repeat", "1", "--json", target)
+    done = subprocess.run(
+        [*COMMAND, *words, "--dir", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert left_in_memory() <= before
+    figures = {each["name"]: each for each in json.loads(target.read_text())["figures"]}
+    for guard in ("parity 1 of 3", "a whole copy"):
+        held = {
+            name.rpartition(": ")[2]: each["value"]
+            for name, each in figures.items()
+            if name.startswith(f"4 MiB a node, {guard}")
+        }
+        assert held["slots"] > 4
+        assert held["sidecar, PSS beyond"] > 0
+        assert held["beyond slots and parity"] > 0
+        assert f"4 MiB a node, {guard}" in done.stdout
+    parity = [figures[f"4 MiB a node, {guard}: parity"]["value"] for guard in ("parity 1 of 3",)]
+    copies = figures["4 MiB a node, a whole copy: parity"]["value"]
+    assert 0 < parity[0] < copies
+    assert figures["4 MiB a node, parity 1 of 3: all of it"]["ratio"] < 1
 
 
 def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Path) -> None:
@@ -274,3 +311,100 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
         "12.5",
     ):
         assert told in text
+
+
+def faulted(
+    section: str, directory: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> dict[str, dict[str, Any]]:
+    """Measure a section that hurts jobs, with one fault each; return its figures by name."""
+    options = ["--quick", "--megabytes", "13", "--repeat", "1", *words]
+    assert main(["bench", section, *options, "--dir", str(directory), "--json", "-"]) == 0
+    assert list(directory.iterdir()) == []
+    return {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_recoveries_are_timed_by_phase_and_beside_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import mttr, pauses, peers
+
+    # what a notice costs is in `resize`, and torchft need not be there
+    monkeypatch.setattr(mttr, "_noticed", lambda *_: [])
+    monkeypatch.setattr(peers, "has_torchft", lambda: False)
+    figures = faulted("mttr", tmp_path, capsys)
+    for name in (mttr.KILL, mttr.JOIN, mttr.SPARE, mttr.TORCHRUN):
+        pause = figures[f"{name}: {pauses.PAUSE}"]
+        assert 0 < pause["value"] < 60
+        assert len(pause["samples"]) == 1
+        assert figures[f"{name}: {pauses.USEFUL}"]["value"] > pause["value"]
+        assert figures[f"{name}: restore"]["value"] > 0
+    assert figures[f"{mttr.KILL}: detect"]["value"] > 0
+    hang = next(name for name in figures if name.endswith(pauses.BEYOND))
+    assert figures[hang]["value"] > 0
+    assert figures[f"{mttr.TORCHRUN}: {pauses.PAUSE}"]["versus"].startswith(mttr.KILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_that_leaves_and_comes_back_costs_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import pauses
+
+    figures = faulted("resize", tmp_path, capsys)
+    for way in ("4 → 3", "3 → 4"):
+        assert figures[f"{way}: {pauses.PAUSE}"]["value"] > 0
+    assert figures[f"4 → 3: {pauses.LOST}"]["value"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_joins_are_timed_prepared_and_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import joining, pauses
+
+    figures = faulted("join", tmp_path, capsys)
+    for name in (joining.PREPARED, joining.COLD):
+        assert figures[f"{name}: {pauses.PAUSE}"]["value"] > 0
+        assert figures[f"{name}: {joining.SENT}"]["unit"] == "MiB"
+    assert f"{joining.PREPARED}: {joining.REHEARSAL}" in figures
+    assert f"{joining.COLD}: {joining.REHEARSAL}" not in figures
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_time_of_a_job_that_is_hurt_is_accounted_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import goodput
+
+    figures = faulted("goodput", tmp_path, capsys, "--minutes", "0.05")
+    shares = [each for name, each in figures.items() if name.startswith("lost: ")]
+    useful = figures[goodput.USEFUL]["value"]
+    assert 0 < useful < 1
+    assert useful + sum(each["value"] for each in shares) == pytest.approx(1)
+    assert figures[goodput.RATE]["value"] > 0
+
+
+def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
+    tmp_path: Path,
+) -> None:
+    from tools.benching import exact
+
+    setup = Setup(size_bytes=1 << 16, repeat=1, directory=tmp_path, lap=lambda: None, quick=True)
+    found = exact.exact(setup, worlds=(1, 2))
+    figures = {figure.name: figure.value for figure in found}
+    assert figures["2 ranks, float32: moved"] > 0
+    assert figures["2 ranks, float32: drift"] > 0
+    for method in ("exact", "int64"):
+        assert figures[f"2 ranks, {method}: moved"] == figures[f"2 ranks, {method}: drift"] == 0
+        assert figures[f"2 ranks, {method}: step"] > 0
+    for kind in ("error", "error, spread"):
+        assert figures[f"1 ranks, int64: {kind}"] < figures[f"1 ranks, float32: {kind}"]
+        assert figures[f"1 ranks, float32: {kind}"] < figures[f"1 ranks, exact: {kind}"] < 1e-2
+    shown = io.StringIO()
+    exact.show(found, console=Console(file=shown, width=160))
+    assert "2 ranks, all_reduce" in shown.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,11 +107,17 @@ def test_a_job_that_stops_at_the_first_failure(tmp_path: Path, blocked: Path) ->
     assert "step 5 was not saved" in done.stderr
 
 
-def _run(result: Path, steps: int, *options: str | Path) -> dict[str, Any]:
-    """Train on two nodes by ``holdfast run``; return the result."""
+def _run(
+    result: Path,
+    steps: int,
+    *options: str | Path,
+    nodes: int = 2,
+    flags: tuple[str | Path, ...] = (),
+) -> dict[str, Any]:
+    """Train on some nodes by ``holdfast run``; return the result."""
     script = Path(__file__).with_name("tiny_training.py")
-    launch = ["-m", "tools.cli", "run", "--nodes", "2", *options]
-    words = [sys.executable, *launch, script, "--steps", steps, "--result", result]
+    launch = ["-m", "tools.cli", "run", "--nodes", nodes, *options]
+    words = [sys.executable, *launch, script, "--steps", steps, "--result", result, *flags]
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
     )
@@ -131,6 +138,51 @@ def test_a_job_started_again_goes_on_from_the_nodes_disks(tmp_path: Path) -> Non
     restored = [event for event in events if event["kind"] == "restored"]
     assert [event["tier"] for event in restored] == ["disk", "disk"]
     assert {event["step"] for event in restored} <= {10, 20}
+
+
+def _by_kind(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in EventReader(run_dir).new():
+        found.setdefault(event["kind"], []).append(event)
+    return found
+
+
+def test_a_job_goes_on_from_the_disks_that_are_left(tmp_path: Path) -> None:
+    result, disk, run_dir = tmp_path / "result.json", tmp_path / "disk", tmp_path / "run"
+    alone = [sys.executable, Path(__file__).with_name("tiny_training.py"), "--result", result]
+    subprocess.run([*alone, "--steps", "26"], check=True, timeout=110)
+    unbroken = json.loads(result.read_text())
+    options = ("--disk", disk, "--parity", "1")
+    _run(result, 25, *options, nodes=3)
+    shutil.rmtree(disk / "node1")
+    run_dir.mkdir()
+    assert _run(result, 26, *options, "--run-dir", run_dir, nodes=3) == unbroken
+    events = _by_kind(run_dir)
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("disk", 20)}
+    assert any("rebuilt from parity" in each["how"] for each in events["restored"])
+    assert "disk_refused" not in events
+
+
+def test_what_is_on_too_few_disks_is_refused_by_name_and_the_checkpoint_taken(
+    tmp_path: Path,
+) -> None:
+    result, disk, root = tmp_path / "result.json", tmp_path / "disk", tmp_path / "root"
+    options = ("--disk", disk, "--parity", "1")
+    saving = ("--checkpoint", root, "--checkpoint-every", "15")
+    _run(result, 25, *options, nodes=3, flags=saving)
+    for step in set(committed_steps(root)) - {15}:
+        shutil.rmtree(root / f"step-{step:012d}")
+    for node in ("node0", "node1"):
+        shutil.rmtree(disk / node)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    _run(result, 26, *options, "--run-dir", run_dir, nodes=3, flags=saving)
+    events = _by_kind(run_dir)
+    (refused,) = events["disk_refused"]
+    assert refused["step"] == 20
+    assert refused["newest_checkpoint"] == 15
+    assert "those of nodes node0, node1 are missing" in refused["reason"]
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("checkpoint", 15)}
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "disk"])

@@ -29,6 +29,7 @@ class LoneChannel:
         self.run, self.node, self.seat, self.incarnation = "r", "n0", "trainer/0", "0"
         self.sidecar, self.key = "tcp://127.0.0.1:1", RunKey.new()
         self.settings: dict[str, Any] = {}
+        self.memory_of = ""
         self.over = 0
         self.said: list[Any] = []
 
@@ -42,7 +43,10 @@ class LoneChannel:
     def fenced(self, generation: int) -> bool:
         return generation <= self.over
 
-    def beat(self, *, step: int, phase: Any) -> None: ...
+    def leaving(self) -> bool:
+        return False
+
+    def beat(self, *, step: int, phase: Any, limit_s: float = 0.0) -> None: ...
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.said.append((kind, fields))

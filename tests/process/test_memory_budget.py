@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from jobs import REMEMBERING, job
+from jobs import REMEMBERING, job, launched
 
 from ckpt.arena import arena_path
+from elastic.launch import LaunchConfig, NodeSpec, python_command
 
 LARGEST = 1_000_000
 STEPS = 40
@@ -15,11 +17,10 @@ STEPS = 40
 def taken_bytes(directory: Path) -> int:
     """What a node's files take; those removed while they are counted count as they were."""
     total = 0
-    for path in directory.glob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
+    with contextlib.suppress(FileNotFoundError):  # the directory goes with the job
+        for path in directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
     return total
 
 
@@ -50,3 +51,52 @@ def test_a_budget_that_is_too_small_ends_the_job_with_one_clear_sentence(tmp_pat
         assert not outcome.ok
         assert "100,000 bytes are declared for a node: declare more" in outcome.message
         assert len(running.events("proposed")) == 1
+
+
+GROWING = """
+import torch, elastic
+
+class Log:
+    "A record of losses that nobody bounded."
+    def __init__(self): self.values = torch.zeros(1)
+    def state_dict(self): return {"values": self.values}
+    def load_state_dict(self, saved): self.values = saved["values"]
+
+@elastic.resilient(memory="1MiB", batch=elastic.Batch(microbatches=2))
+def train(run):
+    model, log = torch.nn.Linear(4, 1), Log()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer, log=log)
+    for step in run.steps(30):
+        for _ in run.microbatches(torch.ones(8, 4)):
+            run.backward(model(torch.ones(1, 4)).sum())
+        run.step(optimizer)
+        if step == 10:
+            log.values = torch.zeros(4 << 20)
+
+train()
+"""
+
+
+def test_a_state_that_outgrows_its_budget_costs_snapshots_and_not_the_training(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "growing.py"
+    script.write_text(GROWING)
+    nodes = tuple(NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in ("n0", "n1"))
+    config = LaunchConfig(
+        command=python_command(script, []),
+        nodes=nodes,
+        wanted={"trainer": len(nodes)},
+        run_dir=tmp_path / "run",
+    )
+    with launched(config) as running:
+        outcome = running.finish()
+        assert outcome.ok, outcome.message
+        assert max(event["step"] for event in running.events("step")) == 30
+        told = running.events("snapshots_left_out")
+    assert told, "it is said, once and then ever more rarely"
+    assert {event["newest"] for event in told} == {10}
+    for event in told:
+        assert "1,048,576 bytes are declared for a node: declare more" in event["reason"]
+    assert len(told) <= 2 * len(nodes) * 3

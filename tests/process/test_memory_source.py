@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ckpt.hashing import state_hash
+from ckpt.maps import SlotMaps
 from ckpt.memory import MemorySource
 from ckpt.restore import read_tensors, restore
 from ckpt.sidecar.client import SidecarClient
@@ -150,7 +151,8 @@ def test_a_snapshot_comes_back_mapped_sent_and_rebuilt(cluster: Cluster) -> None
     point = observer.locate(generation=1, step=4)
     for mapped, words in ((True, "rank 0 mapped from a"), (False, "rank 1 sent by b")):
         state = build(7)
-        with cluster.source(point, "c", mapped=mapped) as source:
+        maps = SlotMaps(host="" if mapped else "elsewhere")
+        with closing(maps), cluster.source(point, "c", maps=maps) as source:
             assert words in source.how
             report = restore(state, source, rank=0)
             some = read_tensors(source, ["model.0.weight"])
@@ -163,7 +165,7 @@ def test_a_snapshot_comes_back_mapped_sent_and_rebuilt(cluster: Cluster) -> None
     points, reason = restore_points(living)
     assert points[0].step == 4, reason
     state = build(8)
-    with cluster.source(points[0], "a", mapped=False) as source:
+    with cluster.source(points[0], "a", maps=SlotMaps(host="elsewhere")) as source:
         assert "rebuilt from parity" in source.how
         restore(state, source, rank=0)
     assert state_hash(state) == hashes[4]

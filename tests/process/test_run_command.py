@@ -20,13 +20,14 @@ from tools.leftovers import leftovers
 DEADLINE_S = 30.0
 
 
-def holdfast(*words: str | Path) -> subprocess.Popen[str]:
+def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tools.cli", "run", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=TOY.parents[2],
+        env={**os.environ, **env},
     )
 
 
@@ -134,6 +135,23 @@ def test_what_a_killed_machine_left_is_swept_by_the_next_job(tmp_path: Path) -> 
     job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0
     assert not stale.exists()
+
+
+def test_a_run_directory_nobody_asked_for_is_named_and_never_stays(tmp_path: Path) -> None:
+    job = holdfast(*toy(tmp_path, "--steps", "1000000"), TMPDIR=str(tmp_path))
+    assert job.stderr is not None
+    told = job.stderr.readline()
+    named = re.fullmatch(r"holdfast: run directory (\S+), removed at the end .*\n", told)
+    assert named is not None, told
+    left = Path(named[1])
+    assert left.parent == tmp_path
+    run = started(left)
+    job.kill()
+    job.communicate()
+    assert leftovers(run, timeout_s=5.0) == []
+    assert left.exists(), "nobody was there to remove it"
+    holdfast("--quiet", *toy(tmp_path), TMPDIR=str(tmp_path)).communicate(timeout=DEADLINE_S)
+    assert list(tmp_path.glob("holdfast-*")) == []
 
 
 def test_a_missing_script_is_one_paragraph(tmp_path: Path) -> None:

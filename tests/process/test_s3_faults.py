@@ -312,7 +312,6 @@ def test_writers_of_one_name_at_once_get_their_own_bytes_or_an_error(direct: S3S
         writer.start()
     for writer in writers:
         writer.join(60)
-    assert all("somebody else" in str(error) for error in failed)
     if len(failed) < len(writers):
         assert direct.read("f") in files
     direct.write("f", [LARGE])

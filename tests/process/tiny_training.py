@@ -1,7 +1,7 @@
 """A training script that takes next to no time: what `train_gpt.py` does, on a few numbers.
 
 With ``--hold FILE`` every generation but the first waits, before it restores, until the file is
-there; with ``--pace S`` a step takes at least so many seconds.
+there; with ``--pace S`` a step takes at least so many seconds. ``--ddp`` wraps the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> None:
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=4, size=2),
-        exact=True,
+        exact="int64" if args.int64 else True,
         seed=args.seed,
         checkpoint=args.checkpoint,
         checkpoint_every=args.checkpoint_every,
@@ -35,7 +35,10 @@ def main(args: argparse.Namespace) -> None:
         while run.generation > 1 and args.hold and not args.hold.exists():
             run.check()
             time.sleep(0.01)
-        model = nn.Sequential(nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))
+        layers = nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1)
+        model: nn.Module = nn.Sequential(*layers)
+        if args.ddp:
+            model = nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
         run.track(model=model, optimizer=optimizer, schedule=schedule)
@@ -63,6 +66,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--checkpoint")
+    parser.add_argument("--ddp", action="store_true")
+    parser.add_argument("--int64", action="store_true")
     parser.add_argument("--parity", type=int, default=1)
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--pace", type=float, default=0.0)

@@ -1,15 +1,18 @@
 """A worker without torch: it takes part in generations and pretends to train.
 
-``--steps N`` steps of ``--seconds S``; rank 0 keeps the step number in the file ``--progress``:
-no snapshot is taken or restored here. ``--crash`` fails at once, ``--user-error`` fails for good,
-``--hang`` stops beating at step 3 of the first generation, ``--late`` fails after its part is
-complete.
+``--steps N`` steps of ``--seconds S`` (rank ``--slow R`` takes five times as long); rank 0 keeps
+the step number in the file ``--progress``: no snapshot is taken or restored here. ``--crash`` fails
+at once, ``--user-error`` fails for good, ``--hang`` stops beating at step 3 of the first generation
+(``hard``: inside native code that holds the interpreter's lock; ``paused``: in a pause it
+announced; ``meet``: all ranks, waiting for each other; ``always``: the same in every generation),
+``--late`` fails after its part is complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -23,9 +26,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.02)
+    parser.add_argument("--slow", type=int)
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--user-error", action="store_true")
-    parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--hang", choices=("soft", "hard", "paused", "meet", "always"))
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--progress", type=Path)
     args = parser.parse_args()
@@ -59,6 +63,14 @@ def train(channel: Channel, args: argparse.Namespace) -> None:
             return
 
 
+def hang(channel: Channel, how: str) -> None:
+    if how == "paused":
+        channel.beat(step=3, phase=Phase.PAUSE, limit_s=1.5)
+    if how == "hard":
+        re.match("(a+)+b", "a" * 64)
+    time.sleep(1000)
+
+
 def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Namespace) -> bool:
     rank = next(m.rank for m in record.members if m.incarnation == channel.incarnation)
     step = int(args.progress.read_text() or 0) if args.progress.exists() else 0
@@ -68,15 +80,23 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
         if channel.fenced(record.number):
             return False
         channel.beat(step=step, phase=Phase.COMPUTE)
-        time.sleep(args.seconds)
-        if args.hang and step == 3 and record.number == 1 and rank == 0:
-            time.sleep(1000)
+        seconds = args.seconds * (5 if rank == args.slow else 1)
+        time.sleep(seconds)
+        alone = args.hang in ("soft", "hard", "paused")
+        if alone and step == 3 and record.number == 1 and rank == 0:
+            hang(channel, args.hang)
+        if step == 3 and (args.hang == "always" or (args.hang == "meet" and record.number == 1)):
+            channel.beat(step=step, phase=Phase.MEET)
+            while not channel.fenced(record.number):
+                time.sleep(0.005)
+            return False
         step += 1
         if rank == 0:
             fresh = args.progress.with_suffix(f".{os.getpid()}")
             fresh.write_text(str(step))
             fresh.replace(args.progress)
-        channel.emit("step", step=step, generation=record.number, rank=rank, seconds=args.seconds)
+        spent = {"seconds": seconds, "waited_s": 0.0, "cpu_s": 0.0, "microbatches": 1}
+        channel.emit("step", step=step, generation=record.number, rank=rank, **spent)
     channel.beat(step=step, phase=Phase.IDLE)
     return not channel.fenced(record.number)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.agree import Fence, Finish, Propose, Seen, decide, observe
 from elastic.membership import View, ready_trainers, role_of
-from elastic.plan import extend_timeline, on_timeline, plan
+from elastic.planning.plan import extend_timeline, on_timeline, plan
 from elastic.records import Origin, WorkerState
 from elastic.seating import NOWHERE, Keep, Seat, seat
 from elastic.testing.strategies import views

@@ -17,6 +17,7 @@ from ckpt.flatten import flatten
 from ckpt.index import encode_index
 from ckpt.pacing import FULL_SPEED
 from ckpt.program import Program, Room
+from ckpt.sums import sums_of
 from ckpt.tearing import Sample
 from ckpt.testing.lanes import FakeLanes
 
@@ -63,8 +64,8 @@ def states(draw: st.DrawFn) -> dict[str, Any]:
 def test_a_shared_copy_equals_a_plain_one(
     state: dict[str, Any], seed: int, carried: bool, two: bool
 ) -> None:
-    rng, saved = random.Random(seed), (program.RANGE_BYTES, program.SMALL_BYTES)
-    program.RANGE_BYTES, program.SMALL_BYTES = rng.choice([64, 1000, 4096]), rng.choice([0, 256])
+    rng, saved = random.Random(seed), (program.UNIT_BYTES, program.PART_BYTES)
+    program.UNIT_BYTES, program.PART_BYTES = rng.choice([64, 1000, 4096]), rng.choice([0, 256])
     try:
         flat = flatten(state)
         plan = CapturePlan.build(flat, rank=0, world_size=1, gather=gather_alone)
@@ -73,7 +74,7 @@ def test_a_shared_copy_equals_a_plain_one(
         lanes = FakeLanes(lambda tensor: carried and tensor.numel() % 2 == 0)
         made = Program(plan, flat, lanes=lanes)
     finally:
-        program.RANGE_BYTES, program.SMALL_BYTES = saved
+        program.UNIT_BYTES, program.PART_BYTES = saved
     made.stage(flat)
     ready = {lanes.lane: lanes.lane.ready()} if made.carried else {}
     job, found = CopyJob(made, ready=ready), bytearray(plan.payload_bytes)
@@ -88,5 +89,8 @@ def test_a_shared_copy_equals_a_plain_one(
         helper.join()
     assert not job.torn
     assert found == wanted
-    text = plan.index_text(flat, sums, run="r", step=3, generation=2)
+    crcs = made.parts.of_ranges(sums).tolist()
+    text = plan.index_text(flat, crcs, run="r", step=3, generation=2)
     assert text == encode_index(index)
+    runs = made.cover.of_runs(sums, tail=text)
+    assert runs.tolist() == sums_of(bytes(found) + text).tolist()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.reduce import (
-    HEADROOM_BITS,
+    FLOAT32,
+    FLOAT64,
+    INT64,
     MIN_EXPONENT,
+    Method,
     exact_norm,
     exponent_above,
-    grid_exponent,
     next_bound,
     round_to_grid,
 )
@@ -29,41 +33,58 @@ def test_the_exponent_is_the_smallest_that_holds(value: float) -> None:
 
 
 @given(
+    method=st.sampled_from([FLOAT32, FLOAT64, INT64]),
     values=st.lists(floats, min_size=1, max_size=24),
     order=st.randoms(use_true_random=False),
     cuts=st.integers(1, 5),
 )
 def test_a_sum_on_the_grid_is_exact_in_any_grouping(
-    values: list[float], order: Any, cuts: int
+    method: Method, values: list[float], order: Any, cuts: int
 ) -> None:
     terms = torch.tensor(values)
     bound = exponent_above(terms.abs().max().item())
-    rounded = round_to_grid(terms, grid_exponent(bound, terms=len(values)))
-    exact = math.fsum(rounded.tolist())
+    grid = method.grid(bound, terms=len(values))
+    rounded = method.added(None, terms, grid)
+    step = 2.0**grid if method is INT64 else 1.0
+    exact = sum(Fraction(value) for value in rounded.tolist())
     shuffled = rounded.tolist()
     order.shuffle(shuffled)
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=method.total)
     for start in range(cuts):  # groups, each summed alone, then together
-        group = torch.zeros(())
+        group = torch.zeros((), dtype=method.total)
         for term in shuffled[start::cuts]:
-            group = group + torch.tensor(term)
+            group = group + torch.tensor(term, dtype=method.total)
         total = total + group
-    assert total.item() == exact
-    finest = 2.0 ** (MIN_EXPONENT - 1)  # half a step of the finest grid there is
-    error = (rounded - terms).abs().max().item()
-    assert error <= max(2.0**bound * len(values) * 2.0**-24, finest)
+    assert Fraction(total.item()) == exact
+    mean = method.mean(total, grid, terms=len(values)).item()
+    assert math.isclose(mean, float(exact / len(values)) * step, rel_tol=1e-6)
+    finest = 2.0 ** (method.finest - 1)  # half a step of the finest grid there is
+    error = (rounded.double() * step - terms.double()).abs().max().item()
+    assert error <= max(2.0**bound * len(values) * 2.0**-method.digits, finest)
+
+
+@pytest.mark.parametrize("method", [FLOAT32, INT64])
+def test_large_tensors_of_any_strides_are_rounded_run_by_run(method: Method) -> None:
+    values = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).t()
+    wanted = (values.double() * 2.0**10).round_()
+    if method is FLOAT32:
+        wanted *= 2.0**-10
+    once = method.added(None, values, -10)
+    assert torch.equal(once.double(), wanted)
+    assert torch.equal(method.added(once, values, -10).double(), 2 * wanted)
 
 
 def test_values_below_the_finest_grid_do_not_disturb() -> None:
     tiny = torch.tensor([1e-38, -1e-44, 0.0])
-    assert round_to_grid(tiny, grid_exponent(MIN_EXPONENT, terms=8)).tolist() == [0.0, 0.0, 0.0]
+    grid = FLOAT32.grid(MIN_EXPONENT, terms=8)
+    assert round_to_grid(tiny, grid).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_bound_has_headroom_and_shrinks_slowly() -> None:
-    assert next_bound(MIN_EXPONENT, 1.0) == HEADROOM_BITS
-    assert next_bound(10, 1.0) == 9
-    assert next_bound(HEADROOM_BITS, 1.0) == HEADROOM_BITS
-    assert next_bound(MIN_EXPONENT, 0.0) == MIN_EXPONENT
+    assert next_bound(MIN_EXPONENT, 1.0, headroom_bits=2) == 2
+    assert next_bound(10, 1.0, headroom_bits=2) == 9
+    assert next_bound(2, 1.0, headroom_bits=2) == 2
+    assert next_bound(MIN_EXPONENT, 0.0, headroom_bits=2) == MIN_EXPONENT
 
 
 def _norm(parts: list[torch.Tensor], *, world: int) -> float:

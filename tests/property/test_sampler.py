@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.randomness import build_seed, microbatch_seed, step_seed
-from elastic.sampler import Permutation, positions, sample_indices, share
+from elastic.sampler import Permutation, positions, sample_indices
 
 seeds = st.integers(0, (1 << 63) - 1)
 
 
 @given(size=st.integers(1, 300), seed=seeds, epoch=st.integers(0, 1000))
+@settings(deadline=None)
 def test_an_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     order = Permutation(size, seed=seed, epoch=epoch)
-    assert sorted(order[i] for i in range(size)) == list(range(size))
+    visited = order.at(range(size)).tolist()
+    assert sorted(visited) == list(range(size))
+    at = size // 2
+    assert order[at] == visited[at]
 
 
 def test_epochs_and_seeds_give_different_orders() -> None:
     orders = {
-        tuple(Permutation(50, seed=seed, epoch=epoch)[i] for i in range(50))
+        tuple(Permutation(50, seed=seed, epoch=epoch).at(range(50)).tolist())
         for seed in range(5)
         for epoch in range(5)
     }
     assert len(orders) == 25
+
+
+def test_every_order_of_a_few_samples_is_about_equally_likely() -> None:
+    orders = Counter(
+        tuple(Permutation(4, seed=seed, epoch=0).at(range(4)).tolist()) for seed in range(4800)
+    )
+    assert len(orders) == 24
+    # chi-squared with 23 degrees of freedom exceeds 60 once in 40,000 times
+    assert sum((seen - 200) ** 2 / 200 for seen in orders.values()) < 60
+
+
+@given(position=st.integers(0, 10**9 - 1), seed=seeds)
+@settings(deadline=None)
+def test_a_billion_samples_are_permuted_without_a_list(position: int, seed: int) -> None:
+    order = Permutation(10**9, seed=seed, epoch=3)
+    around = range(max(0, position - 8), min(10**9, position + 8))
+    found = order.at(around).tolist()
+    assert len(set(found)) == len(found)
+    assert all(0 <= index < 10**9 for index in found)
+    assert found[position - around.start] == order[position]
+
+
+def test_positions_outside_the_epoch_are_refused() -> None:
+    order = Permutation(5, seed=0, epoch=0)
+    with pytest.raises(IndexError, match="5 samples"):
+        order.at(range(3, 6))
+    with pytest.raises(IndexError, match="5 samples"):
+        order[-1]
+    with pytest.raises(ValueError, match="0 samples"):
+        Permutation(0, seed=0, epoch=0)
 
 
 @given(
@@ -33,6 +70,7 @@ def test_epochs_and_seeds_give_different_orders() -> None:
     steps=st.integers(1, 12),
     seed=seeds,
 )
+@settings(deadline=None)
 def test_the_microbatches_cover_epoch_after_epoch(
     samples: int, microbatches: int, size: int, steps: int, seed: int
 ) -> None:
@@ -51,17 +89,8 @@ def test_the_microbatches_cover_epoch_after_epoch(
         assert sorted(drawn[start : start + samples]) == list(range(samples))
 
 
-@given(microbatches=st.integers(1, 100), world_size=st.integers(1, 100))
-def test_ranks_share_the_microbatches_without_gap_or_overlap(
-    microbatches: int, world_size: int
-) -> None:
-    shares = [list(share(microbatches, rank=r, world_size=world_size)) for r in range(world_size)]
-    assert [index for mine in shares for index in mine] == list(range(microbatches))
-    sizes = {len(mine) for mine in shares}
-    assert max(sizes) - min(sizes) <= 1
-
-
 @given(seed=seeds)
+@settings(deadline=None)
 def test_every_stream_has_its_own_seed(seed: int) -> None:
     streams = [microbatch_seed(seed, step=s, microbatch=m) for s in range(8) for m in range(8)]
     streams += [step_seed(seed, step=s, after_microbatches=a) for s in range(8) for a in (0, 1)]

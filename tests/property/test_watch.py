@@ -342,7 +342,8 @@ def cached(snapshotter: Snapshotter, state: dict[str, Any]) -> Any:
     job, found = CopyJob(program, ready={}), bytearray(program.plan.payload_bytes)
     job.open(Room.of(memoryview(found)))
     sums = job.run(speed=FULL_SPEED)
-    text = program.plan.index_text(flat, sums, run="r", step=1, generation=1)
+    crcs = program.parts.of_ranges(sums).tolist()
+    text = program.plan.index_text(flat, crcs, run="r", step=1, generation=1)
     return content(text, bytes(found))
 
 

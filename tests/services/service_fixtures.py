@@ -76,7 +76,7 @@ class S3Place:
 
 
 @contextlib.contextmanager
-def _service(
+def service(
     name: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[keeper.Facts]:
     """Yield the facts of a service, one for all processes of this run."""
@@ -89,7 +89,7 @@ def _service(
     except keeper.CannotInstall as error:
         if keeper.required():
             pytest.fail(f"{name} is required here, but {error}", pytrace=False)
-        pytest.skip(f"no S3 server: {error}")
+        pytest.skip(f"no {name}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +97,7 @@ def s3_server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[keeper.Facts]:
     """Yield the facts of a Ceph gateway."""
-    with _service("ceph", tmp_path_factory, request) as facts:
+    with service("ceph", tmp_path_factory, request) as facts:
         yield facts
 
 
@@ -106,7 +106,7 @@ def emulator(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[keeper.Facts]:
     """Yield the facts of an emulator that behaves as AWS does."""
-    with _service("ministack", tmp_path_factory, request) as facts:
+    with service("ministack", tmp_path_factory, request) as facts:
         yield facts
 
 

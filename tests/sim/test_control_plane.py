@@ -12,8 +12,8 @@ import time
 import pytest
 
 from elastic import agree
-from elastic import plan as planning
 from elastic.membership import ready_trainers
+from elastic.planning import plan as planning
 from elastic.records import JobSpec
 from elastic.testing import fakes
 from elastic.testing.simulated_training import InvariantError

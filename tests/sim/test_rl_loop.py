@@ -24,7 +24,8 @@ from adapters.rl.model import build_model, weights_hash
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
 from adapters.rl.token_log import TokenLog
-from adapters.rl.trajectory import SampleId, Trajectory, fold
+from adapters.rl.token_record import fold
+from adapters.rl.trajectory import SampleId, Trajectory
 
 torch.set_num_threads(1)
 CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)
@@ -142,12 +143,9 @@ class SimulatedJob:
         for key, piece in fold(worker.store.records).items():
             prompt = self.ledger.prompt(key[0])
             if prompt is not None:
-                fields = {n: getattr(piece, n) for n in ("ordinal", "sample", "tokens")}
-                self.ledger.recover(
-                    Trajectory(
-                        **fields, prompt=prompt, logprobs=piece.logprobs, stamps=piece.stamps
-                    )
-                )
+                fields = {n: getattr(piece, n) for n in ("ordinal", "sample", "logprobs", "stamps")}
+                tokens = bytes(piece.tokens)
+                self.ledger.recover(Trajectory(**fields, prompt=prompt, tokens=tokens))
 
     def _train(self) -> None:
         step = self.ledger.trained_steps

@@ -34,7 +34,10 @@ def main(args: argparse.Namespace) -> None:
     @elastic.resilient(
         batch=elastic.Batch(microbatches=6, size=2),
         exact=True,
+        parity=args.parity,
+        disk=args.disk,
         checkpoint=args.checkpoint,
+        checkpoint_incremental=args.incremental,
         checkpoint_every=args.checkpoint_every,
     )
     def train(run: elastic.Run) -> None:
@@ -60,6 +63,9 @@ if __name__ == "__main__":
     parser.add_argument("--end", required=True)
     parser.add_argument("--result", required=True)
     parser.add_argument("--checkpoint")
-    parser.add_argument("--checkpoint-every", type=int, default=500)
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    parser.add_argument("--incremental", action="store_true")
+    parser.add_argument("--parity", type=int, default=1)
+    parser.add_argument("--disk")
     parser.add_argument("--width", type=int, default=512)
     main(parser.parse_args())

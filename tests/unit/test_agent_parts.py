@@ -22,7 +22,6 @@ from elastic.agent.registry import Registry
 from elastic.agent.watch import Mirror, Watch
 from elastic.coordinator.base import Entry, Event, EventKind
 from elastic.coordinator.memory import MemoryCoordinator
-from elastic.detect import silence_limit_s
 from elastic.errors import ConfigError, CoordinatorError
 from elastic.events import EventReader, EventWriter, events_file
 from elastic.launch import LaunchConfig, NodeSpec
@@ -84,6 +83,27 @@ def test_a_childs_own_children_end_with_it() -> None:
     os.close(read)
 
 
+def test_a_child_that_is_asked_to_end_ends_its_own_itself() -> None:
+    code = "import os,time\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(100)"
+    read, write = os.pipe()
+    child = Child.start(
+        [sys.executable, "-S", "-c", f"import os; os.dup2({write}, 1)\n{code}"],
+        env=os.environ,
+        tied=True,
+        pass_fds=[write],
+    )
+    grandchild = int(os.read(read, 100))
+    try:
+        child.signal(signal.SIGTERM)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_gone(grandchild)
+    finally:
+        assert child.wait(DEADLINE_S) == -signal.SIGTERM
+    until(lambda: is_gone(grandchild))
+    os.close(read)
+    os.close(write)
+
+
 def test_waiting_for_a_child_has_an_end() -> None:
     child = python("import time; time.sleep(100)")
     assert child.wait(0.01) is None
@@ -112,14 +132,14 @@ def test_exits_are_described(code: int, text: str) -> None:
     assert text in describe_exit(code)
 
 
-def test_silence_is_judged_by_the_steps_seen() -> None:
-    assert silence_limit_s([], min_hang_s=30) == 30
-    assert silence_limit_s([0.1, 0.1, 9.0], min_hang_s=1) == pytest.approx(2.0)
-    assert silence_limit_s([10.0], min_hang_s=30) == 200
-
-
 @pytest.mark.parametrize(
-    "wrong", [{"stop_grace_s": 0.0}, {"lease_ttl_s": 0.5}, {"keep_alive_s": 0.8}]
+    "wrong",
+    [
+        {"stop_grace_s": 0.0},
+        {"lease_ttl_s": 0.5},
+        {"keep_alive_s": 0.8},
+        {"min_hang_s": 9.0, "max_hang_s": 8.0},
+    ],
 )
 def test_timing_checks_itself(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -214,8 +234,17 @@ class Flaky(MemoryCoordinator):
         super().keep_alive(lease)
 
 
-def test_a_node_that_cannot_renew_fences_itself_before_its_lease_ends() -> None:
-    coordinator, fenced, lost = Flaky(), [], threading.Event()
+class Deaf(Flaky):
+    """A coordinator that hears every renewal, while its answers are lost."""
+
+    def keep_alive(self, lease: int) -> None:
+        MemoryCoordinator.keep_alive(self, lease)
+        super().keep_alive(lease)
+
+
+@pytest.mark.parametrize("kind", [Flaky, Deaf])
+def test_a_node_that_cannot_renew_fences_itself_and_gives_its_lease_up(kind: type[Flaky]) -> None:
+    coordinator, fenced, lost = kind(), [], threading.Event()
     keeper = LeaseKeeper(
         coordinator,
         timing=FAST,
@@ -226,13 +255,33 @@ def test_a_node_that_cannot_renew_fences_itself_before_its_lease_ends() -> None:
     until(lambda: coordinator.renewals > 5)
     assert coordinator.get("mine") and not fenced
     coordinator.away = True
-    until(lambda: fenced)
-    assert fenced[0] is not None, "the lease still stood when the workers were ended"
-    until(lambda: coordinator.get("mine") is None)
-    assert not lost.is_set()
-    coordinator.away = False
     assert lost.wait(DEADLINE_S)
+    assert fenced[0] is not None, "the lease still stood when the workers were ended"
+    coordinator.away = False
+    until(lambda: coordinator.get("mine") is None)
+    assert len(fenced) == 1
     keeper.close()
+
+
+def test_a_renewal_that_is_answered_too_late_extends_nothing() -> None:
+    coordinator, lost, extended = MemoryCoordinator(), threading.Event(), []
+    asked, answer = threading.Event(), threading.Event()
+    renew = coordinator.keep_alive
+
+    def slowly(lease: int) -> None:
+        asked.set()
+        answer.wait(DEADLINE_S)
+        renew(lease)
+
+    coordinator.keep_alive = slowly  # type: ignore[method-assign]
+    timing = Timing(lease_ttl_s=100.0, keep_alive_s=0.05, self_fence_s=0.5)
+    keeper = LeaseKeeper(
+        coordinator, timing=timing, fence=lambda: None, lost=lost.set, extend=extended.append
+    )
+    assert asked.wait(DEADLINE_S) and lost.wait(DEADLINE_S)
+    answer.set()
+    keeper.close()
+    assert len(extended) == 1, "only what was granted with the lease"
 
 
 def test_the_mirror_follows_the_watch() -> None:
@@ -271,6 +320,17 @@ def test_the_registry_publishes_changes_only_and_survives_an_absent_coordinator(
     assert registry.publish(record)
     assert coordinator.get("r/nodes/n0") == first
     assert registry.publish(msgspec.structs.replace(record, fenced=1))
+    stands = coordinator.get("r/nodes/n0")
+    assert stands
+    registry.shown(stands.revision)
+    assert registry.publish(msgspec.structs.replace(record, fenced=1))
+    assert coordinator.get("r/nodes/n0") == stands
+    assert first
+    late = coordinator.put("r/nodes/n0", first.value, lease=lease)  # an older write of ours
+    registry.shown(late)
+    assert registry.publish(msgspec.structs.replace(record, fenced=1))
+    now = coordinator.get("r/nodes/n0")
+    assert now and now.value == stands.value
     registry.forget()
     coordinator.revoke(lease)
     assert not registry.publish(record)

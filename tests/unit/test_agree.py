@@ -175,7 +175,7 @@ def test_worker_that_dies_after_its_node_fenced_is_not_a_member() -> None:
 
 def test_nothing_is_proposed_without_a_ready_trainer() -> None:
     view = after_loss_of_b(a=fakes.node("a", trainer(0, DEAD), fenced=4))
-    assert ask(view) == (Wait(), "0 of 1 trainers are ready")
+    assert ask(view) == (Wait(), "0 of 1 trainers are ready, waiting for 1 more")
 
 
 def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
@@ -240,7 +240,7 @@ def test_fixed_size_waits_for_the_replacement() -> None:
     spec = JobSpec(dp=2)
     one = trainer(0, READY, ready_after=4, spec=spec)
     view = after_loss_of_b(a=fakes.node("a", one, fenced=4))
-    assert ask(view) == (Wait(), "1 of 2 trainers are ready")
+    assert ask(view) == (Wait(), "1 of 2 trainers are ready, waiting for 1 more")
     two = trainer(1, READY, incarnation="new", spec=spec)
     view = after_loss_of_b(a=fakes.node("a", one, fenced=4), c=fakes.node("c", two, fenced=4))
     assert isinstance(ask(view)[0], Propose)

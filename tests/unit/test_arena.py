@@ -201,3 +201,10 @@ def test_a_sweep_that_was_overtaken_leaves_the_new_directory_alone(tmp_path: Pat
         assert sweep(tmp_path) == [tmp_path / "holdfast-r-n.lost"]
     assert is_held(directory, new)
     os.close(new)
+
+
+def test_what_is_free_is_known_also_where_the_directory_was_taken_away(tmp_path: Path) -> None:
+    arena = Arena.open(tmp_path / "arena", run="run")
+    (tmp_path / "arena").rename(tmp_path / "gone")
+    assert arena.free_bytes() > 0
+    arena.release()

@@ -17,8 +17,10 @@ from ckpt.transport import RunKey
 from ckpt.world import SidecarPeer, SnapshotWorld
 from elastic import messages
 from elastic.channel import AgentChannel, WorkerConfig
-from elastic.control_page import EVERY_GENERATION, ControlPage, Phase
+from elastic.control_page import EVERY_GENERATION, ControlPage
 from elastic.errors import ElasticError, Stopped
+from elastic.phases import Phase
+from elastic.pulse import Pulse
 from elastic.records import GenerationRecord, JobSpec, Member, NodeRecord, Roster
 
 
@@ -166,3 +168,50 @@ def test_the_control_plane_does_without_torch() -> None:
     modules = "elastic.agent.loop, elastic.launch, elastic.channel, elastic.solo, tools.run"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_worker_parks_by_itself_when_its_agent_does_not_renew(pair: Pair) -> None:
+    assert not pair.channel.fenced(1), "no lease, no limit"
+    pair.page.extend(time.monotonic_ns() + 10**12)
+    assert not pair.channel.fenced(1)
+    pair.page.extend(time.monotonic_ns() - 1)
+    assert pair.channel.fenced(1)
+    pair.page.extend(time.monotonic_ns() + 10**12)
+    assert not pair.channel.fenced(1)
+
+
+def test_a_pause_says_how_long_it_may_be_silent(pair: Pair) -> None:
+    pulse = Pulse(pair.channel)
+    pulse.set(Phase.COMPUTE, step=3)
+    with pulse.phase(Phase.PAUSE, limit_s=90.0):
+        beat = pair.page.last_beat()
+        assert (beat.phase, beat.limit_s) == (Phase.PAUSE, 90.0)
+        pulse.waiting(True)
+        assert pair.page.last_beat().phase is Phase.WAIT
+        pulse.waiting(False)
+        assert pair.page.last_beat().limit_s == 90.0
+    beat = pair.page.last_beat()
+    assert (beat.phase, beat.limit_s, beat.step) == (Phase.COMPUTE, 0.0, 3)
+
+
+def test_the_longest_silence_of_computing_is_remembered(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("elastic.pulse.time.monotonic", lambda: now_s)
+    pulse = Pulse(pair.channel)
+    for seconds, phase in ((9.0, Phase.COMPUTE), (2.0, Phase.WAIT), (7.0, Phase.COMPUTE)):
+        now_s += seconds
+        pulse.set(phase)
+    now_s += 1.0
+    pulse.beat()
+    assert pulse.take_quiet_s() == 2.0
+    assert pulse.take_quiet_s() == 0.0
+
+
+def test_a_worker_hands_over_and_is_told_to_leave(pair: Pair) -> None:
+    assert not pair.channel.leaving()
+    pair.page.set_leaving()
+    assert pair.channel.leaving()
+    pair.channel.handed_over(generation=2, step=7)
+    assert pair.heard() == messages.HandedOver(generation=2, step=7)

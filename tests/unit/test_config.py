@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ from elastic.errors import ConfigError
     [
         (Mesh, {"dp": 0}, "dp=0"),
         (Mesh, {"dp": "all"}, "dp='all'"),
-        (Mesh, {"tp": 2}, "tp=2"),
+        (Mesh, {"tp": 0}, "tp=0"),
+        (Mesh, {"tp": ()}, "tp=()"),
+        (Mesh, {"tp": (2, 2)}, "tp=(2, 2)"),
+        (Mesh, {"shard": -1}, "shard=-1"),
+        (Mesh, {"dp": 3, "shard": 2}, "dp is no multiple of shard"),
+        (Settings, {"exact": True, "mesh": Mesh(tp=(2, 1))}, "give one size, or set exact=False"),
         (Mesh, {"min_dp": 0}, "min_dp=0"),
         (Mesh, {"dp": 2, "min_dp": 3}, "min_dp exceeds dp"),
         (Batch, {"microbatches": 0}, "microbatches=0"),
@@ -40,7 +46,7 @@ from elastic.errors import ConfigError
     ],
 )
 def test_a_wrong_value_is_named(kind: Any, values: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(named)):
         kind(**values)
 
 
@@ -49,6 +55,15 @@ def test_the_job_spec_follows_from_the_mesh() -> None:
     assert Settings(mesh=Mesh(min_dp=2)).job().min_dp == 2
     fixed = Settings(mesh=Mesh(dp=3), parity=2, keep=4).job()
     assert (fixed.dp, fixed.min_dp, fixed.parity, fixed.keep) == (3, 3, 2, 4)
+
+
+def test_the_axes_are_those_that_are_asked_for() -> None:
+    assert Mesh().axes == ("dp",)
+    assert Mesh(tp=(2, 1)).axes == ("dp", "tp")
+    assert Mesh(shard=1).axes == ("replicate", "shard")
+    assert Mesh(shard=(4, 2), tp=2).axes == ("replicate", "shard", "tp")
+    spec = Settings(mesh=Mesh(shard=(4, 2), tp=2)).job()
+    assert (spec.shard, spec.tp, spec.least) == ((4, 2), (2,), 4)
 
 
 def test_replicate_is_one_column_of_parity_one() -> None:

@@ -144,6 +144,24 @@ def test_a_replacement_does_not_wait_for_ever(make) -> None:  # type: ignore[no-
     assert node.seat(1, 2, 1) == [1, 2, 1]
 
 
+def test_workers_that_die_before_they_are_ready_are_counted_in_a_row(make) -> None:  # type: ignore[no-untyped-def]
+    node = make(yield_s=MOMENT_S)
+
+    def unready() -> int:
+        worker = node.crew.table.get("trainer/0")
+        assert worker
+        return int(worker.unready)
+
+    for attempt in (1, 2, 3):
+        node.seat(attempt)
+        assert unready() == attempt - 1
+        if attempt == 3:
+            node.train(1, stepped=1)
+        node.end("trainer/0")
+    node.seat(4)
+    assert unready() == 0, "the one before it had been ready"
+
+
 @pytest.mark.parametrize(
     "spec", [JobSpec(dp=3), JobSpec(min_dp=3)], ids=["fixed size", "smallest size"]
 )
@@ -152,6 +170,18 @@ def test_a_replacement_without_which_nobody_can_go_on_does_not_wait(make, spec) 
     node.seat(1, 1, 1)
     node.train(1, stepped=1)
     node.end("trainer/1")
+    assert node.seat(1, 2, 1) == [1, 2, 1]
+
+
+def test_a_replacement_waits_where_a_spare_takes_over_in_a_job_of_fixed_size(make) -> None:  # type: ignore[no-untyped-def]
+    node = make(spec=JobSpec(dp=2))
+    node.seat(1, 1, 1)
+    node.train(1, stepped=1)
+    node.crew.table.get("trainer/2").state = WorkerState.READY
+    node.tell()
+    node.end("trainer/1")
+    assert node.seat(1, 2, 1) == [1, 1, 1]
+    node.train(2, stepped=2)
     assert node.seat(1, 2, 1) == [1, 2, 1]
 
 

@@ -17,9 +17,12 @@ NAMES = [
     "Fenced",
     "JobFailed",
     "LeaseExpired",
+    "Loader",
+    "LossGuard",
     "Mesh",
     "Run",
     "Stopped",
+    "Weighted",
     "resilient",
 ]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from pyeclib.ec_iface import ECDriver
 
-from ckpt import isal
+from ckpt import combining, isal
 from ckpt.erasure import Codec, codec_named
 from ckpt.isal import cauchy_matrix
 
@@ -67,8 +67,9 @@ def test_any_k_fragments_give_every_column_back(k: int, m: int) -> None:
 def test_all_rows_in_one_pass_are_what_updates_make_of_them(k: int, m: int) -> None:
     data, rows = encode(k, m)
     made = {row: bytearray(b"\xff" * LENGTH) for row in range(m)}  # overwritten
-    Codec(k, m).encode(data, made)
+    sums = Codec(k, m).encode(data, made)
     assert list(made.values()) == rows
+    assert sums == {row: isal.crc32c(made[row]) for row in range(m)}
     if k == 1:
         assert all(row == data[0] for row in rows)
     last = {m - 1: bytearray(LENGTH)}
@@ -77,7 +78,7 @@ def test_all_rows_in_one_pass_are_what_updates_make_of_them(k: int, m: int) -> N
 
 
 def test_short_columns_stand_for_zeros_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isal, "_MAX_ENCODE_BYTES", 64)  # as if the rows were gigabytes
+    monkeypatch.setattr(combining, "PIECE_BYTES", 64)  # as if the rows were long
     codec, length = Codec(3, 2), 200
     data = [bytes(range(1, 1 + size)) for size in (150, 0, 70)]
     full = [each + bytes(length - len(each)) for each in data]
@@ -91,8 +92,11 @@ def test_short_columns_stand_for_zeros_behind_them(monkeypatch: pytest.MonkeyPat
         codec.encode_update(1, column, full[column], updated)
     assert updated == whole[1]
     lost = bytearray(length)
-    codec.decode(0, {1: b"", 2: data[2], 4: bytes(whole[1])}, lost)
+    cuts = (0, 64, 64, 65, 150, 199)
+    sums = codec.decode(0, {1: b"", 2: data[2], 4: bytes(whole[1])}, lost, cuts=cuts)
     assert bytes(lost) == full[0]
+    parts = [full[0][lo:hi] for lo, hi in pairwise((0, *cuts, length))]
+    assert sums.tolist() == [isal.crc32c(part) for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -131,4 +135,4 @@ def test_a_shape_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="no code for 0 data"):
         Codec(0, 1)
     with pytest.raises(ValueError, match="needs 2 different fragments"):
-        Codec(2, 1).coefficients(0, [1, 1])
+        Codec(2, 1).coefficients(0, (1, 1))

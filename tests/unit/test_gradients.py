@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from elastic.config import Exact
 from elastic.errors import ConfigError, JobFailed
 from elastic.gradients import Gradients
 
@@ -20,13 +23,18 @@ class Alone:
 
     def sum_(self, tensor: torch.Tensor) -> None: ...
 
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return lambda: None
 
-def _gradients(model: nn.Module, bounds: dict[str, int] | None = None) -> Gradients:
+
+def _gradients(
+    model: nn.Module, bounds: dict[str, int] | None = None, *, exact: Exact = True
+) -> Gradients:
     return Gradients(
         {"model": model},
         Alone(),
         microbatches=2,
-        exact=True,
+        exact=exact,
         bounds={} if bounds is None else bounds,
     )
 
@@ -66,16 +74,74 @@ def test_a_gradient_that_is_not_finite_is_named(scale: float) -> None:
         _pass(_gradients(model), model, scale=scale)
 
 
-def test_other_dtypes_than_float32_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.weight is torch\.bfloat16"):
-        _gradients(nn.Linear(2, 1, dtype=torch.bfloat16))
+def test_dtypes_that_cannot_be_rounded_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.weight is torch\.complex64"):
+        _gradients(nn.Linear(2, 1, dtype=torch.complex64))
 
 
-def test_wrappers_that_average_are_refused() -> None:
+@pytest.mark.parametrize("exact", [True, "int64"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_floating_point_parameters_get_means_of_their_own_dtype(
+    exact: Exact, dtype: torch.dtype
+) -> None:
+    model = nn.Linear(2, 1, dtype=dtype)
+    gradients = _gradients(model, exact=exact)
+    for expected in (False, True):
+        gradients.begin_pass()
+        for value in (1.0, 2.0**-7):
+            gradients.begin_microbatch(last=value < 1)
+            (model(torch.full((1, 2), value, dtype=dtype)).sum()).backward()
+        assert gradients.end_pass(backwards=2, agree=7) is expected
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype is dtype
+    assert model.weight.grad.tolist() == [[0.50390625, 0.50390625]]
+
+
+def test_a_parameter_that_thaws_or_is_replaced_is_rounded_too() -> None:
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    bounds = dict.fromkeys(["model.weight", "model.bias"], 24)  # the grid is 2
+    gradients = _gradients(model, bounds)
+    assert _pass(gradients, model, scale=3.0)
+    gradients.clear()
+    model.bias.requires_grad_(True)
+    model.weight = nn.Parameter(torch.ones(1, 2))
+    bounds |= dict.fromkeys(bounds, 24)
+    assert _pass(gradients, model, scale=3.0)
+    assert model.bias.grad is not None
+    assert model.weight.grad is not None
+    assert model.bias.grad.tolist() == [4.0]
+    assert model.weight.grad.tolist() == [[4.0, 4.0]]
+
+
+@pytest.mark.parametrize("option", ["static_graph", "mixed_precision"])
+def test_options_of_ddp_that_reduce_behind_our_back_are_refused(option: str) -> None:
     wrapped: Any = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(wrapped)
-    with pytest.raises(ConfigError, match="DistributedDataParallel"):
+    wrapped.static_graph, wrapped.mixed_precision = False, None
+    setattr(wrapped, option, True)
+    with pytest.raises(ConfigError, match=f"DistributedDataParallel with {option}"):
         _gradients(wrapped)
+
+
+def test_fsdp1_is_refused() -> None:
+    wrapped: Any = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(ConfigError, match="use fully_shard"):
+        _gradients(wrapped)
+
+
+def test_statistics_that_follow_a_ranks_microbatches_are_refused_unless_frozen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    gradients = _gradients(model, dict.fromkeys(["model.0.weight", "model.0.bias"], 24))
+    model[1].eval()
+    _pass(gradients, model)
+    gradients.clear()
+    model[1].train()
+    gradients.begin_pass()
+    model(torch.randn(4, 2)).sum().backward()
+    with pytest.raises(ConfigError, match=r"running statistics of model\.1 \(BatchNorm1d\)"):
+        gradients.end_pass(backwards=1, agree=7)
 
 
 def test_ranks_that_did_different_things_are_told() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group, wait_until
 
+from ckpt import budget
 from ckpt.errors import CapacityError, CorruptError, FencedError, NotFoundError, PeerError
 from ckpt.sidecar import logs, record_log
 from ckpt.sidecar.client import SidecarClient
@@ -116,9 +117,9 @@ def test_appends_are_refused_when_a_log_is_full_and_go_on_once_it_is_truncated(
     assert client.log_read("tokens", node="a") == [b"y"]
 
 
-def test_all_logs_together_are_bounded(one: SidecarGroup) -> None:
+def test_all_logs_together_are_bounded(one: SidecarGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     one.adopt()
-    one.sidecars["a"].logs._max_bytes = 3 * record_log.GRAIN_BYTES
+    monkeypatch.setattr(budget, "LOG_BYTES", 3 * record_log.GRAIN_BYTES)
     client = one.clients["a"]
     for number in range(3):
         client.log_open(f"log {number}")
@@ -230,12 +231,11 @@ def test_a_copy_that_was_refused_once_is_completed_later(
     three.adopt()
     writer = three.clients["a"]
     writer.log_open("tokens")
-    holder = three.sidecars["b"].logs
-    most, holder._max_bytes = holder._max_bytes, 0
-    writer.log_append("tokens", [b"0"])
-    errors = lambda: writer.status()["log_errors"].get("b", "")  # noqa: E731
-    wait_until(lambda: "may hold 0" in errors(), "the copy is refused")
-    holder._max_bytes = most
+    with monkeypatch.context() as patch:
+        patch.setattr(three.sidecars["b"].room, "log_limit", lambda: 0)
+        writer.log_append("tokens", [b"0"])
+        errors = lambda: writer.status()["log_errors"].get("b", "")  # noqa: E731
+        wait_until(lambda: "may hold 0" in errors(), "the copy is refused")
     writer.log_append("tokens", [b"1"])
     assert writer.log_protected("tokens", at_least=2, timeout_s=DEADLINE_S) == 2
     three.kill("a", wipe=True)
@@ -300,10 +300,12 @@ def test_after_a_change_copies_are_made_anew_and_the_old_ones_let_go(five: Sidec
     assert five.clients["b"].log_read("tokens", node="a") == RECORDS
 
 
-def test_an_old_copy_stays_while_a_new_holder_does_not_take_it(five: SidecarGroup) -> None:
+def test_an_old_copy_stays_while_a_new_holder_does_not_take_it(
+    five: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = five.adopt(parity=1)
     write(five.clients["a"], RECORDS)
-    five.sidecars["d"].logs._max_bytes = 0
+    monkeypatch.setattr(five.sidecars["d"].room, "log_limit", lambda: 0)
     moved = msgspec.structs.replace(world, generation=2, groups=(("a", "d", "b", "c", "e"),))
     for client in five.clients.values():
         client.adopt(moved, restore=None)
@@ -311,7 +313,7 @@ def test_an_old_copy_stays_while_a_new_holder_does_not_take_it(five: SidecarGrou
     time.sleep(0.3)
     assert has_copies(five, "a") == {"a", "b"}
     assert five.clients["b"].status()["log_copies_unsettled"] == 1
-    five.sidecars["d"].logs._max_bytes = 1 << 30
+    monkeypatch.undo()
     wait_until(lambda: has_copies(five, "a") == {"a", "d"}, "the copy has moved")
 
 

@@ -65,10 +65,8 @@ def test_a_slot_that_was_given_away_is_not_current(tmp_path: Path, maps: SlotMap
     assert MappedColumn.open(column, sums, maps, node="b", run=RUN) is None
 
 
-def test_another_host_or_another_file_is_not_mapped(tmp_path: Path, maps: SlotMaps) -> None:
+def test_another_file_is_not_mapped(tmp_path: Path, maps: SlotMaps) -> None:
     slot, column, sums, _ = sealed(tmp_path / "1.slot")
-    elsewhere = Column(host="elsewhere", spans=column.spans)
-    assert MappedColumn.open(elsewhere, sums, maps, node="b", run=RUN) is None
     slot.path.rename(tmp_path / "away.slot")
     assert not column.spans[0].file.is_here()
     sealed(tmp_path / "1.slot")  # the same path, another file

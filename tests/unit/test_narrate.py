@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tools.narrate import Narrator
 
 
@@ -120,3 +122,51 @@ def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
         "waiting for the checkpoint of step 40: 43%",
         "checkpoint of step 40 failed: full",
     ]
+
+
+def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
+    left_out = {
+        "t": 3.0,
+        "kind": "snapshots_left_out",
+        "seat": "trainer/1",
+        "step": 14,
+        "newest": 10,
+        "count": 4,
+        "reason": "there was no room for it: declare more",
+    }
+    assert told(left_out) == [
+        "trainer/1: SNAPSHOTS ARE LEFT OUT since step 10, 4 so far: there was no room for it: "
+        "declare more"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            {"kind": "stack", "seat": "trainer/1", "at": 'File "train.py", line 3 in load'},
+            'trainer/1 stands at File "train.py", line 3 in load',
+        ),
+        ({"kind": "straggler", "why": "trainer/1 is slow"}, "trainer/1 is slow"),
+        (
+            {"kind": "straggler_over", "victim": "trainer/1"},
+            "trainer/1 keeps up with the others again",
+        ),
+        (
+            {"kind": "loss", "step": 7, "why": "loss is nan", "action": "rollback"},
+            "step 7: loss is nan (going back)",
+        ),
+        ({"kind": "handed_over", "seat": "trainer/1", "step": 9}, "trainer/1 hands over at step 9"),
+        (
+            {"kind": "rehearsed", "seat": "trainer/1", "error": "KeyError: 'x'", "over": False},
+            "trainer/1: its rehearsal ended early: KeyError: 'x'",
+        ),
+        (
+            {"kind": "detected", "victim": "node1", "what": "notice", "why": "SIGTERM"},
+            "node1 is to end (SIGTERM)",
+        ),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_what_detection_finds_is_said(event: dict[str, object], line: str) -> None:
+    assert list(Narrator().lines({"t": 1.0, "node": "node0", **event})) == [line]

@@ -7,7 +7,7 @@ import pytest
 
 from ckpt.world import BlockSource
 from elastic.membership import View, identity
-from elastic.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
+from elastic.planning.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
 from elastic.records import GenerationRecord, JobSpec, NodeRecord, Origin, WorkerRecord
 from elastic.testing import fakes
 
@@ -74,7 +74,7 @@ def test_node_lost_and_its_seat_taken_elsewhere() -> None:
         "generation 4: 2 of 2 trainers (a/trainer/0 kept, c/trainer/1 new); node b was lost; "
         "1 parity group of 2 nodes, any 1 may be lost; restores step 17 of generation 3: "
         "rank 0 from node a's arena, "
-        f"rank 1 rebuilt on {rebuilder} from parity, 1001 bytes move"
+        f"rank 1 rebuilt on {rebuilder} from parity, 1001 of 2001 bytes move"
     )
 
 
@@ -168,7 +168,7 @@ def test_resharding_is_said() -> None:
         ),
         generation=old,
     )
-    assert plan(view)[1].endswith("resharded from 2 ranks to 1")
+    assert plan(view)[1].endswith("resharded from 2 ranks to 1, about 1001 of 2001 bytes move")
 
 
 def away_and_back(*, restored: int | None) -> tuple[GenerationRecord, str]:

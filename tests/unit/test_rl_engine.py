@@ -11,7 +11,8 @@ import torch
 from adapters.rl.config import preset
 from adapters.rl.engine import Engine
 from adapters.rl.model import build_model
-from adapters.rl.trajectory import SampleId, Trajectory, encode_delta, fold
+from adapters.rl.token_record import encode_deltas, fold
+from adapters.rl.trajectory import SampleId, Trajectory
 
 torch.set_num_threads(1)
 
@@ -99,12 +100,12 @@ def test_the_log_folds_back_to_exactly_what_was_sampled() -> None:
             engine.put(waiting.pop())
         done |= {trajectory.key: trajectory for trajectory in engine.tick()}
         if tick % 3 == 2:
-            records += [encode_delta(delta) for delta in engine.take_deltas()]
+            records.append(encode_deltas(engine.take_deltas()))
     held = done | {t.key: t for t in engine.running() if t.tokens}
     folded = fold(records)
     assert folded.keys() == held.keys()
     for key, delta in folded.items():
-        assert (delta.tokens, delta.logprobs) == (held[key].tokens, held[key].logprobs)
+        assert (bytes(delta.tokens), delta.logprobs) == (held[key].tokens, held[key].logprobs)
         assert delta.stamps == held[key].stamps
 
 
@@ -118,7 +119,7 @@ def test_a_continued_trajectory_is_logged_from_its_beginning() -> None:
     second.put(partial)
     second.tick()
     (delta,) = second.take_deltas()
-    assert (delta.start, delta.tokens) == (0, partial.tokens)
+    assert (delta.start, bytes(delta.tokens)) == (0, partial.tokens)
 
 
 def test_weights_change_only_between_trajectories() -> None:

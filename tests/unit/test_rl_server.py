@@ -11,7 +11,8 @@ import pytest
 from adapters.rl.ledger import BatchPlan, Ledger
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
 from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
-from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory, encode_delta
+from adapters.rl.token_record import encode_deltas
+from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory
 from ckpt.errors import NotFoundError, PeerError
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
@@ -148,15 +149,17 @@ def test_the_work_of_a_lost_worker_is_handed_on_with_its_logged_tokens(
     ask(client, "w", free=2)
     ask(client, "w", running=((0, 0, 2), (0, 1, 3)), version=0, loaded_in=1)
     world.logs["rollout-0-w", "n"] = [
-        encode_delta(
-            Delta(
-                ordinal=0,
-                sample=0,
-                start=start,
-                tokens=tokens,
-                logprobs=(-0.25,) * len(tokens),
-                stamps=(Stamp(generation=1, version=0, count=len(tokens)),),
-            )
+        encode_deltas(
+            [
+                Delta(
+                    ordinal=0,
+                    sample=0,
+                    start=start,
+                    tokens=tuple(tokens),
+                    logprobs=(-0.25,) * len(tokens),
+                    stamps=(Stamp(generation=1, version=0, count=len(tokens)),),
+                )
+            ]
         )
         for start, tokens in ((0, b"a"), (1, b"b"))
     ]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpt import pages
 from ckpt.arena import HEADER_BYTES, Arena, run_digest
 from ckpt.errors import CapacityError, CorruptError
 from ckpt.isal import crc32c
-from ckpt.sidecar import row_file
 from ckpt.sidecar.parity import Parities, Row
 from ckpt.sidecar.row_file import RowFile
 from ckpt.testing.blocks import make_world
@@ -71,7 +71,7 @@ def test_no_room_is_said_with_the_remedy_and_leaves_no_file(
     def full(_fd: int, _nbytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(row_file, "allocate", full)
+    monkeypatch.setattr(pages, "allocate", full)
     with pytest.raises(CapacityError, match="keep fewer"):
         RowFile.create(tmp_path / "1.row", 1000)
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from sidecar_group import (
 
 from ckpt.arena import HEADER_BYTES, SlotFile
 from ckpt.assemble import Assembler
+from ckpt.block import block_bytes
 from ckpt.catalog import load_manifest, step_folder
 from ckpt.errors import (
     CapacityError,
@@ -32,6 +33,7 @@ from ckpt.sidecar.client import SidecarClient
 from ckpt.source import StoreSource
 from ckpt.store.places import open_store
 from ckpt.stripes import restore_points
+from ckpt.sums import sums_of
 from ckpt.target import CheckpointTarget
 from ckpt.testing.blocks import make_block, make_index, random_payload, write_block
 from ckpt.transport import RunKey
@@ -100,6 +102,27 @@ def test_bytes_that_are_not_what_the_index_says_are_not_sealed(one: SidecarGroup
         client.seal(slot_id=grant.slot_id, entry=slot.finish(index))
     assert client.status()["counters"]["seals_refused"] == 1
     assert client.protected_step(generation=1) == -1
+
+
+def test_sums_that_are_not_those_of_the_block_are_not_sealed(one: SidecarGroup) -> None:
+    world, client = one.adopt(), one.clients["a"]
+    payload = random_payload(300_000, seed=(1,))
+    for step, changed in ((1, True), (2, False)):
+        index = make_index(payload, run=one.run, generation=1, step=step, rank=0, world_size=1)
+        grant = client.acquire(generation=1, step=step, rank=0, size_bytes=400_000, timeout_s=5)
+        slot = SlotFile.open(grant.path)
+        slot.block(len(payload))[:] = payload
+        entry = slot.finish(index)
+        sums = sums_of(slot.block(block_bytes(entry)))
+        if changed:
+            for wrong in (sums[:-1], sums ^ 1):
+                with pytest.raises(CkptError):
+                    client.seal(slot_id=grant.slot_id, entry=entry, sums=wrong)
+            continue
+        client.seal(slot_id=grant.slot_id, entry=entry, sums=sums)
+    assert client.status()["counters"]["seals_refused"] == 1
+    assert client.protected_step(generation=1) == 2
+    assert client.read(world, 2, 0, [(7, 9)])[0] == payload[7:16]
 
 
 def test_an_older_generation_is_refused_everywhere(one: SidecarGroup) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
 
 from ckpt.arena import SlotFile
+from ckpt.spill import Held, SpillDirectory
 from ckpt.target import DiskTarget
 from ckpt.testing.blocks import write_block
 from ckpt.world import RestorePoint
 from elastic.records import Origin
-from elastic.spilled import choose
+from elastic.spilled import Choice, choose
 
 NODES = ("a", "b", "c")
 SIZES = (5000, 70_001, 300)
+Payloads: TypeAlias = dict[int, bytes]
 
 
 @pytest.fixture
@@ -43,8 +49,20 @@ def spilled(tmp_path: Path, disk: DiskTarget) -> Iterator[dict[int, dict[int, by
 
 
 def offered(group: SidecarGroup, disk: DiskTarget) -> list[RestorePoint]:
+    return list(choice(group, disk).points)
+
+
+def choice(group: SidecarGroup, disk: DiskTarget) -> Choice:
     offers = {node: client.spilled(disk) for node, client in group.clients.items()}
     return choose(offers, run=group.run, timeline=(), least=-1)
+
+
+def damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096 + 100)
+        byte = file.read(1)
+        file.seek(4096 + 100)
+        file.write(bytes([byte[0] ^ 1]))
 
 
 def test_a_later_run_reads_what_was_spilled(
@@ -63,35 +81,143 @@ def test_a_later_run_reads_what_was_spilled(
             assert bytes(slot.block(handle.payload_bytes)) == payload
             (part,) = client.read(points[0].world, 4, source.rank, [(0, SIZES[source.rank])])
             assert part == payload
-        files = sorted(Path(disk.directory).rglob("*.slot"))
+        files = {path: path.read_bytes() for path in spilled_files(disk)}
         for step in (4, 5):  # what the new generation protects supersedes the offer
             write_step(group, world, step, sizes=SIZES)
         for sidecar in group.sidecars.values():
             assert not any(slot.borrowed for slot in sidecar.core.slots.all())
-        assert sorted(Path(disk.directory).rglob("*.slot")) == files
+            for row in sidecar.parities.sealed():
+                assert row.file is None or not row.file.borrowed
+        assert {path: path.read_bytes() for path in spilled_files(disk)} == files
 
 
-def test_a_damaged_block_leaves_the_step_before(
+def spilled_files(disk: DiskTarget) -> list[Path]:
+    return sorted(path for path in Path(disk.directory).rglob("*") if path.is_file())
+
+
+def test_a_damaged_block_is_rebuilt_from_the_rows(
     tmp_path: Path, disk: DiskTarget, spilled: dict[int, dict[int, bytes]]
 ) -> None:
-    newest = sorted(Path(disk.directory, "b").glob("*.slot"))[-1]
-    with newest.open("r+b") as file:
-        file.seek(4096 + 100)
-        byte = file.read(1)
-        file.seek(4096 + 100)
-        file.write(bytes([byte[0] ^ 1]))
+    damage(sorted(Path(disk.directory, "b").glob("*.slot"))[-1])
     with sidecar_group(tmp_path, *NODES, threads=True) as group:
         group.adopt()
-        assert [point.step for point in offered(group, disk)] == [2]
+        point, _ = offered(group, disk)
+        assert point.step == 4
+        assert restored(group, point) == spilled[4]
         assert group.clients["b"].status()["counters"]["corrupt_spills"] == 1
 
 
-def test_a_missing_node_leaves_nothing_to_restore(
+def test_a_damaged_block_and_a_damaged_row_leave_the_step_before(
     tmp_path: Path, disk: DiskTarget, spilled: dict[int, dict[int, bytes]]
 ) -> None:
+    damage(sorted(Path(disk.directory, "b").glob("*.slot"))[-1])
+    for node in ("a", "c"):
+        damage(sorted(Path(disk.directory, node).glob("*.row"))[-1])
+    with sidecar_group(tmp_path, *NODES, threads=True) as group:
+        group.adopt()
+        found = choice(group, disk)
+        assert [point.step for point in found.points] == [2]
+        assert found.refused == 4
+        assert "step 4 cannot be restored: the block of rank 1 (node b) is gone" in found.reason
+
+
+def restored(group: SidecarGroup, point: RestorePoint) -> dict[int, bytes]:
+    """Return the payloads that a restore point brings, rebuilt where that is needed."""
+    found = {}
+    for source in point.sources:
+        client = group.clients[source.node]
+        handle = client.open_block(point.world, point.step, source)
+        ranges = [(0, handle.payload_bytes)]
+        found[source.rank] = bytes(client.read(point.world, point.step, source.rank, ranges)[0])
+    return found
+
+
+def spill_once(directory: Path, disk: DiskTarget, nodes: tuple[str, ...], parity: int) -> Payloads:
+    """Have a run spill step 2 and end; return the payloads."""
+    directory.mkdir()
+    with sidecar_group(directory, *nodes, threads=True) as group:
+        world = group.adopt(parity=parity)
+        for client in group.clients.values():
+            client.spill(disk)
+        sizes = [5000 * (rank + 1) + rank for rank in range(len(nodes))]
+        payloads = write_step(group, world, 2, sizes=sizes)
+        for client in group.clients.values():
+            wait_until(lambda: client.status()["spilled"] == [2], "it is spilled")  # noqa: B023
+    return payloads
+
+
+@pytest.mark.parametrize(("nodes", "parity"), [("abc", 1), ("abcd", 2), ("abcde", 1)])
+def test_with_up_to_m_disks_gone_every_bit_comes_back_and_with_more_the_lost_are_named(
+    tmp_path: Path, disk: DiskTarget, nodes: str, parity: int
+) -> None:
+    payloads = spill_once(tmp_path / "earlier", disk, tuple(nodes), parity)
+    for gone in range(parity + 2):
+        for lost in itertools.combinations(nodes, gone):
+            left = tuple(node for node in nodes if node not in lost)
+            if not left:
+                continue
+            (tmp_path / "".join(left)).mkdir()
+            with sidecar_group(tmp_path / "".join(left), *left, threads=True) as group:
+                group.adopt(parity=0)
+                found = choice(group, disk)
+                if gone > parity:
+                    assert found.points == ()
+                    assert found.refused == 2
+                    named = found.reason.partition("those of nodes ")[2].removesuffix(
+                        " are missing"
+                    )
+                    assert set(named.split(", ")) <= set(lost)
+                    assert len(named.split(", ")) > parity
+                    continue
+                (point,) = found.points
+                assert restored(group, point) == payloads
+                assert sum(source.rebuilt for source in point.sources) == gone
+
+
+def test_a_lost_block_is_rebuilt_by_nodes_that_have_other_names(
+    tmp_path: Path, disk: DiskTarget
+) -> None:
+    payloads = spill_once(tmp_path / "earlier", disk, ("a", "b", "c"), 1)
+    Path(disk.directory, "a").rename(Path(disk.directory, "x"))
+    Path(disk.directory, "b").rename(Path(disk.directory, "y"))
+    with sidecar_group(tmp_path, "x", "y", "z", threads=True) as group:
+        group.adopt()
+        (point,) = offered(group, disk)
+        assert restored(group, point) == payloads
+
+
+def test_rows_that_are_released_while_they_are_spilled_keep_their_bytes(
+    tmp_path: Path, disk: DiskTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, spilling = threading.Event(), threading.Event()
+    write = SpillDirectory.write
+
+    def slow(self: SpillDirectory, held: Held, **options: Any) -> Any:
+        spilling.set()
+        assert hold.wait(20)
+        return write(self, held, **options)
+
+    monkeypatch.setattr(SpillDirectory, "write", slow)
+    (tmp_path / "earlier").mkdir()
+    with sidecar_group(tmp_path / "earlier", *NODES, threads=True) as group:
+        world = group.adopt(keep=1)
+        for client in group.clients.values():
+            client.spill(msgspec.structs.replace(disk, every=100))
+        payloads = write_step(group, world, 100, sizes=SIZES)
+        assert spilling.wait(20)
+        for step in range(101, 106):  # rows and slots of step 100 would be used again
+            write_step(group, world, step, sizes=SIZES)
+        hold.set()
+        for client in group.clients.values():
+            wait_until(lambda: client.status()["spilled"] == [100], "it is spilled")  # noqa: B023
+        for sidecar in group.sidecars.values():
+            assert not any(row.pins for row in sidecar.parities.sealed())
+        files = {len(sidecar.parities._held()) for sidecar in group.sidecars.values()}
+        assert files == {1}
     with sidecar_group(tmp_path, "a", "b", threads=True) as group:
         group.adopt()
-        assert offered(group, disk) == []
+        (point,) = offered(group, disk)
+        assert restored(group, point) == payloads
 
 
 def test_futures_that_were_rolled_back_and_steps_before_a_checkpoint_are_left_out(
@@ -104,8 +230,8 @@ def test_futures_that_were_rolled_back_and_steps_before_a_checkpoint_are_left_ou
         rolled_back = (Origin(generation=2, step=3),)
 
         def steps(run: str, timeline: tuple[Origin, ...], least: int) -> list[int]:
-            points = choose(offers, run=run, timeline=timeline, least=least)
-            return [point.step for point in points]
+            found = choose(offers, run=run, timeline=timeline, least=least)
+            return [point.step for point in found.points]
 
         assert steps(run, rolled_back, -1) == [2]
         assert steps("another", rolled_back, -1) == [4, 2]

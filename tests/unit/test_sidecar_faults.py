@@ -24,7 +24,7 @@ from sidecar_group import (
 from ckpt import persist
 from ckpt.errors import CkptError, CorruptError, GivenUpError
 from ckpt.isal import crc32c
-from ckpt.sidecar import rebuild
+from ckpt.sidecar import decoding
 from ckpt.stripes import restore_points
 from ckpt.target import CheckpointTarget
 from ckpt.testing.blocks import write_block
@@ -116,7 +116,7 @@ def test_a_rebuild_that_fails_unexpectedly_answers_and_can_be_tried_again(
         raise ValueError("mmap closed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rebuild, "check_block", fail)
+        patch.setattr(decoding, "BlockCheck", fail)
         started = time.monotonic()
         with pytest.raises(CkptError, match="mmap closed"):
             client.open_block(world, 1, source)

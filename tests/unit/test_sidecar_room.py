@@ -17,6 +17,7 @@ from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, 
 from ckpt.arena import HEADER_BYTES, arena_path, slot_capacity
 from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
 from ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
+from ckpt.sidecar.client import SidecarClient
 from ckpt.sidecar.room import Fit, Mode, fit
 from ckpt.sidecar.slots import fits
 from ckpt.sidecar.state import Book, Release
@@ -60,7 +61,7 @@ def files_bytes(group: SidecarGroup, node: str = "a") -> int:
     total = 0
     for path in arena_path(group.run, node).glob("*"):
         with contextlib.suppress(FileNotFoundError):  # removed since
-            total += path.stat().st_size if path.suffix != ".json" else 0
+            total += path.stat().st_size if path.suffix in (".slot", ".row") else 0
     return total
 
 
@@ -93,6 +94,47 @@ def test_a_budget_that_cannot_hold_the_state_is_refused_before_anything_is_made(
     for told in ("200,000 bytes are declared", "keep fewer snapshots (keep=1)", "more nodes"):
         assert told in str(caught.value)
     assert list(arena_path(two.run, "a").glob("*.slot")) == []
+
+
+def test_a_state_that_outgrows_the_budget_later_is_left_out_until_it_fits_again(
+    two: SidecarGroup,
+) -> None:
+    world = adopt(two, memory_bytes=need(adopt(two), LENGTH, FULL_IN_FLIGHT), generation=2)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    with pytest.raises(CapacityError, match=r"needs .* are declared for a node") as caught:
+        write_block(two.clients["a"], world, step=2, rank=0, nbytes=40 * LENGTH)
+    assert not isinstance(caught.value, BudgetError), "that would end the training"
+    said = two.clients["a"].status()
+    assert "are declared for a node" in said["memory"]["left_out"]
+    assert said["counters"]["left_out"] == 1
+    b = two.sidecars["b"].core.book
+    wait_until(lambda: b.is_gone((2, 2)), "the other rank hears of it")
+    assert two.clients["a"].protected_step(generation=2) == 1, "the one before stays"
+    write_step(two, world, 3, sizes=(LENGTH, LENGTH))
+    assert two.clients["a"].status()["memory"]["left_out"] is None
+
+
+def test_a_node_that_joins_where_the_file_system_is_full_goes_on_without_snapshots(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = two.sidecars["a"].core
+    world = adopt(two, generation=2)
+    free_bytes = core.arena.free_bytes
+    monkeypatch.setattr(core.arena, "free_bytes", lambda: 0)
+    with pytest.raises(CapacityError, match="0 bytes free") as caught:
+        write_block(two.clients["a"], world, step=1, rank=0, nbytes=LENGTH)
+    assert not isinstance(caught.value, BudgetError), "others may give it back"
+    monkeypatch.setattr(core.arena, "free_bytes", free_bytes)
+    write_step(two, world, 2, sizes=(LENGTH, LENGTH))
+
+
+def test_what_grows_with_the_first_steps_is_refused_like_what_is_there_at_the_start(
+    two: SidecarGroup,
+) -> None:
+    world = adopt(two, memory_bytes=2_000_000)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    with pytest.raises(BudgetError, match="even in the smaller mode"):
+        write_block(two.clients["a"], world, step=2, rank=0, nbytes=40 * LENGTH)
 
 
 def test_a_file_system_that_is_too_small_is_said_up_front(
@@ -226,6 +268,82 @@ def test_unequal_ranks_do_not_take_each_others_memory(two: SidecarGroup) -> None
     for step in range(5, 12):
         write_step(two, world, step, sizes=sizes)
     assert made.count("create.before") <= 2, "no fresh pages once the first snapshots are taken"
+
+
+def fill_log(client: SidecarClient, *, nbytes: int = 100_000) -> str:
+    """Append until there is no room; return what was said."""
+    client.log_open("tokens")
+    for _ in range(1000):
+        try:
+            client.log_append("tokens", [bytes(nbytes)])
+        except CapacityError as error:
+            return str(error)
+    raise AssertionError("there was always room")
+
+
+def test_logs_have_a_share_of_what_was_declared_and_are_shown(two: SidecarGroup) -> None:
+    world = adopt(two, memory_bytes=40 * LENGTH)
+    client = two.clients["a"]
+    said = fill_log(client)
+    for told in ("may hold 500,000, one part in 8 of memory=4,000,000", "or raise memory="):
+        assert told in said
+    status = client.status()
+    assert 0 < status["bytes"]["logs"] <= status["memory"]["logs_most_bytes"] == 5 * LENGTH
+    assert status["memory"]["logs_refused"] == said
+    client.log_truncate("tokens", client.log_open("tokens"))
+    client.log_append("tokens", [b"x"])
+    client.log_open("another")
+    assert client.status()["memory"]["logs_refused"] is None
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+
+
+def test_logs_grow_only_into_what_slots_and_parity_leave(two: SidecarGroup) -> None:
+    length = 16 * LENGTH
+    small = need(adopt(two), length, SMALL_IN_FLIGHT)
+    world = adopt(two, generation=2, memory_bytes=small + 2 * LENGTH)
+    peaks, over = [0], threading.Event()
+
+    def sample() -> None:
+        while not over.is_set():
+            peaks.append(max(files_bytes(two, node) for node in ("a", "b")))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        write_step(two, world, 1, sizes=(length, length))
+        said = fill_log(two.clients["a"])
+        for step in range(2, 6):
+            write_step(two, world, step, sizes=(length, length))
+    finally:
+        over.set()
+        sampler.join()
+    assert f"slots and parity need {small:,} of memory={small + 2 * LENGTH:,}" in said
+    assert max(peaks) <= world.memory_bytes
+
+
+def test_for_logs_the_smaller_mode_is_entered(two: SidecarGroup) -> None:
+    length = 16 * LENGTH
+    full = need(adopt(two), length, FULL_IN_FLIGHT)
+    world = adopt(two, generation=2, memory_bytes=full)
+    for step in (1, 2, 3):
+        write_step(two, world, step, sizes=(length, length))
+    client = two.clients["a"]
+    assert client.status()["memory"]["mode"] == "full"
+    client.log_open("tokens")
+    assert client.status()["memory"]["mode"] == "small"
+    for step in (4, 5):
+        write_step(two, world, step, sizes=(length, length))
+    client.log_append("tokens", [bytes(LENGTH)])
+    assert files_bytes(two) <= full
+
+
+def test_what_logs_hold_is_said_where_a_snapshot_finds_no_room(two: SidecarGroup) -> None:
+    length = 16 * LENGTH
+    small = need(adopt(two), length, SMALL_IN_FLIGHT)
+    world = adopt(two, generation=2, memory_bytes=small)
+    two.clients["a"].log_open("tokens")
+    with pytest.raises(CapacityError, match=r"are declared for a node, of which logs hold 65,536"):
+        write_block(two.clients["a"], world, step=1, rank=0, nbytes=length)
 
 
 def test_a_grant_names_the_slots_to_map_ahead(two: SidecarGroup) -> None:

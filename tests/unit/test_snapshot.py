@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,6 +26,7 @@ from ckpt.errors import (
     StateError,
     StoreError,
 )
+from ckpt.maps import SlotMaps
 from ckpt.memory import MemorySource
 from ckpt.restore import restore
 from ckpt.snapshot import CopySettings, Snapshotter
@@ -108,7 +110,8 @@ def test_every_snapshot_holds_the_state_of_its_step(
     for step, (tensors, seen) in enumerate(expected):
         other = make_state()
         train(other)
-        with source(sidecar, step, mapped=mapped) as shards:
+        maps = SlotMaps(host="" if mapped else "elsewhere")
+        with closing(maps), source(sidecar, step, maps=maps) as shards:
             report = restore(other, shards, rank=0)
         assert report.step == step
         assert other["seen"] == seen
@@ -444,3 +447,58 @@ def test_impossible_settings_are_refused() -> None:
         CopySettings(recheck=2)
     with pytest.raises(ValueError, match="niceness=-1"):
         CopySettings(niceness=-1)
+
+
+def test_closing_does_not_wait_for_a_snapshot_that_had_not_begun(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshotter, busy = make_snapshotter(sidecar), Event()
+    snapshotter._pool.submit(busy.wait)
+    snapshotter.snapshot(make_state(), 0)
+    began_s = time.monotonic()
+    snapshotter.close(timeout_s=20)
+    assert time.monotonic() - began_s < 10
+    busy.set()
+    assert "busy" not in caplog.text
+
+
+def test_leaving_does_not_wait_for_a_thread_that_writes_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, busy, lanes = Event(), Event(), ClosingLanes()
+
+    class BusySidecar(FakeSidecar):
+        def acquire(self, **wanted: Any) -> Any:
+            asked.set()
+            busy.wait()
+            return super().acquire(**wanted)
+
+    sidecar = BusySidecar(directory=tmp_path)
+    snapshotter = make_snapshotter(sidecar, lanes=lanes)
+    snapshotter.snapshot(make_state(), 0)
+    thread = snapshotter._pending
+    assert thread
+    assert asked.wait(20)
+    began_s = time.monotonic()
+    snapshotter.leave(timeout_s=20)
+    assert time.monotonic() - began_s < 10
+    assert not lanes.closed.is_set()
+    busy.set()
+    assert lanes.closed.wait(20)
+    assert thread.result(timeout=20) is None
+    assert not sidecar.sealed
+    assert "busy" not in caplog.text
+    sidecar.close()
+
+
+class ClosingLanes:
+    """Lanes for no device, that say when they were closed."""
+
+    def __init__(self) -> None:
+        self.closed = Event()
+
+    def of(self, tensor: torch.Tensor) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed.set()

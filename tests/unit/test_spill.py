@@ -13,9 +13,11 @@ import pytest
 from ckpt.arena import Arena, SlotFile
 from ckpt.block import block_bytes
 from ckpt.errors import CorruptError, StoreError
-from ckpt.spill import KEEP, SpillDirectory, ancestor
+from ckpt.isal import crc32c
+from ckpt.sidecar.row_file import RowFile
+from ckpt.spill import KEEP, Held, SpillDirectory
 from ckpt.testing.blocks import make_index, make_world, random_payload
-from ckpt.world import BlockEntry, SnapshotWorld
+from ckpt.world import BlockEntry, ParityEntry, SnapshotWorld, ancestor
 
 RANKS, NBYTES = 2, 3001
 Blocks = dict[int, tuple[SlotFile, BlockEntry]]
@@ -43,13 +45,29 @@ def blocks_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> Blocks:
     return made
 
 
-def spill(directory: Path, arena: Arena, step: int, *, nbytes: int = NBYTES) -> None:
+def held_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> Held:
     blocks = blocks_of(arena, step, nbytes=nbytes)
-    SpillDirectory(directory).write(world_of(), step, blocks, pace=lambda nbytes: None)
+    row = random_payload(nbytes, seed=(step, 100))
+    rows = [
+        ParityEntry(generation=1, step=step, stripe=0, row=0, nbytes=nbytes, crc32c=crc32c(row)),
+        ParityEntry(generation=1, step=step, stripe=1, row=0, nbytes=0, crc32c=0),
+    ]
+    return Held(
+        world=world_of(),
+        step=step,
+        blocks=blocks,
+        rows=[(rows[0], memoryview(row)), (rows[1], memoryview(b""))],
+        sealed=[entry for _, entry in blocks.values()],
+    )
+
+
+def spill(directory: Path, arena: Arena, step: int, *, nbytes: int = NBYTES) -> None:
+    held = held_of(arena, step, nbytes=nbytes)
+    SpillDirectory(directory).write(held, pace=lambda nbytes: None)
 
 
 def steps(directory: Path) -> list[int]:
-    """Return the steps whose every block is there and intact, newest first."""
+    """Return the steps whose every block and row is there and intact, newest first."""
     spilled = SpillDirectory(directory)
     found = []
     for snapshot in spilled.snapshots():
@@ -59,6 +77,12 @@ def steps(directory: Path) -> list[int]:
             assert bytes(slot.block(entry.payload_bytes)) == wanted
             slot.close()
         assert len(snapshot.blocks) == RANKS
+        row, empty = snapshot.parities
+        file = spilled.open_row(snapshot, row)
+        assert bytes(file.row(row.nbytes)) == random_payload(row.nbytes, seed=(snapshot.step, 100))
+        assert file.borrowed
+        assert not empty.nbytes
+        file.close()
         found.append(snapshot.step)
     return found
 
@@ -69,9 +93,10 @@ def test_the_newest_stay_and_old_files_are_written_over(tmp_path: Path, arena: A
     inodes = []
     for step, nbytes in ((10, NBYTES), (20, 5 * NBYTES), (30, NBYTES), (40, 2 * NBYTES)):
         spill(directory, arena, step, nbytes=nbytes)
-        inodes.append({path.stat().st_ino for path in directory.glob("*.slot")})
+        inodes.append({path.stat().st_ino for path in directory.glob("*-*")})
         assert steps(directory)[0] == step
         assert len(list(directory.glob("*.slot"))) <= RANKS * KEEP
+        assert len(list(directory.glob("*.row"))) <= KEEP
     assert steps(directory) == [40, 30]
     assert inodes[1] == inodes[2] == inodes[3]
 
@@ -81,7 +106,8 @@ def test_blocks_are_offered_under_a_generation_older_than_any(tmp_path: Path, ar
     (snapshot,) = SpillDirectory(tmp_path / "disk").snapshots()
     assert (snapshot.run, snapshot.generation) == ("test", 1)
     assert snapshot.world.generation == ancestor("test", 1) < 0
-    assert {entry.generation for entry in snapshot.blocks} == {ancestor("test", 1)}
+    entries = (*snapshot.blocks, *snapshot.parities, *snapshot.sealed)
+    assert {entry.generation for entry in entries} == {ancestor("test", 1)}
     assert len({ancestor(run, n) for run in "abc" for n in range(100)}) == 300
 
 
@@ -107,25 +133,27 @@ def test_after_a_death_between_any_two_changes_the_newest_is_still_there(
         for step in range(before):
             spill(directory, arena, 10 * (step + 1))
         left, died = [changes], False
-        blocks = blocks_of(arena, 90)
+        held = held_of(arena, 90)
         with monkeypatch.context() as patch:
             for place, name in (
-                (os, "pwrite"),
+                (os, "write"),
                 (os, "ftruncate"),
                 (os, "fsync"),
                 (Path, "rename"),
                 (Path, "unlink"),
                 (SlotFile, "write_header"),
+                (RowFile, "label"),
+                (RowFile, "mark_protected"),
             ):
                 patch.setattr(place, name, counted(getattr(place, name), left))
             try:
-                SpillDirectory(directory).write(world_of(), 90, blocks, pace=lambda nbytes: None)
+                SpillDirectory(directory).write(held, pace=lambda nbytes: None)
             except Died:
                 died = True
         assert steps(directory)[0] in (10 * before, 90)
         spill(directory, arena, 100)
         assert steps(directory)[0] == 100
-        assert len(list(directory.iterdir())) <= (RANKS + 1) * KEEP
+        assert len(list(directory.iterdir())) <= (RANKS + 2) * KEEP
         if not died:
             break
     assert changes > 10
@@ -148,6 +176,21 @@ def test_a_flipped_byte_is_found(tmp_path: Path, arena: Arena) -> None:
     path.unlink()
     with pytest.raises(CorruptError):
         spilled.open(snapshot, entry)
+
+
+def test_a_damaged_row_is_found(tmp_path: Path, arena: Arena) -> None:
+    spill(tmp_path, arena, 10)
+    (path,) = tmp_path.glob("*.row")
+    intact = path.read_bytes()
+    spilled = SpillDirectory(tmp_path)
+    (snapshot,) = spilled.snapshots()
+    for at in (0, 60, 4096, 4096 + NBYTES - 1):
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        with pytest.raises(CorruptError, match="it is done without"):
+            spilled.open_row(snapshot, snapshot.parities[0])
+    path.unlink()
+    with pytest.raises(CorruptError, match="it is done without"):
+        spilled.open_row(snapshot, snapshot.parities[0])
 
 
 def test_a_list_that_cannot_be_read_offers_nothing(tmp_path: Path, arena: Arena) -> None:

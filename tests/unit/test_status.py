@@ -29,7 +29,13 @@ STORED: dict[str, Any] = {
     "persisted": [10, 30, 20],
     "restore_point_age_s": 0.25,
     "bytes": {"slots": 4 << 20, "parity": 1 << 20, "logs": 0, "disk": 2 << 20, "budget": 8 << 20},
-    "memory": {"mode": "small", "need_bytes": 6 << 20, "left_out": None},
+    "memory": {
+        "mode": "small",
+        "need_bytes": 6 << 20,
+        "left_out": None,
+        "logs_most_bytes": 1 << 20,
+        "logs_refused": "the logs of node n0 hold 1,048,576 bytes and may hold 1,048,576",
+    },
     "meters": {"seal": SEAL, "protect": SEAL},
     "refusals": {"stale generation": 2},
     "peers": {
@@ -96,6 +102,7 @@ def test_everything_wrong_is_a_line() -> None:
     for line in (
         "n0: step 41 is not protected: no room for a parity row",
         "n0: fragments for n1: 3 queued, the oldest 4.2 s; last error: no answer",
+        "n0: logs grow no more: the logs of node n0 hold 1,048,576 bytes and may hold 1,048,576",
         "n0: log rollout/0: 7 records are not on every copy, the oldest for 1.5 s",
         "n0: checkpoint of step 40 failed: full",
         "n0: messages refused: 2 stale generation",

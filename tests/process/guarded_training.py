@@ -1,0 +1,94 @@
+"""A training script whose loss goes wrong where it is told to, under a `LossGuard`.
+
+``--bad STEP[:TIMES]`` makes the loss of that step not finite, the first so many times it is run in
+all (counted in ``--count FILE``; always, when no number is given). ``--late`` has rank
+0, which tells of it, wait so many seconds from then on before it looks whether it is fenced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elastic
+from ckpt.hashing import state_hash
+from elastic import collectives
+
+
+def look_late(seconds: float) -> None:
+    """Have this process look at the fence only after some time, as on a busy machine."""
+    check = collectives.Guard.check
+
+    def late(guard: collectives.Guard) -> None:
+        time.sleep(seconds)
+        check(guard)
+
+    collectives.Guard.check = late
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train as the flags say."""
+    torch.set_num_threads(1)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+    step_of, _, times = args.bad.partition(":")
+
+    def is_bad(run: elastic.Run) -> bool:
+        if run.completed != int(step_of):
+            return False
+        seen = len(args.count.read_text()) if args.count.exists() else 0
+        if times and seen >= int(times):
+            return False
+        if run.is_leader:
+            with args.count.open("a") as file:
+                file.write("x")
+        return True
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=4, size=2),
+        exact=args.exact,
+        keep=3,
+        loss_guard=elastic.LossGuard(
+            nonfinite=args.response, then=args.then, steps_back=2, limit=2
+        ),
+    )
+    def train(run: elastic.Run) -> None:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run.track(model=model, optimizer=optimizer)
+        for _ in run.steps(args.steps):
+            wrong = is_bad(run)
+            if wrong and args.late and run.is_leader:
+                look_late(args.late)
+            for batch in run.microbatches(data):
+                loss = (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+                if wrong and run.is_leader:
+                    loss = loss * torch.nan
+                run.backward(loss)
+                run.log(loss=loss)
+            run.clip_grad_norm_(model.parameters(), 1.0)
+            run.step(optimizer)
+            time.sleep(args.pace)
+        result = {"hash": state_hash({"model": model, "optimizer": optimizer})}
+        if run.is_leader:
+            args.result.write_text(json.dumps(result))
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--bad", default="-1")
+    parser.add_argument("--count", type=Path)
+    parser.add_argument("--response", default="rollback")
+    parser.add_argument("--then", default="stop")
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--late", type=float, default=0.0)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--result", type=Path, required=True)
+    main(parser.parse_args())

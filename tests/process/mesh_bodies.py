@@ -1,0 +1,167 @@
+"""One small model cut in every way a mesh allows, and trained on any of these meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rank_bodies import run_of
+from ranks import enter
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from ckpt.hashing import state_hash
+from elastic import reform
+from elastic.config import Batch, Mesh, Settings
+from elastic.records import MeshSize
+from elastic.run import Run
+
+WIDTH, TOKENS, STEPS = 16, 48, 4
+BATCH = Batch(microbatches=5, size=3)
+
+
+class Block(nn.Module):
+    """A norm that no plan cuts, and a pair of layers that tensor parallelism does."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(dropout)
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.down(torch.tanh(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Guesses the next token. Dropout would differ along a sequence that is cut."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList([Block(dropout), Block(dropout)])
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.embed(text)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, ((text + 1) % TOKENS).flatten())
+
+
+def cut(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Cut layers over the axis ``tp``."""
+    plan = {
+        "blocks.*.up": ColwiseParallel(),
+        "blocks.*.down": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    return parallelize_module(model, mesh["tp"], plan)
+
+
+def cut_sequence(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Cut layers, and between them the sequence: norms have partial gradients then."""
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "blocks.*.norm": SequenceParallel(),
+        "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    return parallelize_module(model, mesh["tp"], plan)
+
+
+def shard(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """Shard over the data axes what is left of each layer."""
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+BUILDS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
+    "sequence": lambda mesh: cut_sequence(Net(dropout=0.0), mesh),
+    "fsdp_tp": lambda mesh: shard(cut(Net(), mesh), mesh["dp"]),
+    "fsdp": lambda mesh: shard(Net(), mesh["dp"]),
+    "sequence_alone": lambda mesh: Net(dropout=0.0),
+    "hsdp": lambda mesh: shard(Net(), mesh["replicate", "shard"]),
+    "hsdp_tp": lambda mesh: shard(cut(Net(), mesh), mesh["replicate", "shard"]),
+    "plain": lambda mesh: Net(),
+}
+
+
+def samples() -> torch.Tensor:
+    """Forty texts."""
+    return torch.arange(40 * 8).reshape(40, 8) * 7 % TOKENS
+
+
+def train(
+    run: Run, kind: str, *, steps: int = STEPS, hold: Callable[[Run], None] = lambda _: None
+) -> dict[str, Any]:
+    """Train a few steps; return the hash of the weights and what was seen on the way.
+
+    ``hold`` is called at the start of every step.
+    """
+    torch.manual_seed(1)
+    model = BUILDS[kind](run.mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    run.track(model=model, optimizer=optimizer)
+    norms, seen, losses = [], [], []
+    for _ in run.steps(steps):
+        losses += run.metrics.values()
+        hold(run)
+        for batch in run.microbatches(samples()):
+            seen.append(batch[:, 0].tolist())
+            loss = model(batch)
+            run.backward(loss)
+            run.log(loss=loss)
+        norms.append(run.clip_grad_norm_(model.parameters(), 0.8))
+        run.step(optimizer)
+    losses += run.metrics.values()
+    return {
+        "hash": state_hash({"model": model, "optimizer": optimizer}),
+        "weights": _whole(model),
+        "norms": norms,
+        "losses": losses,
+        "seen": seen,
+    }
+
+
+def _whole(model: nn.Module) -> dict[str, list[float]]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        found[name] = full.flatten().tolist()
+    return found
+
+
+Turn = tuple[MeshSize, Mesh, list[str], bool]
+"""A mesh, how it was asked for, what to train on it, and whether exactly."""
+
+
+def train_in_turn(
+    rank: int, stores: list[str], folder: Path, *, turns: list[Turn], steps: int = STEPS
+) -> list[Any]:
+    """Train on one mesh after the other in the same process, each in a generation of its own."""
+    found = []
+    for number, (size, mesh, kinds, exact) in enumerate(turns, start=1):
+        world = enter(rank, stores, folder, number=number, mesh=size, axes=mesh.axes)
+        for kind in kinds:
+            settings = Settings(mesh=mesh, batch=BATCH, exact=exact, seed=7)
+            run, _ = run_of(world, settings)
+            found.append(train(run, kind, steps=steps))
+            run.finish()
+            run.close()
+        world.barrier()
+        reform.leave()
+    return found

@@ -1,0 +1,75 @@
+"""Has workers and sidecars of a test record every action that a sink accepted, and when.
+
+Python imports this at its start where this folder is on its path. Each action is one line of JSON
+in a file per process under ``HOLDFAST_TEST_RECORD``: the monotonic time, the sink, the node, the
+generation that acted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_FOLDER = os.environ.get("HOLDFAST_TEST_RECORD", "")
+
+
+def record(sink: str, node: str, generation: int) -> None:
+    line = {"t": time.monotonic(), "sink": sink, "node": node, "generation": generation}
+    with Path(_FOLDER, f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def after(owner: Any, name: str, note: Callable[..., tuple[str, str, int]]) -> None:
+    """Record what ``note`` says whenever ``owner.name`` returned without an error."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        record(*note(*args, **kwargs))
+        return result
+
+    setattr(owner, name, wrapper)
+
+
+def in_sidecar() -> None:
+    from ckpt import persist
+    from ckpt.sidecar.exchange import Exchange
+    from ckpt.sidecar.writing import Writing
+
+    def of(part: Any) -> str:
+        return str(part._core.node)
+
+    after(Writing, "_begin", lambda w, _r, _s, key: ("arena", of(w), key[0]))
+    after(Exchange, "announce", lambda x, entry: ("arena", of(x), entry.generation))
+    after(Exchange, "_hear_row", lambda x, _r, body: ("peer", of(x), body.entry.generation))
+    after(Exchange, "_commit", lambda x, snapshot: ("weights", of(x), snapshot.world.generation))
+    after(
+        Exchange,
+        "_hear_sealed",
+        lambda x, _r, body: ("peer", of(x), max(e.generation for e in body.entries)),
+    )
+    after(
+        persist,
+        "_published",
+        lambda *_, generation, **__: ("store", "", generation),
+    )
+
+
+def in_worker() -> None:
+    from elastic.run import Run
+
+    after(Run, "_end_step", lambda run, **_: ("step", run._channel.node, run.generation))
+
+
+if _FOLDER:
+    if "ckpt.sidecar" in sys.orig_argv:
+        in_sidecar()
+    elif any(word.endswith("_training.py") for word in sys.orig_argv):
+        in_worker()

@@ -1,0 +1,77 @@
+"""A loss that goes wrong: all ranks go back, leave the step out, or stop, and all alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Job, launched
+
+from elastic.launch import LaunchConfig, NodeSpec, python_command
+
+SCRIPT = Path(__file__).with_name("guarded_training.py")
+
+
+def guarded(directory: Path, name: str, *args: str) -> tuple[Any, Job, str]:
+    """Run the script to its end; return the outcome, the job, and the hash of the weights."""
+    result = directory / f"{name}.json"
+    config = LaunchConfig(
+        command=python_command(
+            SCRIPT,
+            ["--result", str(result), "--count", str(directory / f"{name}.count"), *args],
+        ),
+        nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots={"trainer": 1}) for i in range(2)),
+        wanted={"trainer": 2},
+        run_dir=directory / name,
+    )
+    with launched(config) as running:
+        outcome = running.finish()
+    return outcome, running, json.loads(result.read_text())["hash"] if result.exists() else ""
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["by the loss", "by a gradient"])
+def test_a_passing_fault_is_undone_bit_for_bit(tmp_path: Path, exact: bool) -> None:
+    flags = ["--pace", "0.05", *(["--exact"] if exact else [])]
+    *_, undisturbed = guarded(tmp_path, "calm", *flags)
+    outcome, running, found = guarded(tmp_path, "bad", "--bad", "5:1", *flags)
+    assert outcome.ok, outcome.message
+    said = running.events("loss")
+    assert [(e["step"], e["action"]) for e in said] == [(5, "rollback")]
+    assert running.events("proposed")[-1]["restore_step"] == 3, "two steps before it went wrong"
+    started = running.events("worker_started")
+    assert len(started) == 2, "nobody was started again"
+    assert found == undisturbed
+
+
+def test_it_is_told_though_the_rank_that_tells_is_the_last_to_see_it(tmp_path: Path) -> None:
+    outcome, running, _ = guarded(tmp_path, "bad", "--bad", "5:1", "--late", "0.3")
+    assert outcome.ok, outcome.message
+    assert [(e["step"], e["action"]) for e in running.events("loss")] == [(5, "rollback")]
+
+
+def test_what_goes_wrong_again_ends_the_job_after_so_many_tries(tmp_path: Path) -> None:
+    outcome, running, _ = guarded(tmp_path, "bad", "--bad", "5", "--pace", "0.02")
+    assert not outcome.ok
+    assert "step 5: loss is nan, again after going back 2 times" in outcome.message
+    assert [e["action"] for e in running.events("loss")] == ["rollback", "rollback", "stop"]
+
+
+def test_a_bad_batch_is_left_out_when_going_back_did_not_help(tmp_path: Path) -> None:
+    args = ["--bad", "5", "--then", "skip", "--pace", "0.02"]
+    outcome, running, _ = guarded(tmp_path, "bad", *args)
+    assert outcome.ok, outcome.message
+    assert [e["action"] for e in running.events("loss")] == ["rollback", "rollback", "skip"]
+
+
+def test_a_script_started_by_hand_goes_back_as_well(tmp_path: Path) -> None:
+    hashes = []
+    for name, bad in (("calm", "-1"), ("bad", "5:1")):
+        result, count = tmp_path / f"{name}.json", tmp_path / f"{name}.count"
+        args = ["--result", str(result), "--count", str(count), f"--bad={bad}", "--pace", "0.02"]
+        subprocess.run(python_command(SCRIPT, args), check=True, timeout=60)
+        hashes.append(json.loads(result.read_text())["hash"])
+    assert (tmp_path / "bad.count").read_text() == "x"
+    assert hashes[0] == hashes[1]

@@ -1,0 +1,153 @@
+"""The wire to the coordinator is cut, one way or both, slow, or half open: where there are no
+network namespaces as well. What every worker does is recorded: no two generations act at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import TOY
+from machines import Machines
+from torchruns import DEADLINE_S
+from wire import Wire
+
+from elastic.coordinator.connecting import connect
+from elastic.events import EventReader
+from elastic.shared_key import shared_key
+
+Event = dict[str, Any]
+
+
+class History:
+    """All that two launchers and their workers did so far."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._readers = [EventReader(machines.run_dir(number)) for number in range(2)]
+        self.events: list[Event] = []
+
+    def await_event(self, wanted: Callable[[Event], bool], *, after: int = 0) -> int:
+        """Wait for a wanted event behind the first ``after``; return how many there are."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            self.events += [event for reader in self._readers for event in reader.new()]
+            if any(wanted(event) for event in self.events[after:]):
+                return len(self.events)
+            assert time.monotonic() < deadline_s, self._machines.output()
+            time.sleep(0.01)
+
+    def await_world(self, ranks: int, *, after: int = 0) -> int:
+        """Wait until rank 0 steps on in a world of so many ranks that began behind ``after``."""
+        after = self.await_event(
+            lambda e: e["kind"] == "reformed" and e["world"] == ranks, after=after
+        )
+        newest = max(e["generation"] for e in self.events if e["kind"] == "reformed")
+        return self.await_event(
+            lambda e: e["kind"] == "step" and e["generation"] >= newest, after=after - 1
+        )
+
+    def overlaps(self) -> list[Event]:
+        """Return the steps of older generations behind the first of a newer one."""
+        steps = sorted((e for e in self.events if e["kind"] == "step"), key=lambda e: e["t"])
+        newest, found = 0, []
+        for step in steps:
+            newest = max(newest, step["generation"])
+            if step["generation"] < newest:
+                found.append(step)
+        return found
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    found = Machines(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def wire(machines: Machines) -> Iterator[Wire]:
+    found = Wire(machines.place)
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(lambda wire: wire.cut(), id="cut"),
+        pytest.param(lambda wire: wire.cut(forth=False), id="heard but deaf"),
+        pytest.param(lambda wire: wire.cut(back=False), id="mute but hearing"),
+        pytest.param(lambda wire: wire.half_open(), id="half open"),
+    ],
+)
+def test_a_launcher_without_the_coordinator_fences_itself_and_comes_back(
+    tmp_path: Path, machines: Machines, wire: Wire, fault: Callable[[Wire], None]
+) -> None:
+    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "1000000")
+    options = ("--nnodes", "1:2", "--coordinator", machines.place)
+    first = machines.start(*options, script=script)
+    second = machines.start("--join", wire.endpoint, script=script)
+    history = History(machines)
+    both = history.await_world(2)
+    fault(wire)
+    history.await_event(lambda e: e["kind"] == "detected" and e["what"] == "lease_lost")
+    left = history.await_world(1, after=both)
+    wire.mend()
+    history.await_world(2, after=left)
+    assert history.overlaps() == []
+    machines.signal(first, signal.SIGTERM)
+    assert machines.await_end(first) == 128 + signal.SIGTERM, machines.output()
+    assert machines.await_end(second) == 1, machines.output()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_launcher_out_of_reach_for_long_takes_its_number_again(
+    tmp_path: Path, machines: Machines, wire: Wire
+) -> None:
+    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "1000000")
+    first = machines.start("--nnodes", "2", "--coordinator", machines.place, script=script)
+    second = machines.start("--join", wire.endpoint, script=script)
+    History(machines).await_world(2)
+    key = shared_key(tmp_path / "key.json")
+    with contextlib.closing(connect(f"tcp://{machines.place}", key)) as coordinator:
+
+        def await_launchers(*numbers: int) -> None:
+            deadline_s = time.monotonic() + DEADLINE_S
+            wanted = [f"jobs/job/launchers/{number}" for number in numbers]
+            while [entry.key for entry in coordinator.range("jobs/job/launchers/")[0]] != wanted:
+                assert time.monotonic() < deadline_s, machines.output()
+                time.sleep(0.05)
+
+        await_launchers(0, 1)
+        wire.cut()
+        await_launchers(0)
+        wire.mend()
+        await_launchers(0, 1)
+    machines.signal(first, signal.SIGTERM)
+    assert machines.await_end(first) == 128 + signal.SIGTERM, machines.output()
+    assert machines.await_end(second) == 1, machines.output()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_slow_wire_to_the_coordinator_costs_no_generation(
+    tmp_path: Path, machines: Machines, wire: Wire
+) -> None:
+    wire.delay_s = 0.1
+    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "200")
+    first = machines.start("--nnodes", "2", "--coordinator", machines.place, script=script)
+    second = machines.start("--join", wire.endpoint, script=script)
+    history = History(machines)
+    history.await_world(2)
+    assert machines.await_end(first) == 0, machines.output()
+    assert machines.await_end(second) == 0, machines.output()
+    history.await_event(lambda e: e["kind"] == "job_ended")
+    assert history.overlaps() == []

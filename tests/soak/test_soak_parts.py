@@ -1,0 +1,98 @@
+"""The parts of a soak that need no job: what is drawn, what is promised, what is counted."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from faults import ENDING, MOMENTS, NODES, Kind, Setup, Stroke, strokes
+from striking import flip
+from watching import Seen, outcries
+
+RANKS = sum(NODES.values())
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "rank": 0, "t": 0.0, "generation": 1, **fields}
+
+
+def drawn(seed: int, *, kinds: tuple[Kind, ...] = tuple(Kind)) -> list[Stroke]:
+    return list(islice(strokes(seed, pause_s=(1.0, 6.0), kinds=kinds), 300))
+
+
+def test_a_seed_is_the_same_harm_again() -> None:
+    assert drawn(7) == drawn(7) != drawn(8)
+    assert Setup.drawn(7) == Setup.drawn(7)
+    assert {Setup.drawn(seed).parity for seed in range(2)} == {1, 2}
+
+
+def test_every_kind_comes_alone_in_pairs_and_during_recoveries() -> None:
+    found = drawn(0)
+    assert {stroke.first.kind for stroke in found} == set(Kind)
+    during = [stroke for stroke in found if stroke.moment]
+    assert {stroke.moment for stroke in during} == set(MOMENTS)
+    assert {stroke.first.kind for stroke in during} == set(ENDING)
+    pairs = [stroke for stroke in found if stroke.then and not stroke.moment]
+    assert pairs and all(each.then and each.first.node != each.then.node for each in pairs)
+
+
+def test_only_what_was_asked_for_is_done() -> None:
+    kinds = (Kind.FLIP_SLOT, Kind.STOP_WORKER)
+    for stroke in drawn(0, kinds=kinds):
+        assert {each.kind for each in (stroke.first, stroke.then) if each} <= set(kinds)
+
+
+def after(*harmed: str, parity: int, restored: int, durable: int = -1) -> list[str]:
+    """What is wrong when a step was restored after nodes were harmed at protected step 90."""
+    seen = Seen(ranks=RANKS)
+    events = [event("proposed", ranks=["trainer"] * RANKS)]
+    events += [event("checkpoint_done", step=durable)] if durable >= 0 else []
+    seen.take([*events, event("step", step=90), event("protected", step=90)])
+    seen.expect(set(harmed), parity=parity)
+    seen.take([event("restored", step=restored, tier="parity", how="")])
+    return seen.wrong
+
+
+def test_what_was_protected_may_not_be_lost_to_as_many_faults_as_parity_makes_good() -> None:
+    assert after("a", parity=1, restored=90) == []
+    assert after("a", parity=1, restored=91) == []
+    (wrong,) = after("a", parity=1, restored=89)
+    assert "restored step 89" in wrong and "step 90 was protected" in wrong
+    assert after("a", "b", parity=2, restored=89) != []
+
+
+def test_more_faults_may_cost_all_but_the_newest_checkpoint() -> None:
+    assert after("a", "b", parity=1, restored=0) == []
+    assert after("a", "b", parity=1, restored=50, durable=50) == []
+    assert after("a", "b", parity=1, restored=49, durable=50) != []
+
+
+def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all() -> None:
+    seen = Seen(ranks=RANKS)
+    seen.take([event("proposed", ranks=["trainer"] * RANKS), event("step", step=10)])
+    seen.expect({"a"}, parity=1)
+    seen.take([event("protected", step=11)])
+    seen.expect({"b"}, parity=1)
+    assert seen.safe == -1, "step 11 was under way when a was harmed: b is the second"
+    seen.take([event("protected", step=20)])
+    seen.expect({"c"}, parity=1)
+    seen.take([event("restored", step=19, tier="arena", how="")])
+    assert len(seen.wrong) == 1
+
+
+def test_one_bit_is_flipped(tmp_path: Path) -> None:
+    path = tmp_path / "000001.slot"
+    path.write_bytes(bytes(1000))
+    flip(path, at=0.5004)
+    (byte,) = filter(None, path.read_bytes())
+    assert byte.bit_count() == 1
+    assert path.read_bytes()[500] == byte
+
+
+def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None:
+    (tmp_path / "trainer-0.log").write_text("all\nfine\n")
+    (tmp_path / "sidecar-a.log").write_text(
+        'ERROR handler failed\nTraceback (most recent call last):\n  File "x.py"\nOSError: full\n'
+    )
+    assert outcries(tmp_path) == ["sidecar-a.log:2: OSError: full"]

@@ -1,0 +1,285 @@
+"""What is seen of a soak: its events and what they may never say, and the memory of everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from striking import BALLAST
+
+from ckpt.arena import ARENA_ROOT
+from elastic.launch import Launcher
+
+_PAUSE_S, _PAUSES = 1.0, 5
+_GROWTH = 1.15
+_SLACK = {"own": 32 << 20, "handles": 64, "threads": 32}
+_SHARED_SLACK_BYTES = 32 << 20
+_LEAST_SAMPLES = 40
+_STEPS_UNDER_WAY = 4
+_GRUMBLES = (
+    "thread is still busy",
+    "still running",
+    "snapshots are left out",
+    "no slot became free",
+)
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the events of a job of ``ranks`` said so far; ``wrong`` is what must not be.
+
+    ``pauses`` are (seconds, step) in which no step was made. ``safe`` is the newest step that may
+    not be lost: a protected one as long as no more nodes are harmed than parity makes good, else
+    that of the newest checkpoint. When it is ``ending``, those who come late are sent away.
+    """
+
+    ranks: int
+    step: int = 0
+    generation: int = 0
+    steps: int = 0
+    restored: Counter[str] = field(default_factory=Counter)
+    pauses: list[tuple[float, int]] = field(default_factory=list)
+    told: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    ending: bool = False
+    outcome: str = ""
+    safe: int = -1
+    protected: int = -1
+    durable: int = -1
+    _harmed: set[str] = field(default_factory=set)
+    _world: int = 0
+    _whole_from: int = 0
+    _stepped_s: float = 0.0
+
+    def begin(self) -> None:
+        """Note that the job is started, with nothing in memory."""
+        self.safe, self.protected, self._world, self._stepped_s = self.durable, -1, 0, 0.0
+        self.ending = False
+        self._harmed.clear()
+
+    def take(self, events: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Note what happened; return the kinds of the events."""
+        kinds = set[str]()
+        for event in events:
+            if (way := getattr(self, f"_take_{event['kind']}", None)) is not None:
+                way(event)
+            kinds.add(str(event["kind"]))
+        return kinds
+
+    def expect(self, harmed: set[str], *, parity: int) -> None:
+        """Note that nodes are about to be harmed.
+
+        That is of no account again when a step that began later is protected by all.
+        """
+        self._harmed |= harmed
+        if harmed:
+            self._whole_from = self.step + _STEPS_UNDER_WAY
+        if len(self._harmed) > parity:
+            self.safe = self.durable
+
+    def _take_step(self, event: Mapping[str, Any]) -> None:
+        at_s, step = float(event["t"]), int(event["step"])
+        paused_s = at_s - self._stepped_s
+        if self._stepped_s and paused_s > _PAUSE_S:
+            self.pauses = sorted([*self.pauses, (round(paused_s, 1), step)])[-_PAUSES:]
+        self.steps += event["rank"] == 0
+        self.step, self._stepped_s = max(self.step, step), max(self._stepped_s, at_s)
+
+    def _take_proposed(self, event: Mapping[str, Any]) -> None:
+        self.generation, self._world = int(event["generation"]), len(event["ranks"])
+
+    def _take_protected(self, event: Mapping[str, Any]) -> None:
+        self.protected = int(event["step"])
+        whole = self._world == self.ranks and self.protected >= self._whole_from
+        if whole and event["generation"] == self.generation:
+            self._harmed.clear()
+        if not self._harmed:
+            self.safe = max(self.protected, self.durable)
+
+    def _take_restored(self, event: Mapping[str, Any]) -> None:
+        if event["rank"] != 0:
+            return
+        step, tier = int(event["step"]), str(event["tier"])
+        self.restored[tier] += 1
+        if step < self.safe:
+            self.wrong.append(
+                f"generation {event['generation']} restored step {step} ({tier}: {event['how']}) "
+                f"although step {self.safe} was protected and at most {sorted(self._harmed)} harmed"
+            )
+        self.safe = min(self.safe, step)
+
+    def _take_checkpoint_done(self, event: Mapping[str, Any]) -> None:
+        self.durable = max(self.durable, int(event["step"]))
+
+    def _take_worker_exited(self, event: Mapping[str, Any]) -> None:
+        status = str(event["status"])
+        self.told[f"worker {status}"] += 1
+        if "SIGKILL" not in status and status != "exit status 0" and not self.ending:
+            self.wrong.append(f"{event['seat']} ended: {status}")
+
+    def _take_sidecar_failed(self, event: Mapping[str, Any]) -> None:
+        self.told["sidecar could not be started"] += 1
+
+    def _take_detected(self, event: Mapping[str, Any]) -> None:
+        self.told[f"detected {event['what']}"] += 1
+
+    def _take_unprotected(self, event: Mapping[str, Any]) -> None:
+        self.told["unprotected for a while"] += 1
+
+    def _take_job_ended(self, event: Mapping[str, Any]) -> None:
+        self.outcome = str(event["message"])
+
+
+class Use:
+    """The memory, open files and threads of every process over time, by its part in the job.
+
+    Shared memory is what is taken of its file system, with what was removed and is still mapped.
+    """
+
+    def __init__(self, *, others_bytes: int) -> None:
+        self._others_bytes = others_bytes
+        self._largest: list[dict[str, dict[str, int]]] = []
+        self._shared: list[int] = []
+        self._each: dict[tuple[str, int], list[tuple[float, dict[str, int]]]] = defaultdict(list)
+
+    def sample(self, launcher: Launcher, now_s: float) -> None:
+        """Look once."""
+        pids = {"launcher": [os.getpid()], "sidecar": [], "agent": [], "worker": []}
+        for node in launcher.processes().values():
+            pids["sidecar"].append(node.sidecar)
+            pids["agent"].append(node.agent)
+            pids["worker"] += node.workers.values()
+        largest: dict[str, dict[str, int]] = {}
+        for part, found in pids.items():
+            uses = {pid: use for pid in found if pid and (use := use_of(pid))}
+            for pid, use in uses.items():
+                self._each[part, pid].append((now_s, use))
+            largest[part] = {
+                what: max((use[what] for use in uses.values()), default=0) for what in _SLACK
+            }
+        self._largest.append(largest)
+        self._shared.append(BALLAST.others_bytes() - self._others_bytes)
+
+    def wrong(self) -> list[str]:
+        """Say what is larger in the last third than in the second quarter.
+
+        Compared is what nine of ten samples stay below: processes that have just begun are small.
+        """
+        found = []
+        if len(self._largest) < _LEAST_SAMPLES:
+            return []
+        for part in self._largest[0]:
+            for what, slack in _SLACK.items():
+                early, late = self._early_late([each[part][what] for each in self._largest])
+                if late > early * _GROWTH + slack:
+                    found.append(f"{what} of the {part} grew from {early:,.0f} to {late:,.0f}")
+        early, late = self._early_late(self._shared)
+        if late > early * _GROWTH + _SHARED_SLACK_BYTES:
+            found.append(f"shared memory grew from {early:,.0f} to {late:,.0f} bytes")
+        return found
+
+    def table(self) -> list[str]:
+        """Return it for people, a line each."""
+        rows: list[tuple[str, ...]] = [
+            ("process", "early MiB", "late", "most", "files", "threads", "oldest s", "grew MiB")
+        ]
+        for part in self._largest[0] if self._largest else ():
+            lived_s, grew = self._oldest(part)
+            rows.append(
+                (
+                    *self._sizes(part, [each[part]["own"] for each in self._largest]),
+                    self._spread(part, "handles"),
+                    self._spread(part, "threads"),
+                    f"{lived_s:.0f}",
+                    f"{grew / MIB:+.1f}",
+                )
+            )
+        rows.append((*self._sizes("shared memory", self._shared), "", "", "", ""))
+        return aligned(rows)
+
+    def _sizes(self, name: str, sizes: Sequence[int]) -> tuple[str, ...]:
+        found = (*self._early_late(sizes), max(sizes, default=0))
+        return name, *(f"{nbytes / MIB:.1f}" for nbytes in found)
+
+    def _spread(self, part: str, what: str) -> str:
+        early, late = self._early_late([each[part][what] for each in self._largest])
+        return f"{early:.0f} → {late:.0f}"
+
+    def _oldest(self, part: str) -> tuple[float, int]:
+        """Return how long the oldest process was seen, and what it grew by in the second half."""
+        seen = [each for (name, _), each in self._each.items() if name == part]
+        lived = max(seen, key=lambda each: each[-1][0] - each[0][0], default=None)
+        if lived is None:
+            return 0.0, 0
+        (began_s, _), (_, half), (end_s, end) = lived[0], lived[len(lived) // 2], lived[-1]
+        return end_s - began_s, end["own"] - half["own"]
+
+    @staticmethod
+    def _early_late(values: Sequence[int]) -> tuple[float, float]:
+        count = len(values)
+        return _most(values[count // 4 : count // 2]), _most(values[2 * count // 3 :])
+
+
+def use_of(pid: int) -> dict[str, int]:
+    """Return a process's own bytes (nobody's shared memory), open files and threads."""
+    with contextlib.suppress(OSError, KeyError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        told = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+        return {
+            "own": int(told["RssAnon"][0]) << 10,
+            "threads": int(told["Threads"][0]),
+            "handles": len(list(Path(f"/proc/{pid}/fd").iterdir())),
+        }
+    return {}
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Return a table's lines, the first column to the left."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def grumbles(logs: Path) -> Counter[str]:
+    """Count the warnings in the processes' logs that are no failure but worth a look."""
+    return Counter(
+        sentence
+        for path in logs.glob("*")
+        for line in path.read_text(errors="replace").splitlines()
+        for sentence in _GRUMBLES
+        if sentence in line
+    )
+
+
+def outcries(logs: Path) -> list[str]:
+    """Return the errors in the processes' logs that nobody caught.
+
+    Left out is that an arena is gone: a lost machine's memory goes a moment before its processes.
+    """
+    found = []
+    for path in sorted(logs.glob("*")):
+        lines = path.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if line.startswith(("Traceback", "Fatal Python error")):
+                rest = lines[at + 1 :]
+                said = next((each for each in rest if each and not each.startswith(" ")), "")
+                if not (said.startswith("FileNotFoundError") and str(ARENA_ROOT) in said):
+                    found.append(f"{path.name}:{at + 1}: {said}")
+    return found
+
+
+def _most(found: Iterable[int]) -> float:
+    values = list(found)
+    return statistics.quantiles(values, n=10)[-1] if len(values) > 1 else float(sum(values))

@@ -1,0 +1,26 @@
+"""The control section: simulated planes come to rest, and messages grow with the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from tools.benching.control import control, show
+from tools.benching.samples import Setup
+
+
+def test_messages_of_a_change_grow_with_the_nodes_and_no_faster(tmp_path: Path) -> None:
+    laps: list[int] = []
+    setup = Setup(
+        size_bytes=0, repeat=2, directory=tmp_path, lap=lambda: laps.append(1), quick=True
+    )
+    found = {figure.name: figure for figure in control(setup, worlds=(8, 32))}
+    assert len(laps) == setup.repeat + 1
+    few, many = (found[f"{nodes} nodes: messages per node"].value for nodes in (8, 32))
+    assert 0 < many < 1.5 * few
+    assert found["32 nodes: generations"].value >= 4
+    assert found["32 nodes: decision"].ratio is not None
+    console = Console(width=160, record=True, file=(tmp_path / "out").open("w"))
+    show(list(found.values()), console=console)
+    assert "32 nodes" in console.export_text()

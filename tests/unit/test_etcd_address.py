@@ -1,0 +1,70 @@
+"""Addresses of etcd say who, where and by which files; wrong ones say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.coordinator.connecting import is_etcd
+from elastic.coordinator.etcd_address import EtcdAddress
+from elastic.errors import ConfigError
+
+
+def test_members_and_defaults() -> None:
+    address = EtcdAddress.parse("etcd://a:1,b,[::1]:2,[::1]")
+    assert address.endpoints == ("a:1", "b:2379", "[::1]:2", "[::1]:2379")
+    assert address.prefix == "holdfast/"
+    assert not address.secure
+    assert str(address) == "etcd at a:1,b:2379,[::1]:2,[::1]:2379"
+
+
+def test_everything_that_can_be_said() -> None:
+    url = "etcds://job%40lab@a:1/team/jobs/?password=/p&ca=/ca%20x&cert=/c&key=/k"
+    assert EtcdAddress.parse(url) == EtcdAddress(
+        endpoints=("a:1",),
+        prefix="team/jobs/",
+        secure=True,
+        user="job@lab",
+        password="/p",
+        ca="/ca x",
+        cert="/c",
+        key="/k",
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://a:1", "write etcd://HOST:PORT"),
+        ("etcd://", "write etcd://HOST:PORT"),
+        ("a:1", "write etcd://HOST:PORT"),
+        ("etcd://a:1,", "'' is not HOST:PORT"),
+        ("etcd://a:0", "'a:0' is not HOST:PORT"),
+        ("etcd://a:b", "'a:b' is not HOST:PORT"),
+        ("etcd://a:65536", "is not HOST:PORT"),
+        ("etcd://:2379", "is not HOST:PORT"),
+        ("etcd://a:1?colour=red", "no option 'colour'; there are password, ca, cert, key"),
+        ("etcd://u@a:1", "both a user and the file"),
+        ("etcd://a:1?password=/p", "both a user and the file"),
+        ("etcds://a:1?cert=/c", "needs its key"),
+        ("etcd://a:1?ca=/ca", "write etcds://"),
+    ],
+)
+def test_what_is_wrong_is_said(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        EtcdAddress.parse(url)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="which others could read") as caught:
+        EtcdAddress.parse("etcd://job:secret@a:1")
+    assert "secret" not in str(caught.value)
+
+
+def test_no_members_are_no_address() -> None:
+    with pytest.raises(ConfigError, match="no etcd member"):
+        EtcdAddress(endpoints=())
+
+
+def test_what_is_an_address_of_etcd() -> None:
+    assert is_etcd("etcd://a") and is_etcd("etcds://a")
+    assert not is_etcd("tcp://127.0.0.1:1") and not is_etcd("etcd")

@@ -1,0 +1,61 @@
+"""Nodes that were told to end: one after the other, each when its last step is safe."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastic.agent.leaving import RUSH_S, SETTLE_S, HandOver, Leave, Stay, depart, place
+from elastic.agent.notice import NoticeConfig
+from elastic.membership import View
+from elastic.testing import fakes
+
+LONG_S = 100.0
+
+
+def view(*members: str, **leaving: int) -> View:
+    """Nodes a, b and c, of which those named train."""
+    nodes = [
+        msgspec.structs.replace(fakes.node(name), leaving=leaving.get(name, 0)) for name in "abc"
+    ]
+    ranks = [(name, fakes.worker(f"t/{name}", incarnation=f"{name}-worker")) for name in members]
+    return fakes.view(*nodes, generation=fakes.generation(1, nodes, ranks=ranks))
+
+
+def ask(at: View, node: str, *handed: str, since_s: float = LONG_S, due_s: float = LONG_S) -> type:
+    decision, reason = depart(at, node=node, handed=handed, since_s=since_s, due_s=due_s)
+    assert reason
+    return type(decision)
+
+
+def test_it_leaves_when_its_trainers_have_handed_over() -> None:
+    at = view("a", "b", a=1)
+    assert ask(at, "a") is HandOver
+    assert ask(at, "a", "b-worker") is HandOver
+    assert ask(at, "a", "a-worker") is Leave
+
+
+def test_nodes_leave_one_after_the_other() -> None:
+    at = view("a", "b", "c", a=2, b=1, c=1)
+    assert [ask(at, node) for node in "abc"] == [Stay, HandOver, Stay]
+    assert ask(at, "a", due_s=RUSH_S) is HandOver, "its time is nearly up"
+    assert place(at) == 3
+    assert place(view("a")) == 1
+
+
+def test_it_waits_a_moment_for_others_that_were_told_at_the_same_time() -> None:
+    at = view("a", "b", b=1)
+    assert ask(at, "b", since_s=SETTLE_S / 2) is Stay
+    assert ask(at, "b", since_s=SETTLE_S) is HandOver
+
+
+def test_it_leaves_when_the_time_is_up_or_nobody_there_trains() -> None:
+    at = view("a", "b", a=1)
+    assert ask(at, "a", due_s=0.0) is Leave
+    assert ask(at, "c", since_s=0.0) is Leave
+
+
+@pytest.mark.parametrize("wrong", [{"every_s": 0.0}, {"grace_s": -1.0}, {"url": "file:///etc"}])
+def test_notices_are_configured_right(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        NoticeConfig(**wrong)  # type: ignore[arg-type]

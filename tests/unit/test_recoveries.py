@@ -1,0 +1,101 @@
+"""What a job's events say of a recovery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.benching.recoveries import after_change, after_fault, after_loss
+
+
+def step(t: float, number: int, generation: int, rank: int, *, seconds: float = 0.5) -> Any:
+    return {
+        "t": t,
+        "kind": "step",
+        "step": number,
+        "generation": generation,
+        "seat": f"trainer/{rank}",
+        "start": t - seconds,
+    }
+
+
+def event(t: float, kind: str, **fields: Any) -> Any:
+    return {"t": t, "kind": kind, **fields}
+
+
+def grew(t: float, generation: int, world: int, rank: int) -> Any:
+    return event(t, "reformed", generation=generation, world=world, seat=f"trainer/{rank}")
+
+
+FAULT = [
+    *(step(9.0, 4, 1, rank) for rank in range(3)),
+    *(step(9.6 + rank / 100, 5, 1, rank) for rank in range(3)),
+    event(10.02, "detected", what="exit"),
+    event(10.10, "proposed", generation=2),
+    grew(10.15, 2, 2, 0),
+    grew(10.16, 2, 2, 1),
+    event(10.20, "restored", generation=2, seat="trainer/0"),
+    event(10.22, "restored", generation=2, seat="trainer/1"),
+    step(10.73, 5, 2, 0),
+    step(10.75, 5, 2, 1),
+    step(11.24, 6, 2, 0),
+    step(11.25, 6, 2, 1),
+]
+
+
+def test_a_fault_ends_when_every_rank_trains_again() -> None:
+    for seen in range(len(FAULT)):
+        assert after_fault(FAULT[:seen], killed_s=10.0) is None
+    found = after_fault(FAULT, killed_s=10.0)
+    assert found is not None
+    assert (found.generation, found.world, found.lost_steps) == (2, 2, 1)
+    assert found.pause_s == pytest.approx(0.25)
+    assert found.step_s - found.began_s == pytest.approx(0.75)
+    assert found.new_s - found.began_s == pytest.approx(1.25)
+    assert list(found.phases().values()) == pytest.approx([0.02, 0.08, 0.06, 0.06, 0.03])
+
+
+def test_a_join_pauses_from_the_last_step_before_it_to_the_first_after() -> None:
+    joined = [
+        *FAULT,
+        event(11.30, "detected", what="join"),
+        event(11.40, "proposed", generation=3),
+        *(grew(11.5, 3, 3, rank) for rank in range(3)),
+        *(event(11.6, "restored", generation=3, seat=f"trainer/{rank}") for rank in range(3)),
+        *(step(12.2, 7, 3, rank) for rank in range(3)),
+    ]
+    assert after_change(FAULT, since_s=10.0, world=3) is None
+    assert after_change(joined[:-1], since_s=10.0, world=3) is None
+    found = after_change(joined, since_s=10.0, world=3)
+    assert found is not None
+    assert (found.world, found.lost_steps) == (3, 0)
+    assert found.pause_s == pytest.approx(11.7 - 11.25)
+    assert all(seconds > 0 for seconds in found.phases().values())
+
+
+def test_a_generation_in_which_no_step_was_begun_is_part_of_the_recovery() -> None:
+    twice = [*FAULT[:8], event(10.3, "proposed", generation=3)]
+    twice += [grew(10.4, 3, 3, rank) for rank in range(3)]
+    twice += [step(11.0, 5, 3, rank) for rank in range(3)]
+    twice += [step(11.5, 6, 3, rank) for rank in range(3)]
+    found = after_fault(twice, killed_s=10.0)
+    assert found is not None
+    assert (found.generation, found.world) == (3, 3)
+    assert found.pause_s == pytest.approx(0.5)
+
+
+def test_replicas_go_on_each_in_its_own_time() -> None:
+    events = [
+        *(step(9.0, 4, 1, rank) for rank in range(3)),
+        grew(10.3, 2, 2, 1),
+        step(10.9, 5, 2, 1),
+        step(11.6, 6, 2, 1),
+        step(11.7, 6, 2, 2),
+    ]
+    assert after_loss(events[:-1], killed_s=10.0, others=2) is None
+    found = after_loss(events, killed_s=10.0, others=2)
+    assert found is not None
+    assert (found.generation, found.world, found.lost_steps) == (2, 2, 0)
+    assert found.pause_s == pytest.approx(1.2)
+    assert found.useful_s == pytest.approx(1.7)

@@ -1,0 +1,53 @@
+"""Temporary run directories: what is in use or somebody's own is never removed."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from elastic import run_dirs
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def made(*, marked: bool = True) -> Path:
+    directory = run_dirs.make()
+    (directory / run_dirs.LOCK).touch()
+    if marked:
+        run_dirs.mark(directory)
+    return directory
+
+
+def test_what_a_killed_launcher_left_is_removed() -> None:
+    left = made()
+    (left / "logs").mkdir()
+    (left / "logs" / "sidecar-a.log").write_text("the end")
+    run_dirs.sweep()
+    assert not left.exists()
+
+
+def test_what_is_in_use_stays() -> None:
+    used = made()
+    with (used / run_dirs.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run_dirs.sweep()
+        assert used.exists()
+    run_dirs.sweep()
+    assert not used.exists()
+
+
+def test_a_directory_that_somebody_chose_stays(root: Path) -> None:
+    own = root / "holdfast-results"
+    own.mkdir()
+    (own / run_dirs.LOCK).touch()
+    not_yet = made(marked=False)
+    run_dirs.sweep()
+    assert own.exists()
+    assert not_yet.exists()

@@ -1,0 +1,93 @@
+"""Where a stuck process stands, also where it answers no signal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from elastic.agent import stacks
+from elastic.agent.stacks import MAX_TEXT, StackProbe, Stacks
+
+_LISTENS = (
+    "import faulthandler,sys,threading,time;"
+    "from elastic.channel import STACK_SIGNAL as s;"
+    "faulthandler.register(s, file=int(sys.argv[1]), all_threads=True);"
+)
+_DEAF = "import signal,sys,time; signal.signal(signal.SIGRTMIN + 11, signal.SIG_IGN);"
+_STUCK = "\ndef stuck():\n    print(flush=True)\n    time.sleep(1000)\nstuck()"
+
+
+@contextmanager
+def process(code: str, fd: int) -> Iterator[subprocess.Popen[bytes]]:
+    found = subprocess.Popen(
+        [sys.executable, "-c", code, str(fd)], pass_fds=(fd,), stdout=subprocess.PIPE
+    )
+    try:
+        assert found.stdout is not None
+        found.stdout.readline()
+        yield found
+    finally:
+        found.kill()
+        found.communicate()
+
+
+def probe(code: str) -> Stacks:
+    fd = os.memfd_create("stacks")
+    try:
+        with process(code, fd) as child:
+            asked = StackProbe(child.pid, fd=fd)
+            while (answer := asked.poll()) is None:
+                time.sleep(0.005)
+            return answer
+    finally:
+        os.close(fd)
+
+
+def test_the_main_thread_comes_first() -> None:
+    other = "threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n"
+    found = probe(_LISTENS + other + _STUCK)
+    assert found.how == "faulthandler"
+    assert found.at.endswith("in stuck")
+    assert found.text.count("Thread 0x") + found.text.count("Current thread") == 1 + 1
+    assert "<lambda>" in found.text
+    assert found.kernel[0] in "RS"
+
+
+def test_a_process_that_answers_no_signal_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_spy", lambda pid: None)
+    found = probe(_DEAF + _STUCK)
+    assert (found.how, found.at, found.text) == ("none", "", "")
+    assert found.kernel[0] in "RS", "its state is known all the same"
+
+
+def test_another_program_is_asked_where_the_process_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = 'Thread 9: "reader"\n    read (io.py:1)\n\nThread 7: "MainThread"\n    stuck (x.py:3)'
+    monkeypatch.setattr(
+        stacks, "_spy", lambda pid: subprocess.Popen(["echo", said], stdout=subprocess.PIPE)
+    )
+    found = probe(_DEAF + _STUCK)
+    assert (found.how, found.at) == ("py-spy", "stuck (x.py:3)")
+
+
+def test_long_stacks_are_cut_behind_the_main_threads() -> None:
+    deep = "\ndef deep(n):\n    deep(n - 1) if n else (all_.wait(), time.sleep(1000))\n"
+    threads = "for _ in range(20): threading.Thread(target=deep, args=(90,), daemon=True).start()\n"
+    found = probe(
+        _LISTENS + "all_ = threading.Barrier(21)" + deep + threads + "all_.wait()" + _STUCK
+    )
+    assert len(found.text) == MAX_TEXT
+    assert "in stuck" in found.text[:200]
+
+
+def test_the_state_of_a_process_that_is_gone_is_empty() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert stacks.kernel_state(child.pid) == ""
