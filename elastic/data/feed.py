@@ -13,6 +13,7 @@ import copy
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -112,7 +113,7 @@ class Feed:
         try:
             iterator = iter(self._loader)
         except (OSError, EOFError) as error:
-            self._hand_over((False, DataWorkerDied(f"it could not be started: {error}")))
+            self._hand_over((False, DataWorkerDied(f"it could not be started: {_why(error)}")))
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._hand_over((False, error))
         else:
@@ -217,6 +218,15 @@ def _next(iterator: Any) -> tuple[bool, Any]:
         return False, IndexError("the DataLoader has no more batches")
     except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
         return False, error
+
+
+def _why(error: OSError | EOFError) -> str:
+    """Return what the system said, with what to do where it does not tell."""
+    if "AF_UNIX path too long" not in str(error):
+        return str(error)
+    return (
+        f"{error}: a fork server's socket lies below {tempfile.gettempdir()}; set a shorter TMPDIR"
+    )
 
 
 def _take_watch_off(iterator: Any) -> None:

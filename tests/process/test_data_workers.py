@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,14 +165,14 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def rank(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
+def rank(folder: Path, how: str, *, temporary: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that loads with two workers, started as ``how`` says."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "property")]
     script = folder / "rank.py"
     script.write_text(RANK.format(paths=paths, how=how))
-    (folder / "tmp").mkdir()
-    env = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=env, text=True)
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([sys.executable, script], **told, env=env, text=True)
     try:
         yield process
     finally:
@@ -181,9 +182,17 @@ def rank(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets that lie in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("context", [None, "fork", "forkserver"])
-def test_workers_die_with_their_rank(tmp_path: Path, context: str | None) -> None:
-    with rank(tmp_path, f"multiprocessing_context={context!r}") as process:
+def test_workers_die_with_their_rank(tmp_path: Path, temporary: Path, context: str | None) -> None:
+    how = f"multiprocessing_context={context!r}"
+    with rank(tmp_path, how, temporary=temporary) as process:
         assert process.stdout is not None
         told = [process.stdout.readline()]
         while told[-1] and not told[-1].startswith("read"):  # one that died is replaced
@@ -193,18 +202,27 @@ def test_workers_die_with_their_rank(tmp_path: Path, context: str | None) -> Non
         children = descendants(process.pid)
         assert set(map(int, pids)) <= set(children)
         if context is None:
-            assert not list((tmp_path / "tmp").iterdir()), "nothing that would be left there"
+            assert not list(temporary.iterdir()), "nothing that would be left there"
             assert "/dev/shm/sem." not in Path(f"/proc/{process.pid}/maps").read_text()
         process.kill()
         process.wait()
         await_end(children)
 
 
+def test_a_fork_server_without_room_for_its_socket_is_told_with_its_remedy(tmp_path: Path) -> None:
+    temporary = tmp_path / ("t" * 100)
+    temporary.mkdir()
+    how = "multiprocessing_context='forkserver'"
+    with rank(tmp_path, how, temporary=temporary) as process:
+        said, _ = process.communicate(timeout=60)
+    assert f"lies below {temporary}; set a shorter TMPDIR" in said
+
+
 def test_workers_that_stand_still_in_their_start_die_with_their_rank(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
     turns.mkdir()
     how = f"first_batch_s=60, worker_init_fn=Hanging(Path({str(turns)!r}), times=9)"
-    with rank(tmp_path, how) as process:
+    with rank(tmp_path, how, temporary=tmp_path) as process:
         while len(list(turns.glob("stuck-*"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
