@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,16 +16,17 @@ class Batch:
     """``rows`` sequences padded to ``length`` tokens; targets are the tokens shifted by one.
 
     tokens [rows, length] int64; behavior and mask [rows, length - 1] float32, the mask 1 where
-    the target is a sampled token; advantages and rewards [rows] float32; oldest [rows] int64 the
-    oldest policy version that sampled a token of the row.
+    the target is a sampled token; versions [rows, length - 1] int64, the policy version that
+    sampled it; rewards and advantages [rows] float32, the latter 0 until `with_advantages`. Rows
+    that hold no trajectory come last.
     """
 
     tokens: Tensor
     behavior: Tensor
     mask: Tensor
-    advantages: Tensor
+    versions: Tensor
     rewards: Tensor
-    oldest: Tensor
+    advantages: Tensor
 
     @property
     def used(self) -> Tensor:
@@ -37,6 +38,16 @@ class Batch:
         """Number of sampled tokens in the batch."""
         return int(self.mask.sum())
 
+    @property
+    def sampled_by(self) -> list[int]:
+        """The policy versions that sampled its tokens, the oldest first."""
+        return sorted(set(self.versions[self.mask > 0].tolist()))
+
+    def with_advantages(self, advantages: Tensor) -> Batch:
+        """Return the batch with these, for the rows that hold a trajectory."""
+        spare = len(self.rewards) - len(advantages)
+        return replace(self, advantages=torch.cat([advantages, torch.zeros(spare)]))
+
     def part(self, index: int, *, of: int) -> Batch:
         """Return microbatch ``index`` of ``of`` equal ones."""
         rows = self.tokens.shape[0] // of
@@ -45,9 +56,9 @@ class Batch:
             tokens=self.tokens[cut],
             behavior=self.behavior[cut],
             mask=self.mask[cut],
-            advantages=self.advantages[cut],
+            versions=self.versions[cut],
             rewards=self.rewards[cut],
-            oldest=self.oldest[cut],
+            advantages=self.advantages[cut],
         )
 
     def trimmed(self) -> Batch:
@@ -58,75 +69,66 @@ class Batch:
             tokens=self.tokens[:, :used],
             behavior=self.behavior[:, : used - 1],
             mask=self.mask[:, : used - 1],
-            advantages=self.advantages,
+            versions=self.versions[:, : used - 1],
             rewards=self.rewards,
-            oldest=self.oldest,
+            advantages=self.advantages,
         )
 
     def pack(self) -> Tensor:
-        """Return everything in one float64 tensor [rows, 3 * length + 1]; exact for all of it."""
+        """Return all but the advantages in one float64 tensor (`packed_shape`), exact."""
         columns = [
             self.tokens.double(),
             self.behavior.double(),
             self.mask.double(),
-            self.advantages.double()[:, None],
+            self.versions.double(),
             self.rewards.double()[:, None],
-            self.oldest.double()[:, None],
         ]
         return torch.cat(columns, 1)
 
     @classmethod
     def unpack(cls, packed: Tensor) -> Batch:
         """Undo ``pack``."""
-        length = packed.shape[1] // 3
-        sizes = [length, length - 1, length - 1, 1, 1, 1]
-        tokens, behavior, mask, advantages, rewards, oldest = torch.split(packed, sizes, 1)
+        length = (packed.shape[1] + 2) // 4
+        sizes = [length, length - 1, length - 1, length - 1, 1]
+        tokens, behavior, mask, versions, rewards = torch.split(packed, sizes, 1)
         return cls(
             tokens=tokens.long(),
             behavior=behavior.float(),
             mask=mask.float(),
-            advantages=advantages[:, 0].float(),
+            versions=versions.long(),
             rewards=rewards[:, 0].float(),
-            oldest=oldest[:, 0].long(),
+            advantages=torch.zeros(len(packed)),
         )
 
 
 def packed_shape(rows: int, length: int) -> tuple[int, int]:
     """Return the shape of ``Batch.pack`` for a batch of this size."""
-    return rows, 3 * length + 1
+    return rows, 4 * length - 2
 
 
 def collate(
-    trajectories: Sequence[Trajectory],
-    rewards: Tensor,
-    advantages: Tensor,
-    *,
-    rows: int,
-    length: int,
+    trajectories: Sequence[Trajectory], rewards: Tensor, *, rows: int, length: int
 ) -> Batch:
-    """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning their log-probabilities.
+    """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning what goes with the tokens.
 
     Rows beyond the trajectories (of dropped prompts) have an empty mask.
     """
-    spare = rows - len(trajectories)
-    rewards = torch.cat([rewards, torch.zeros(spare)])
-    advantages = torch.cat([advantages, torch.zeros(spare)])
     tokens = torch.zeros(rows, length, dtype=torch.long)
     behavior = torch.zeros(rows, length - 1)
     mask = torch.zeros(rows, length - 1)
-    oldest = torch.zeros(rows, dtype=torch.long)
+    versions = torch.zeros(rows, length - 1, dtype=torch.long)
     for row, trajectory in enumerate(trajectories):
         text = trajectory.prompt + trajectory.tokens
         start, end = len(trajectory.prompt) - 1, len(text) - 1
         tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         behavior[row, start:end] = torch.tensor(trajectory.logprobs)
         mask[row, start:end] = 1.0
-        oldest[row] = min(trajectory.versions)
+        versions[row, start:end] = torch.tensor(trajectory.token_versions)
     return Batch(
         tokens=tokens,
         behavior=behavior,
         mask=mask,
-        advantages=advantages,
-        rewards=rewards,
-        oldest=oldest,
+        versions=versions,
+        rewards=torch.cat([rewards, torch.zeros(rows - len(trajectories))]),
+        advantages=torch.zeros(rows),
     )

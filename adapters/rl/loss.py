@@ -1,21 +1,47 @@
-"""GRPO advantages and the token-level decoupled PPO loss."""
+"""The token-level decoupled PPO loss, and what may be chosen about it."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
+from adapters.rl.advantages import Baseline
 from adapters.rl.batch import Batch
+from adapters.rl.ratios import Correction, behavior_weights, staleness_weights
+
+Proximal = Literal["current", "ewma", "recomputed"]
+"""The policy that the clipped ratio is taken to.
+
+``current``: that of the start of the step. ``ewma``: a running mean of the weights, where those
+that sampled are not to be had (Hilton et al., "Batch size-invariance for policy optimization":
+PPO-EWMA). ``recomputed``: the trainer's own log-probabilities under the very versions that sampled,
+out of the snapshots that are kept (Guan et al., "Missing Old Logits in Asynchronous Agentic RL").
+"""
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy ratio is clipped to [1 - clip_low, 1 + clip_high] (clip-higher, DAPO); the weight
-    of the proximal over the behavior policy is truncated at ``behavior_cap`` (decoupled PPO)."""
+    of the proximal over the behavior policy is truncated at ``behavior_cap`` (decoupled PPO).
+
+    ``ewma_decay`` is of the proximal policy ``ewma``. A token's weight falls by the factor
+    ``staleness_discount`` with each step between its version and the policy. With ``ess_lr`` the
+    learning rate is scaled by the root of the batch's effective share of samples (Huang et al.,
+    "Stable Asynchrony").
+    """
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     behavior_cap: float = 2.0
+    baseline: Baseline = "mean"
+    normalize: bool = True
+    correction: Correction = "token"
+    proximal: Proximal = "current"
+    ewma_decay: float = 0.8
+    staleness_discount: float = 1.0
+    ess_lr: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_low < 1:
@@ -24,16 +50,17 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"clip_high is {self.clip_high}, needed: above 0")
         if self.behavior_cap < 1:
             raise ValueError(f"behavior_cap is {self.behavior_cap}, needed: at least 1")
+        if not 0 <= self.ewma_decay < 1:
+            raise ValueError(f"ewma_decay is {self.ewma_decay}, needed: from 0 to below 1")
+        if not 0 < self.staleness_discount <= 1:
+            raise ValueError(
+                f"staleness_discount is {self.staleness_discount}, needed: above 0, at most 1"
+            )
 
-
-def group_advantages(rewards: Tensor, group: int) -> Tensor:
-    """Return each sample's reward less its group's mean, in units of the group's deviation.
-
-    ``rewards`` [rows] holds the groups of ``group`` samples one after another.
-    """
-    table = rewards.view(-1, group)
-    centred = table - table.mean(1, keepdim=True)
-    return (centred / (table.std(1, keepdim=True) + 1e-4)).flatten()
+    @property
+    def surveys(self) -> bool:
+        """Whether a step needs a pass over its whole batch before it."""
+        return self.ess_lr or self.baseline == "minimum_variance" or self.proximal != "current"
 
 
 def target_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -47,19 +74,30 @@ def policy_loss(
     batch: Batch,
     *,
     config: LossConfig,
+    step: int,
     scale: float,
     proximal: Tensor | None = None,
 ) -> Tensor:
-    """Return the loss summed over the batch's sampled tokens, times ``scale``.
+    """Return the loss of ``step`` summed over the batch's sampled tokens, times ``scale``.
 
-    ``proximal`` are the log-probabilities at the start of the step; None takes the current ones,
-    right when the step is the first since then. For a microbatch, ``scale`` = microbatches /
-    tokens of the whole batch makes the mean over microbatches the mean over the batch's tokens.
+    ``proximal`` are the log-probabilities under the proximal policy; None takes the current ones,
+    right for that of the start of the step. For a microbatch, ``scale`` = microbatches / tokens of
+    the whole batch makes the mean over microbatches the mean over the batch's tokens.
     """
     anchor = logprobs.detach() if proximal is None else proximal
-    behavior_weight = (anchor - batch.behavior).exp().clamp(max=config.behavior_cap)
+    weight = behavior_weights(
+        anchor,
+        batch.behavior,
+        batch.mask,
+        correction=config.correction,
+        cap=config.behavior_cap,
+    )
+    if config.staleness_discount < 1:
+        weight = weight * staleness_weights(
+            batch.versions, step=step, discount=config.staleness_discount
+        )
     ratio = (logprobs - anchor).exp()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     advantage = batch.advantages[:, None]
-    objective = behavior_weight * torch.min(ratio * advantage, clipped * advantage)
+    objective = weight * torch.min(ratio * advantage, clipped * advantage)
     return -(objective * batch.mask).sum() * scale

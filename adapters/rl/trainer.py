@@ -6,8 +6,11 @@ Publishing a policy version is the snapshot after its step; nothing else is sent
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,19 +22,38 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import elastic
+from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import Batch, collate, packed_shape
 from adapters.rl.config import RLConfig
 from adapters.rl.evaluate import HeldOut, exact_matches
 from adapters.rl.ledger import Ledger
-from adapters.rl.loss import group_advantages, policy_loss, target_logprobs
+from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import LanguageModel, build_model, weights_hash
+from adapters.rl.proximal import Ewma, Recomputed
+from adapters.rl.ratios import effective_share
 from adapters.rl.server import LedgerState, RolloutServer, Term
 from adapters.rl.sft import load_warm_start
+from adapters.rl.survey import Survey, survey
 from adapters.rl.task import Task, make_task
+from adapters.rl.weights import pull
+from ckpt.errors import CkptError
 from ckpt.types import Json
 
 _WAIT_S = 0.05
+_WEIGHTS_LIMIT_S = 10.0
 _HELD_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What one generation trains with."""
+
+    run: elastic.Run
+    model: LanguageModel
+    optimizer: torch.optim.Optimizer
+    ledger: Ledger
+    history: dict[str, list[Json]]
+    proximal: Ewma | Recomputed | None
 
 
 class Trainer:
@@ -76,15 +98,25 @@ class Trainer:
         ledger = Ledger(config.plan)
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
-        run.track(model=model, optimizer=optimizer, ledger=state, history=history)
+        proximal = self._proximal(run, model)
+        more = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        run.track(model=model, optimizer=optimizer, ledger=state, history=history, **more)
+        job = _Job(
+            run=run,
+            model=model,
+            optimizer=optimizer,
+            ledger=ledger,
+            history=history,
+            proximal=proximal,
+        )
         try:
             if run.is_leader:
                 self._lead(run, ledger, state)
             for step in run.steps(config.steps):
                 if step % config.evaluate_every == 0:
-                    self._evaluate(run, model, history)
-                self._step(run, model, optimizer, step=step, history=history, ledger=ledger)
-            self._finish(run, model, history=history, ledger=ledger)
+                    self._evaluate(job)
+                self._step(job, step)
+            self._finish(job)
         finally:
             self._server.retire()
 
@@ -96,6 +128,16 @@ class Trainer:
         if config.warm_start is not None and not _restores(run):
             load_warm_start(model, config.warm_start)
         return shard(model, run.mesh)
+
+    def _proximal(self, run: elastic.Run, model: LanguageModel) -> Ewma | Recomputed | None:
+        kind, config = self._config.loss.proximal, self._config
+        if kind == "ewma":
+            mean = self._build(run)
+            return Ewma(mean, model, decay=config.loss.ewma_decay)
+        if kind == "recomputed":
+            names = [name for name, _ in model.named_parameters()]
+            return Recomputed(config.model, lambda version: _weights(run, names, version))
+        return None
 
     def _lead(self, run: elastic.Run, ledger: Ledger, state: LedgerState) -> None:
         ledger.resume(run.generation, restored=run.completed)
@@ -112,37 +154,61 @@ class Trainer:
 
     # -- one step ----------------------------------------------------------------------------
 
-    def _step(
-        self,
-        run: elastic.Run,
-        model: LanguageModel,
-        optimizer: torch.optim.Optimizer,
-        *,
-        step: int,
-        history: dict[str, list[Json]],
-        ledger: Ledger,
-    ) -> None:
-        config = self._config
-        batch = self._batch(run, step, ledger).trimmed()
-        tokens = batch.token_count
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
+    def _step(self, job: _Job, step: int) -> None:
+        config, run = self._config, job.run
+        batch = self._batch(run, step, job.ledger).trimmed()
+        used, tokens = batch.used, batch.token_count
+        found = self._survey(job, batch) if config.loss.surveys else None
+        advantages = group_advantages(
+            batch.rewards[used],
+            config.group,
+            baseline=config.loss.baseline,
+            normalize=config.loss.normalize,
+            variances=found.variances[used].float() if found else None,
+        )
+        batch = batch.with_advantages(advantages)
+        share = effective_share(found.ratios[used]) if found else 1.0
+        lr = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
+        for group in job.optimizer.param_groups:
+            group["lr"] = lr * math.sqrt(share) if config.loss.ess_lr else lr
+        anchors = None
+        if found and found.proximal is not None:
+            anchors = found.proximal.chunk(config.microbatches)
         for index in run.microbatches():
             part = batch.part(index, of=config.microbatches)
             loss = policy_loss(
-                target_logprobs(model(part.tokens), part.tokens),
+                target_logprobs(job.model(part.tokens), part.tokens),
                 part,
                 config=config.loss,
+                step=step,
                 scale=config.microbatches / max(1, tokens),
+                proximal=anchors[index] if anchors else None,
             )
             run.backward(loss)
-        run.clip_grad_norm_(model.parameters(), config.max_norm)
-        run.step(optimizer)
-        used = batch.used
+        run.clip_grad_norm_(job.model.parameters(), config.max_norm)
+        run.step(job.optimizer)
+        if isinstance(job.proximal, Ewma):
+            job.proximal.update()
         reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
-        staleness = step - batch.oldest[used].min().item() if used.any() else 0
-        history["reward"].append(reward)
-        run.log(reward=reward, tokens=tokens, staleness=staleness)
+        staleness = step - min(batch.sampled_by, default=step)
+        job.history["reward"].append(reward)
+        told = {"effective_share": share} if found else {}
+        run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
+
+    def _survey(self, job: _Job, batch: Batch) -> Survey:
+        mesh = job.run.mesh
+        try:
+            return survey(
+                job.model,
+                batch,
+                microbatches=self._config.microbatches,
+                rank=job.run.rank,
+                ranks=job.run.world_size,
+                sum_=lambda found: dist.all_reduce(found, group=mesh.get_group()),
+                proximal=job.proximal,
+            )
+        finally:
+            reshard(job.model)
 
     def _batch(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
         """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
@@ -166,13 +232,7 @@ class Trainer:
         with self._server.lock:
             ledger.train(step)
         rewards = torch.tensor([self._task.reward(s.ordinal, s.tokens) for s in samples])
-        return collate(
-            samples,
-            rewards,
-            group_advantages(rewards, self._config.group),
-            rows=self._config.rows,
-            length=self._config.model.context,
-        )
+        return collate(samples, rewards, rows=self._config.rows, length=self._config.model.context)
 
     def _await_release(self, run: elastic.Run, step: int) -> None:
         """Wait while the job is held."""
@@ -186,9 +246,8 @@ class Trainer:
 
     # -- evaluation and end ------------------------------------------------------------------
 
-    def _evaluate(
-        self, run: elastic.Run, model: LanguageModel, history: dict[str, list[Json]]
-    ) -> None:
+    def _evaluate(self, job: _Job) -> None:
+        run, model, history = job.run, job.model, job.history
         parts = self._held_out.parts()
         counts = torch.zeros(2, dtype=torch.float64)
         for part in parts[run.rank :: run.world_size]:
@@ -203,16 +262,10 @@ class Trainer:
         history["greedy"].append([run.completed, greedy])
         run.log(held_out=expected, held_out_greedy=greedy)
 
-    def _finish(
-        self,
-        run: elastic.Run,
-        model: LanguageModel,
-        *,
-        history: dict[str, list[Json]],
-        ledger: Ledger,
-    ) -> None:
-        self._evaluate(run, model, history)
-        digest = weights_hash(full_tensors(model))
+    def _finish(self, job: _Job) -> None:
+        self._evaluate(job)
+        run, ledger, history = job.run, job.ledger, job.history
+        digest = weights_hash(full_tensors(job.model))
         if not run.is_leader:
             return
         self._server.finish()
@@ -268,6 +321,35 @@ def _import_early() -> None:
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     gc.collect()
     gc.freeze()
+
+
+def _weights(run: elastic.Run, names: list[str], version: int) -> Mapping[str, Tensor]:
+    """Read the policy's tensors of a version that snapshots still hold.
+
+    Raises ``CkptError`` when they cannot be had for long: right after a loss their parity may still
+    be on its way to new holders.
+    """
+    deadline_s = time.monotonic() + _WEIGHTS_LIMIT_S
+    while True:
+        run.check()
+        roster = run.roster()
+        assert roster.generation is not None
+        node = roster.generation.snapshots.rank_nodes[run.rank]
+        client, key = run.sidecar, run.key
+        try:
+            return pull(
+                names,
+                version=version,
+                client=client,
+                node=node,
+                roster=roster,
+                key=key,
+                everywhere=True,
+            ).tensors
+        except CkptError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_WAIT_S)
 
 
 def write_result(path: Path, outcome: dict[str, Json]) -> None:

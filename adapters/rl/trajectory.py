@@ -49,6 +49,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         return self.ordinal, self.sample
 
     @property
+    def token_versions(self) -> list[int]:
+        """Return the policy version of each token."""
+        return [stamp.version for stamp in self.stamps for _ in range(stamp.count)]
+
+    @property
     def versions(self) -> frozenset[int]:
         """Return the policy versions that sampled it."""
         return frozenset(stamp.version for stamp in self.stamps)

@@ -18,6 +18,7 @@ from sidecar_group import wait_until
 
 from adapters.rl import sft
 from adapters.rl.config import RLConfig, preset, save_config
+from adapters.rl.loss import LossConfig, Proximal
 from ckpt.arena import ARENA_ROOT
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
 from tools.leftovers import leftovers
@@ -39,7 +40,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
 @pytest.fixture(scope="module")
 def undisturbed(config: RLConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the outcome of the job in one process, started by hand."""
-    directory = tmp_path_factory.mktemp("alone")
+    return alone(tmp_path_factory.mktemp("alone"), config)
+
+
+def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
+    """Run the job in one process and return its outcome."""
     save_config(config, directory / "config.json")
     words = ["--config", str(directory / "config.json"), "--result", str(directory / "result.json")]
     done = subprocess.run(
@@ -120,6 +125,30 @@ def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_out
     assert result["reward"] == undisturbed["reward"]
     assert result["heldout"] == undisturbed["heldout"]
     assert result["ledger"]["ok"], result["ledger"]
+
+
+@pytest.mark.parametrize("proximal", ["ewma", "recomputed"])
+def test_what_needs_a_pass_over_the_batch_is_the_same_for_any_ranks_and_after_a_kill(
+    tmp_path: Path, config: RLConfig, proximal: Proximal
+) -> None:
+    loss = LossConfig(
+        baseline="minimum_variance",
+        correction="prefix",
+        proximal=proximal,
+        staleness_discount=0.9,
+        ess_lr=True,
+    )
+    config = msgspec.structs.replace(config, loss=loss, steps=12)
+    (tmp_path / "alone").mkdir()
+    expected = alone(tmp_path / "alone", config)
+    with rl_job(tmp_path, config) as job:
+        job.await_step(4)
+        hurt(job.worker(job.events("proposed")[-1]["ranks"][0]), signal.SIGKILL)
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["final_hash"] == expected["final_hash"]
+    assert result["reward"] == expected["reward"]
 
 
 def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 import torch
 
+from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import collate
 from adapters.rl.config import preset
 from adapters.rl.engine import Engine
 from adapters.rl.ledger import Ledger
-from adapters.rl.loss import group_advantages, policy_loss, target_logprobs
+from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
@@ -153,13 +154,13 @@ class SimulatedJob:
         assert samples is not None
         self.ledger.train(step)
         rewards = torch.tensor([TASK.reward(t.ordinal, t.tokens) for t in samples])
-        advantages = group_advantages(rewards, CONFIG.group)
-        batch = collate(
-            samples, rewards, advantages, rows=CONFIG.rows, length=CONFIG.model.context
-        ).trimmed()
+        batch = collate(samples, rewards, rows=CONFIG.rows, length=CONFIG.model.context).trimmed()
+        batch = batch.with_advantages(group_advantages(rewards, CONFIG.group))
         logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)
         self.optimizer.zero_grad()
-        policy_loss(logprobs, batch, config=CONFIG.loss, scale=1 / batch.token_count).backward()
+        policy_loss(
+            logprobs, batch, config=CONFIG.loss, step=step, scale=1 / batch.token_count
+        ).backward()
         self.optimizer.step()
         self._snapshot()
 

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import Batch, collate, packed_shape
 from adapters.rl.config import preset
-from adapters.rl.loss import LossConfig, group_advantages, policy_loss, target_logprobs
+from adapters.rl.loss import LossConfig, policy_loss, target_logprobs
 from adapters.rl.model import build_model
 from adapters.rl.trajectory import Stamp, Trajectory
 
@@ -24,7 +25,7 @@ def make_batch(rows: int = 8, spare: int = 0) -> Batch:
         count = 1 + row % 5
         tokens = bytes(torch.randint(97, 123, (count,), generator=generator).tolist())
         logprobs = tuple((-torch.rand(count, generator=generator)).tolist())
-        stamps = (Stamp(generation=1, version=0, count=count),)
+        stamps = (Stamp(generation=1, version=row % 3, count=count),)
         samples.append(
             Trajectory(
                 ordinal=row // 4,
@@ -36,13 +37,8 @@ def make_batch(rows: int = 8, spare: int = 0) -> Batch:
             )
         )
     rewards = torch.rand(rows, generator=generator)
-    return collate(
-        samples,
-        rewards,
-        group_advantages(rewards, 4),
-        rows=rows + spare,
-        length=CONFIG.model.context,
-    )
+    batch = collate(samples, rewards, rows=rows + spare, length=CONFIG.model.context)
+    return batch.with_advantages(group_advantages(rewards, 4))
 
 
 def naive(logprobs: torch.Tensor, batch: Batch, config: LossConfig, anchor: torch.Tensor) -> float:
@@ -68,7 +64,9 @@ def test_the_loss_is_the_naive_one(moved: float) -> None:
     torch.manual_seed(0)
     anchor = -torch.rand(batch.behavior.shape) * 2
     logprobs = anchor + moved * torch.randn(anchor.shape)
-    loss = policy_loss(logprobs, batch, config=config, scale=1 / batch.token_count, proximal=anchor)
+    loss = policy_loss(
+        logprobs, batch, config=config, step=2, scale=1 / batch.token_count, proximal=anchor
+    )
     assert float(loss) == pytest.approx(naive(logprobs, batch, config, anchor), abs=1e-5)
 
 
@@ -79,7 +77,7 @@ def test_microbatches_add_up_to_the_mean_over_the_tokens_of_the_batch() -> None:
         model.zero_grad()
         for part in batches:
             logprobs = target_logprobs(model(part.tokens), part.tokens)
-            policy_loss(logprobs, part, config=LossConfig(), scale=scale).backward()
+            policy_loss(logprobs, part, config=LossConfig(), step=2, scale=scale).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     whole = gradient([batch], 1 / batch.token_count)
@@ -90,7 +88,7 @@ def test_microbatches_add_up_to_the_mean_over_the_tokens_of_the_batch() -> None:
 def test_without_a_proximal_policy_the_gradient_is_the_weighted_policy_gradient() -> None:
     batch = make_batch()
     logprobs = torch.full(batch.behavior.shape, -1.0, requires_grad=True)
-    policy_loss(logprobs, batch, config=LossConfig(), scale=1.0).backward()
+    policy_loss(logprobs, batch, config=LossConfig(), step=2, scale=1.0).backward()
     weight = (logprobs.detach() - batch.behavior).exp().clamp(max=2.0)
     expected = -weight * batch.advantages[:, None] * batch.mask
     torch.testing.assert_close(logprobs.grad, expected)
@@ -107,8 +105,9 @@ def test_a_batch_survives_packing_bit_for_bit() -> None:
     packed = batch.pack()
     assert packed.shape == packed_shape(10, CONFIG.model.context)
     again = Batch.unpack(packed)
-    for name in ("tokens", "behavior", "mask", "advantages", "rewards", "oldest"):
+    for name in ("tokens", "behavior", "mask", "versions", "rewards"):
         assert torch.equal(getattr(batch, name), getattr(again, name)), name
+    assert again.sampled_by == [0, 1, 2]
     assert again.used.tolist() == [True] * 8 + [False] * 2
 
 
@@ -118,7 +117,7 @@ def test_rows_of_dropped_prompts_and_trimmed_columns_change_nothing() -> None:
     def loss(batch: Batch) -> float:
         logprobs = target_logprobs(model(batch.tokens), batch.tokens)
         scale = 1 / batch.token_count
-        return policy_loss(logprobs, batch, config=LossConfig(), scale=scale).item()
+        return policy_loss(logprobs, batch, config=LossConfig(), step=2, scale=scale).item()
 
     assert loss(make_batch(spare=4).trimmed()) == pytest.approx(loss(make_batch()), rel=1e-5)
     assert make_batch().trimmed().tokens.shape[1] < CONFIG.model.context

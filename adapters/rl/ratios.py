@@ -1,0 +1,74 @@
+"""How far the policy has gone from the ones that sampled: importance ratios and their use. Pure.
+
+All log-probabilities are [rows, length - 1], the mask 1 where a token was sampled.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Correction = Literal["token", "prefix", "sequence"]
+"""Which ratio of the proximal to the behavior policy weighs a token.
+
+``token``: its own (truncated importance sampling). ``prefix``: its own times the smallest of the
+tokens before it, a stand-in for the product over the prefix that does not explode (Lei et al.,
+"Prefix Importance Ratio Stabilizes Policy Optimization": MinPRO). ``sequence``: the product over
+the whole answer, the same for all of its tokens.
+"""
+
+_MOST_LOG = 20.0
+"""Ratios beyond e**20 are taken for that: they are truncated anyway, and must stay finite."""
+
+
+def behavior_weights(
+    proximal: Tensor, behavior: Tensor, mask: Tensor, *, correction: Correction, cap: float
+) -> Tensor:
+    """Return every token's weight, at most ``cap``; what it is where the mask is 0 is open."""
+    logs = (proximal - behavior) * mask
+    if correction == "sequence":
+        logs = logs.sum(1, keepdim=True).expand_as(logs)
+    elif correction == "prefix":
+        logs = logs + _least_before(logs)
+    return logs.clamp(max=_MOST_LOG).exp().clamp(max=cap)
+
+
+def _least_before(logs: Tensor) -> Tensor:
+    """Return the smallest value before each column; 0, which weighs nothing, where it is above."""
+    least = logs.cummin(1).values.clamp(max=0.0)
+    return torch.cat([torch.zeros_like(least[:, :1]), least[:, :-1]], 1)
+
+
+def staleness_weights(versions: Tensor, *, step: int, discount: float) -> Tensor:
+    """Return ``discount`` to the power of every token's staleness, the steps since its version."""
+    return torch.full_like(versions, discount, dtype=torch.float32) ** (step - versions)
+
+
+def sequence_ratios(current: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
+    """Return each row's probability now over that when it was sampled, float64 [rows]."""
+    return ((current - behavior) * mask).double().sum(1).clamp(max=_MOST_LOG).exp()
+
+
+def effective_share(ratios: Tensor) -> float:
+    """Return the effective sample size as a share of the samples: 1 when all ratios are equal.
+
+    ``ratios`` [rows] are of sequences (Huang et al., "Stable Asynchrony"); 1 for no rows.
+    """
+    if not len(ratios):
+        return 1.0
+    squares = ratios.square().sum()
+    return float(ratios.sum().square() / squares / len(ratios)) if squares > 0 else 1.0
+
+
+def score_norms(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Return the squared norm of each row's score with respect to the logits, float64 [rows].
+
+    The gradient of a token's log-probability is one at its logit less the distribution, so its
+    squared norm is 1 - 2 p + sum of the squared probabilities. It stands for the norm with respect
+    to the parameters, which would take a backward pass for each row.
+    """
+    table = torch.softmax(logits[:, : tokens.shape[1] - 1], -1)
+    own = table.gather(2, tokens[:, 1:, None])[..., 0]
+    return ((1 - 2 * own + table.square().sum(-1)) * mask).double().sum(1)
