@@ -203,7 +203,7 @@ def _held_out(result: dict[str, Json]) -> list[HeldOut]:
 
 def _shown(config: RLConfig) -> dict[str, str | int]:
     return {
-        "mode": f"fixed_lag({config.eta})",
+        "mode": config.described,
         "task": config.task,
         "steps": config.steps,
         "prompts per step": config.groups,

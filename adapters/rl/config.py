@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.rl.ledger import BatchPlan
+from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
 from adapters.rl.trajectory import Limits
@@ -31,7 +31,7 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An asynchronous RL job in mode ``fixed_lag(eta)``.
+    """An asynchronous RL job in a `Mode`; ``eta`` is the largest staleness, in steps.
 
     A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
     parts. ``warm_start`` is the directory of the warmed-up model: read when it has one, written
@@ -53,6 +53,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     groups: int = 8
     group: int = 8
     microbatches: int = 8
+    mode: Mode = Mode.FIXED_LAG
     eta: int = 2
     max_new_tokens: int = 8
     lr: float = 1e-3
@@ -90,10 +91,21 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return BatchPlan(
             groups=self.groups,
             group=self.group,
-            eta=self.eta,
+            eta=self.staleness,
             steps=self.steps,
             limits=self.limits,
+            mode=self.mode,
         )
+
+    @property
+    def staleness(self) -> int:
+        """The largest staleness of a token: ``eta``, none in mode ``sync``."""
+        return 0 if self.mode is Mode.SYNC else self.eta
+
+    @property
+    def described(self) -> str:
+        """The mode as one reads it, such as ``bounded(2)``."""
+        return self.mode.value if self.mode is Mode.SYNC else f"{self.mode.value}({self.eta})"
 
     @property
     def limits(self) -> Limits:
@@ -108,7 +120,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def keep(self) -> int:
         """Snapshots to keep in memory: all versions that may still be asked to sample."""
-        return max(2, self.eta + 1)
+        return max(2, self.staleness + 1)
 
 
 def load_config(path: Path) -> RLConfig:

@@ -2,7 +2,9 @@
 
 Each tick feeds one token per occupied slot, prompt and answer alike, at one shape. A partial
 trajectory is fed again from its prompt and goes on where it stopped, with the same tokens and
-bitwise the same log-probabilities it would have had without the interruption.
+bitwise the same log-probabilities it would have had without the interruption. Weights that change
+under way have everything fed again too, so that a token's log-probability is always that of one
+policy version, given all the tokens before it.
 """
 
 from __future__ import annotations
@@ -57,12 +59,16 @@ class _Slot:
 
 @dataclass(slots=True)
 class Engine:
-    """Samples answers with the weights of one policy version at a time."""
+    """Samples answers with the weights of one policy version at a time.
+
+    ``pinned``: it changes weights only when nothing is at work.
+    """
 
     config: ModelConfig
     limits: Limits
     slots: int
     seed: int
+    pinned: bool = True
     generation: int = 0
     version: int | None = None
     _model: LanguageModel = field(init=False)
@@ -87,11 +93,14 @@ class Engine:
         return self.free == self.slots
 
     def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
-        """Take the weights of a policy version; only an idle engine may change them."""
-        if not self.idle:
+        """Take the weights of a policy version; what is at work goes on under them."""
+        if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         self._model.load_state_dict(dict(weights))
         self.version, self.generation = version, generation
+        for slot in self._slots:
+            if slot is not None:
+                slot.fed = 0
 
     def unload(self) -> None:
         """Forget the weights and everything sampled with them that is not finished."""

@@ -1,9 +1,10 @@
 """The ledger: every prompt ordinal in exactly one state, every sample counted once. Pure.
 
-A step trains on ``groups`` ordinals of ``group`` samples each. Mode ``fixed_lag(eta)``: the
-ordinals of step t are sampled entirely by policy version max(0, t - eta), so they are admitted
-once that version exists, and staleness never exceeds eta. An ordinal moves by `TRANSITIONS`;
-what is not listed there is an error.
+A step trains on ``groups`` ordinals of ``group`` samples each, in their order. The ordinals of step
+t are admitted once policy version max(0, t - eta) exists, and no older one may sample them: so
+staleness never exceeds eta, whatever fails, and in the first steps after it as well. By `Mode` that
+version samples them entirely, or any from it on. An ordinal moves by `TRANSITIONS`; what is not
+listed there is an error.
 
 The ledger is part of the trainer's tracked state: a restored ledger and restored weights are one
 consistent cut. Claims are not in it; after a restore what ran is pending until its workers
@@ -69,21 +70,44 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Mode(StrEnum):
+    """How training and sampling go along.
+
+    ``SYNC``: step t trains on what version t sampled: they take turns. ``FIXED_LAG``: on what
+    version max(0, t - eta) sampled; the outcome is a function of the configuration, bit for bit.
+    ``BOUNDED``: samples go on under every new version, none of their tokens is by one older than
+    max(0, t - eta).
+    """
+
+    SYNC = "sync"
+    FIXED_LAG = "fixed_lag"
+    BOUNDED = "bounded"
+
+
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of the job: ``steps`` steps of ``groups`` prompts with ``group`` samples each."""
+    """The shape of the job: ``steps`` steps of ``groups`` prompts with ``group`` samples each.
+
+    ``eta`` is the largest staleness, 0 in mode ``SYNC``.
+    """
 
     groups: int
     group: int
     eta: int
     steps: int
     limits: Limits
+    mode: Mode = Mode.FIXED_LAG
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a sample is of one version from its first token to its last."""
+        return self.mode is not Mode.BOUNDED
 
     def step_of(self, ordinal: int) -> int:
         """Return the step (0-based) that trains on ``ordinal``."""
         return ordinal // self.groups
 
     def version_of(self, ordinal: int) -> int:
-        """Return the policy version that samples ``ordinal``."""
+        """Return the oldest policy version that may sample ``ordinal``; when pinned, the one."""
         return max(0, self.step_of(ordinal) - self.eta)
 
     def admitted(self, completed: int) -> int:
@@ -92,7 +116,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Work for a rollout worker: a sample to start or to go on with, and by which version."""
+    """Work for a rollout worker: a sample to start or to go on with, by ``version`` or a newer."""
 
     version: int
     trajectory: Trajectory
@@ -149,17 +173,18 @@ class Ledger:
         self._admitted = max(self._admitted, self.plan.admitted(completed))
 
     def claim(self, worker: str, *, free: int, version: int | None) -> list[Assignment]:
-        """Give ``worker`` up to ``free`` samples of one version, the earliest first.
+        """Give ``worker`` up to ``free`` samples, the earliest first; when pinned, of one version.
 
         ``version`` is the one it is bound to because it is at work with it; None: any.
         """
+        pinned = self.plan.pinned
         work: list[Assignment] = []
         for ordinal in sorted(self._entries):
             entry = self._entries[ordinal]
             wanted = self.plan.version_of(ordinal)
             if entry.state not in (State.PENDING, State.RUNNING):
                 continue
-            if version is not None and wanted != version:
+            if pinned and version is not None and wanted != version:
                 continue
             for sample in self._missing(entry):
                 if len(work) == free:
@@ -186,18 +211,17 @@ class Ledger:
     def deliver(self, trajectory: Trajectory, *, again: bool = False) -> Verdict:
         """Take a finished sample. ``again`` marks one that may well have been taken before.
 
-        A duplicate must equal what was taken; one that differs is kept as a violation.
+        When pinned, a duplicate must equal what was taken; one that differs is kept as a violation.
         """
         if not self.valid(trajectory):
             self.counters.rolled_back += 1
+            self.recover(trajectory)
             return Verdict.ROLLED_BACK
         entry = self._entries.get(trajectory.ordinal)
         known = entry.done.get(trajectory.sample) if entry else None
         if known is not None or trajectory.ordinal < self.trained_steps * self.plan.groups:
-            if known is not None and (known.tokens, known.logprobs) != (
-                trajectory.tokens,
-                trajectory.logprobs,
-            ):
+            told = (trajectory.tokens, trajectory.logprobs)
+            if self.plan.pinned and known and (known.tokens, known.logprobs) != told:
                 self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
             self.counters.redelivered += again
             self.counters.duplicates_refused += not again
@@ -209,14 +233,20 @@ class Ledger:
         return Verdict.ACCEPTED
 
     def recover(self, trajectory: Trajectory) -> Verdict:
-        """Take what a lost worker's log holds of a sample: a finished one, or its beginning."""
+        """Take what is left of a sample: a finished one, or its beginning.
+
+        Of one that goes on into a rolled-back future, what was sampled before that is taken.
+        """
+        trajectory = self._history(trajectory)
+        if not trajectory.tokens:
+            return Verdict.UNKNOWN
         if self.plan.limits.finished(trajectory):
             verdict = self.deliver(trajectory, again=True)
             if verdict is Verdict.ACCEPTED:
                 self.counters.tokens_recovered += len(trajectory.tokens)
             return verdict
         entry = self._entries.get(trajectory.ordinal)
-        if entry is None or not self.valid(trajectory) or entry.state is State.DROPPED:
+        if entry is None or entry.state is State.DROPPED:
             return Verdict.UNKNOWN
         known = entry.partial.get(trajectory.sample)
         longer = known is None or len(known.tokens) < len(trajectory.tokens)
@@ -337,6 +367,15 @@ class Ledger:
             for stamp in trajectory.stamps
         )
 
+    def _history(self, trajectory: Trajectory) -> Trajectory:
+        """Return the beginning that belongs to the run's history."""
+        count = 0
+        for stamp in trajectory.stamps:
+            if not self.current(generation=stamp.generation, version=stamp.version):
+                break
+            count += stamp.count
+        return trajectory.first(count)
+
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Json]:
@@ -419,12 +458,13 @@ class Ledger:
             self._conflicts.append(f"step {step} trained on samples {sorted(entry.done)}")
         wanted = max(0, step - self.plan.eta)
         for trajectory in entry.done.values():
-            if trajectory.versions != {wanted}:
+            by = trajectory.versions
+            if by != {wanted} if self.plan.pinned else min(by) < wanted or max(by) > step:
                 self._conflicts.append(
                     f"sample {trajectory.key} of step {step} was sampled by versions "
-                    f"{sorted(trajectory.versions)}, wanted {wanted}"
+                    f"{sorted(by)}, wanted {wanted}" + ("" if self.plan.pinned else f" to {step}")
                 )
-            self.staleness_max = max(self.staleness_max, step - min(trajectory.versions))
+            self.staleness_max = max(self.staleness_max, step - min(by))
 
     def _move(self, ordinal: int, event: Event) -> None:
         entry = self._entries[ordinal]

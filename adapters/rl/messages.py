@@ -34,13 +34,15 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of tokens of
     each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None before
-    the first; ``again`` marks ``finished`` samples that were sent before, to another server.
+    the first; ``again`` marks ``finished`` samples that were sent before, to another server;
+    ``left`` is what it was at work on when it had to let go of its weights.
     """
 
     worker: Worker
     generation: int
     finished: tuple[Trajectory, ...] = ()
     again: bool = False
+    left: tuple[Trajectory, ...] = ()
     running: tuple[tuple[int, int, int], ...] = ()
     free: int = 0
     version: int | None = None

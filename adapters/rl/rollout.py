@@ -8,7 +8,7 @@ next leader.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import msgspec
 
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
+from adapters.rl.ledger import Assignment
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
 from adapters.rl.model import LanguageModel
 from adapters.rl.token_log import TokenLog
@@ -71,7 +72,11 @@ class RolloutWorker:
         self._host, self._config, self._stopped = host, config, stopped
         self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
         self._engine = Engine(
-            config=config.model, limits=config.limits, slots=config.slots, seed=config.seed
+            config=config.model,
+            limits=config.limits,
+            slots=config.slots,
+            seed=config.seed,
+            pinned=config.plan.pinned,
         )
         self._names = [name for name, _ in LanguageModel(config.model).named_parameters()]
         self._sidecar: SidecarClient | None = None
@@ -79,6 +84,7 @@ class RolloutWorker:
         self._link: _Link | None = None
         self._held: dict[SampleId, Trajectory] = {}
         self._unsent: set[SampleId] = set()
+        self._left: tuple[Trajectory, ...] = ()
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
@@ -130,6 +136,7 @@ class RolloutWorker:
             generation=link.generation,
             finished=tuple(self._held[key] for key in sent),
             again=self._again,
+            left=self._left,
             running=tuple((*key, count) for key, count in self._engine.progress().items()),
             free=self._engine.free,
             version=self._engine.version,
@@ -145,18 +152,20 @@ class RolloutWorker:
             self._again, self._next_exchange = True, time.monotonic() + _RETRY_S
             return
         self._unsent -= set(sent)
-        self._again = False
+        self._again, self._left = False, ()
         self._obey(answer)
 
     def _obey(self, answer: Answer) -> None:
         engine = self._engine
         if answer.reload:
+            self._left = tuple(engine.running())
             engine.unload()
         engine.drop(set(answer.abandon))
         if answer.released:
             self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
             self._log.release(answer.released)
-        if answer.work and self._ready_for(answer.work[0].version):
+        self._renew(answer.work)
+        if answer.work and self._ready_for(max(each.version for each in answer.work)):
             for assignment in answer.work:
                 engine.put(assignment.trajectory)
         pause_s = _RETRY_S if answer.over or not (engine.idle or engine.free == 0) else 0.0
@@ -198,13 +207,15 @@ class RolloutWorker:
     # -- weights -----------------------------------------------------------------------------
 
     def _ready_for(self, version: int) -> bool:
-        """Have the weights of ``version`` in the engine.
+        """Have the weights of ``version`` in the engine, or of a newer one where that is as good.
 
         False when the leader changed first, or the version cannot be had: the work is the leader's
         again then. A version that is still to be protected is waited for, however long.
         """
         engine, link = self._engine, self._link
-        if engine.version == version:
+        if engine.version is not None and (
+            engine.version == version or (not engine.pinned and engine.version > version)
+        ):
             return True
         deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
         while link is not None and not self._stopped():
@@ -242,6 +253,18 @@ class RolloutWorker:
             )
             return True
         return False
+
+    def _renew(self, work: Sequence[Assignment]) -> None:
+        """Take the newest version that is protected, where samples may go on under it."""
+        engine, link = self._engine, self._link
+        if engine.pinned or link is None or (engine.version is None and not work):
+            return
+        try:
+            newest = self._client().protected_step(generation=link.generation)
+        except CkptError:
+            return
+        if engine.version is None or newest > engine.version:
+            self._ready_for(max(newest, 0))
 
     def _without(self, version: int, error: CkptError) -> bool:
         """Go on without a version that is not to be had; False.

@@ -227,6 +227,8 @@ class RolloutServer:
         seen.heard = time.monotonic()
         for trajectory in exchange.finished:
             ledger.deliver(trajectory, again=exchange.again)
+        for trajectory in exchange.left:
+            ledger.recover(trajectory)
         running = {(ordinal, sample): count for ordinal, sample, count in exchange.running}
         reload = exchange.version is not None and not ledger.current(
             generation=exchange.loaded_in, version=exchange.version

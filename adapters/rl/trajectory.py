@@ -58,6 +58,17 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         """Return the policy versions that sampled it."""
         return frozenset(stamp.version for stamp in self.stamps)
 
+    def first(self, count: int) -> Trajectory:
+        """Return the trajectory as it was when it had ``count`` tokens."""
+        if count >= len(self.tokens):
+            return self
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens[:count],
+            logprobs=self.logprobs[:count],
+            stamps=cut_stamps(self.stamps, count),
+        )
+
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of one trajectory from position ``start`` on: what a worker's log is made of.

@@ -18,6 +18,7 @@ from sidecar_group import wait_until
 
 from adapters.rl import sft
 from adapters.rl.config import RLConfig, preset, save_config
+from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig, Proximal
 from ckpt.arena import ARENA_ROOT
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
@@ -149,6 +150,28 @@ def test_what_needs_a_pass_over_the_batch_is_the_same_for_any_ranks_and_after_a_
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["final_hash"] == expected["final_hash"]
     assert result["reward"] == expected["reward"]
+
+
+def test_bounded_samples_are_never_too_old_through_kills_of_both_sides(
+    tmp_path: Path, config: RLConfig
+) -> None:
+    config = msgspec.structs.replace(config, mode=Mode.BOUNDED, steps=24)
+    with rl_job(tmp_path, config) as job:
+        job.await_step(3)
+        hurt(job.worker("rollout/1"))
+        job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == "rollout/1")
+        hurt(job.worker(job.events("proposed")[-1]["ranks"][0]), signal.SIGKILL)
+        job.generation(2)
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+        pulled = {event["version"] for event in job.events("weights_pulled")}
+        staleness = [event["staleness"] for event in job.events("step") if "staleness" in event]
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["ledger"]["ok"], result["ledger"]
+    assert {state: n for state, n in result["ledger"]["ordinals"].items() if n} == {"trained": 96}
+    assert result["staleness_max"] <= config.eta
+    assert max(pulled) >= config.steps - config.eta
+    assert all(0 <= steps <= config.eta for steps in staleness)
 
 
 def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(

@@ -1,8 +1,10 @@
 """The whole asynchronous loop in one process, with the real parts and a random scheduler.
 
 Workers have random speeds, die with their memory (their log stays), and the trainer dies with
-everything and is restored from a random earlier snapshot. The weights at the end must be those
-of the undisturbed run, bit for bit. A failure prints the seed that replays it.
+everything and is restored from a random earlier snapshot. Where samples are pinned to a version,
+the weights at the end must be those of the undisturbed run, bit for bit; where they go on under
+new weights, every token must be of a version not too old, and as likely as that version says. A
+failure prints the seed that replays it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import collate
 from adapters.rl.config import preset
 from adapters.rl.engine import Engine
-from adapters.rl.ledger import Ledger
+from adapters.rl.ledger import Ledger, Mode
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
+from adapters.rl.proximal import Recomputed
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
 from adapters.rl.token_log import TokenLog
@@ -55,10 +58,14 @@ class FakeLog:
 class SimulatedWorker:
     """A rollout worker without a process: engine, log, and what it finished and still holds."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, pinned: bool) -> None:
         self.name = name
         self.engine = Engine(
-            config=CONFIG.model, limits=CONFIG.limits, slots=CONFIG.slots, seed=CONFIG.seed
+            config=CONFIG.model,
+            limits=CONFIG.limits,
+            slots=CONFIG.slots,
+            seed=CONFIG.seed,
+            pinned=pinned,
         )
         self.store = FakeLog()
         self.log = TokenLog(lambda: self.store, name)
@@ -71,14 +78,22 @@ class SimulatedWorker:
 class SimulatedJob:
     """Trainer state, ledger and workers, stepped by a seeded scheduler."""
 
-    def __init__(self, seed: int, *, kill_worker: float = 0.0, kill_trainer: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        mode: Mode = Mode.FIXED_LAG,
+        kill_worker: float = 0.0,
+        kill_trainer: float = 0.0,
+    ) -> None:
+        self.plan = msgspec.structs.replace(CONFIG, mode=mode).plan
         self.random = random.Random(seed)
         self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
-        self.generation, self.born, self.kills = 1, 0, 0
+        self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
         self.model = build_model(CONFIG.model, seed=CONFIG.seed)
         self.model.load_state_dict(WARM)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=CONFIG.lr)
-        self.ledger = Ledger(CONFIG.plan)
+        self.ledger = Ledger(self.plan)
         self.ledger.resume(1, restored=0)
         self.snapshots: list[dict[str, Any]] = []
         self.workers = [self._new_worker() for _ in range(2)]
@@ -86,7 +101,7 @@ class SimulatedJob:
 
     def _new_worker(self) -> SimulatedWorker:
         self.born += 1
-        return SimulatedWorker(f"worker-{self.born}")
+        return SimulatedWorker(f"worker-{self.born}", pinned=self.plan.pinned)
 
     def _snapshot(self) -> None:
         self.ledger.admit(self.ledger.trained_steps, lambda o: TASK.train(o).prompt)
@@ -111,7 +126,9 @@ class SimulatedJob:
             if self.random.random() < self.kill_trainer:
                 self._restore()
         assert self.ledger.check() == []
-        assert self.ledger.staleness_max == min(CONFIG.eta, CONFIG.steps - 1)
+        if self.plan.pinned:
+            assert self.ledger.staleness_max == self.plan.eta
+        assert self.ledger.staleness_max <= self.plan.eta
         return weights_hash(self.model.state_dict())
 
     def _turn(self, worker: SimulatedWorker) -> None:
@@ -121,9 +138,7 @@ class SimulatedJob:
         if engine.free:
             bound = None if engine.idle else engine.version
             for assignment in self.ledger.claim(worker.name, free=engine.free, version=bound):
-                if engine.version != assignment.version:
-                    weights = self.snapshots[assignment.version]["model"]
-                    engine.load(weights, version=assignment.version, generation=self.generation)
+                self._renew(engine, assignment.version)
                 engine.put(assignment.trajectory)
         for _ in range(self.random.randint(1, 6)):
             worker.held |= {trajectory.key: trajectory for trajectory in engine.tick()}
@@ -135,6 +150,20 @@ class SimulatedJob:
         released = max(0, self.ledger.trained_steps - 2) * CONFIG.groups
         worker.held = {k: t for k, t in worker.held.items() if k[0] >= released}
         worker.log.release(released)
+
+    def _renew(self, engine: Engine, version: int) -> None:
+        """Load what is wanted; or, where a newer one is as good, sometimes the newest."""
+        newest = len(self.snapshots) - 1
+        if engine.pinned:
+            target = version
+        elif engine.version is None or engine.version < version or self.random.random() < 0.3:
+            target = newest
+        else:
+            return
+        if engine.version != target:
+            self.renewed_at_work += not engine.idle
+            weights = self.snapshots[target]["model"]
+            engine.load(weights, version=target, generation=self.generation)
 
     def _lose(self, index: int) -> None:
         """A worker dies; what its log has is salvaged, another takes its place."""
@@ -153,6 +182,8 @@ class SimulatedJob:
         samples = self.ledger.batch(step)
         assert samples is not None
         self.ledger.train(step)
+        if not self.plan.pinned:
+            self._recompute(samples)
         rewards = torch.tensor([TASK.reward(t.ordinal, t.tokens) for t in samples])
         batch = collate(samples, rewards, rows=CONFIG.rows, length=CONFIG.model.context).trimmed()
         batch = batch.with_advantages(group_advantages(rewards, CONFIG.group))
@@ -164,6 +195,15 @@ class SimulatedJob:
         self.optimizer.step()
         self._snapshot()
 
+    def _recompute(self, samples: list[Trajectory]) -> None:
+        """Check every token's log-probability against the version that is said to have sampled."""
+        batch = collate(
+            samples, torch.zeros(len(samples)), rows=len(samples), length=CONFIG.model.context
+        )
+        weights_of = lambda version: self.snapshots[version]["model"]  # noqa: E731
+        (told,) = Recomputed(CONFIG.model, weights_of).logprobs([batch])
+        torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
+
     def _restore(self) -> None:
         """The trainer dies; one of the two newest snapshots is what is left of it."""
         self.kills += 1
@@ -172,7 +212,7 @@ class SimulatedJob:
         self.generation += 1
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.ledger = Ledger(CONFIG.plan)
+        self.ledger = Ledger(self.plan)
         self.ledger.load_state_dict(copy.deepcopy(state["ledger"]))
         self.ledger.resume(self.generation, restored=step)
         self.snapshots = self.snapshots[:step]
@@ -182,6 +222,8 @@ class SimulatedJob:
             if engine.version is not None and not self.ledger.current(
                 generation=engine.generation, version=engine.version
             ):
+                for trajectory in engine.running():
+                    self.ledger.recover(trajectory)
                 engine.unload()
             for trajectory in worker.held.values():
                 self.ledger.deliver(trajectory, again=True)
@@ -212,3 +254,17 @@ def test_many_kills_cost_tokens_but_lose_none_that_were_logged() -> None:
     assert job.run() == UNDISTURBED
     assert job.ledger.counters.workers_lost == job.kills > 3
     assert job.ledger.counters.tokens_recovered > 0
+
+
+@pytest.mark.parametrize("seed", range(20, 26))
+def test_kills_never_make_bounded_samples_too_old_or_of_an_undone_version(seed: int) -> None:
+    job = SimulatedJob(seed, mode=Mode.BOUNDED, kill_worker=0.1, kill_trainer=0.1)
+    job.run()
+    assert job.kills > 0
+    assert job.renewed_at_work > 0, "some samples went on under new weights"
+
+
+def test_in_turns_every_step_trains_on_its_own_version() -> None:
+    job = SimulatedJob(3, mode=Mode.SYNC, kill_worker=0.05, kill_trainer=0.05)
+    assert job.run() == SimulatedJob(4, mode=Mode.SYNC).run() != UNDISTURBED
+    assert job.ledger.staleness_max == 0
