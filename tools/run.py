@@ -37,6 +37,7 @@ examples:
   holdfast run --nproc 4 train.py --epochs 3         four trainers on one node
   holdfast run --nproc 1 --nodes 3 train.py          three nodes of one: snapshots with parity
   holdfast run --nproc 2 --role rollout=2 rl.py      two trainers, two rollout workers
+  holdfast run --nproc 4 -m package.training         a module, as python -m runs it
 
 Everything behind the script goes to the script. SIGKILL what you like: the job goes on.
 """
@@ -202,6 +203,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="time from such a notice, or an agent's SIGTERM, to the end (default %(default)g)",
     )
     add("--quiet", action="store_true", help="no progress lines on stderr")
+    add(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, to be run as python -m runs it",
+    )
     add("script", metavar="SCRIPT", help="Python script to run, or after -- any of its arguments")
     add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     return parser
@@ -251,12 +258,20 @@ def _launcher(args: argparse.Namespace) -> Launcher:
     return JointLauncher(_config(args, machines=joint.most), joint)
 
 
-def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.module:
+        return python_command("-m", [args.script, *args.args])
     script = Path(args.script)
     if not script.is_file():
         raise ConfigError(
-            f"{script}: no such script (in {Path.cwd()}); give the path of the Python script to run"
+            f"{script}: no such script (in {Path.cwd()}); give the path of the Python script to "
+            "run, or -m and the name of a module"
         )
+    return python_command(script, args.args)
+
+
+def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
+    command = _command(args)
     if args.capture_output and args.run_dir is None:
         raise ConfigError("--capture-output needs --run-dir DIR: that is where the output goes")
     roles = dict(args.role)
@@ -265,7 +280,7 @@ def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
         NodeSpec(name=f"node{i}", domain=f"node{i}", slots=slots) for i in range(args.nodes)
     )
     return LaunchConfig(
-        command=python_command(script, args.args),
+        command=command,
         nodes=nodes,
         wanted={TRAINER: args.world or args.nproc * args.nodes * machines, **roles},
         run_dir=args.run_dir,

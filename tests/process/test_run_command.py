@@ -154,6 +154,14 @@ def test_a_run_directory_nobody_asked_for_is_named_and_never_stays(tmp_path: Pat
     assert list(tmp_path.glob("holdfast-*")) == []
 
 
+def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    _, *words = toy(tmp_path)
+    job = holdfast("-m", TOY.stem, *words, PYTHONPATH=str(TOY.parent))
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    assert (tmp_path / "progress").read_text()
+
+
 def test_a_missing_script_is_one_paragraph(tmp_path: Path) -> None:
     job = holdfast("--nproc", "2", tmp_path / "nowhere.py")
     _, err = job.communicate(timeout=DEADLINE_S)
