@@ -120,7 +120,7 @@ def collate(
     for row, trajectory in enumerate(trajectories):
         text = trajectory.prompt + trajectory.tokens
         start, end = len(trajectory.prompt) - 1, len(text) - 1
-        tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        tokens[row, : len(text)] = torch.tensor(text)
         behavior[row, start:end] = torch.tensor(trajectory.logprobs)
         mask[row, start:end] = 1.0
         versions[row, start:end] = torch.tensor(trajectory.token_versions)

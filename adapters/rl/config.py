@@ -9,6 +9,7 @@ import msgspec
 from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
+from adapters.rl.tokens import Ascii, Tokenizer
 from adapters.rl.trajectory import Limits
 from elastic.errors import ConfigError
 
@@ -108,9 +109,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.mode.value if self.mode is Mode.SYNC else f"{self.mode.value}({self.eta})"
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of the task's texts."""
+        return Ascii()
+
+    @property
     def limits(self) -> Limits:
         """When an answer is over."""
-        return Limits(context=self.model.context, max_new_tokens=self.max_new_tokens)
+        return Limits(
+            end=self.tokenizer.end, context=self.model.context, max_new_tokens=self.max_new_tokens
+        )
 
     @property
     def rows(self) -> int:

@@ -32,7 +32,7 @@ from adapters.rl.trajectory import (
 @dataclass(slots=True)
 class _Slot:
     start: Trajectory
-    tokens: bytearray
+    tokens: list[int]
     logprobs: list[float]
     stamps: tuple[Stamp, ...]
     fed: int = 0
@@ -51,7 +51,7 @@ class _Slot:
             ordinal=self.start.ordinal,
             sample=self.start.sample,
             prompt=self.start.prompt,
-            tokens=bytes(self.tokens),
+            tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             stamps=self.stamps,
         )
@@ -114,7 +114,7 @@ class Engine:
             raise RuntimeError("no weights loaded: load a policy version before putting work")
         slot = _Slot(
             start=trajectory,
-            tokens=bytearray(trajectory.tokens),
+            tokens=list(trajectory.tokens),
             logprobs=list(trajectory.logprobs),
             stamps=trajectory.stamps,
         )

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from adapters.rl.loss import target_logprobs
-from adapters.rl.task import END, Problem
+from adapters.rl.task import Problem
+from adapters.rl.tokens import Tokenizer
 
 _PART_ROWS = 32
 
@@ -28,14 +29,15 @@ class HeldOut:
     mask: Tensor
 
     @classmethod
-    def of(cls, problems: Sequence[Problem], *, length: int) -> HeldOut:
+    def of(cls, problems: Sequence[Problem], *, tokenizer: Tokenizer, length: int) -> HeldOut:
         """Lay out problems with their right answers."""
         tokens = torch.zeros(len(problems), length, dtype=torch.long)
         mask = torch.zeros(len(problems), length - 1, dtype=torch.bool)
         for row, problem in enumerate(problems):
-            text = problem.prompt + problem.answer + bytes([END])
-            tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-            mask[row, len(problem.prompt) - 1 : len(text) - 1] = True
+            prompt, answer = map(tokenizer.encode, (problem.prompt, problem.answer))
+            text = (*prompt, *answer, tokenizer.end)
+            tokens[row, : len(text)] = torch.tensor(text)
+            mask[row, len(prompt) - 1 : len(text) - 1] = True
         return cls(tokens=tokens, mask=mask)
 
     def parts(self) -> list[HeldOut]:

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, SampleId, Trajectory
 from ckpt.types import Json
 from elastic.errors import ElasticError
@@ -141,7 +142,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Entry:
-    prompt: bytes
+    prompt: Tokens
     state: State = State.PENDING
     reason: str = ""
     done: dict[int, Trajectory] = field(default_factory=dict)
@@ -164,7 +165,7 @@ class Ledger:
 
     # -- admission and work ------------------------------------------------------------------
 
-    def admit(self, completed: int, prompt_of: Callable[[int], bytes]) -> None:
+    def admit(self, completed: int, prompt_of: Callable[[int], Tokens]) -> None:
         """Let in every ordinal whose policy version exists after ``completed`` steps."""
         for ordinal in range(self._admitted, self.plan.admitted(completed)):
             entry = self._entries[ordinal] = _Entry(prompt_of(ordinal))
@@ -289,7 +290,7 @@ class Ledger:
         """Number of ordinals ever admitted."""
         return self._admitted
 
-    def prompt(self, ordinal: int) -> bytes | None:
+    def prompt(self, ordinal: int) -> Tokens | None:
         """Return the prompt of an open ordinal, None for one that is not."""
         entry = self._entries.get(ordinal)
         return entry.prompt if entry else None
@@ -389,7 +390,7 @@ class Ledger:
             "plan": msgspec.to_builtins(self.plan),
             "trained_steps": self.trained_steps,
             "admitted": self._admitted,
-            "prompts": [self._entries[o].prompt.decode("latin-1") for o in sorted(self._entries)],
+            "prompts": [list(self._entries[o].prompt) for o in sorted(self._entries)],
             "dropped": {str(o): e.reason for o, e in self._entries.items() if e.reason},
             "samples": samples,
             "staleness_max": self.staleness_max,
@@ -413,7 +414,7 @@ class Ledger:
         self._conflicts = list(state["conflicts"])
         first = self.trained_steps * plan.groups
         for ordinal, prompt in enumerate(state["prompts"], first):
-            self._entries[ordinal] = _Entry(prompt.encode("latin-1"))
+            self._entries[ordinal] = _Entry(tuple(prompt))
         for ordinal, reason in state["dropped"].items():
             self.drop(int(ordinal), reason)
         for text in state["samples"]:

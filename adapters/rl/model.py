@@ -1,4 +1,4 @@
-"""A byte-level decoder-only transformer: one path to train it, one to decode with it.
+"""A small decoder-only transformer: one path to train it, one to decode with it.
 
 Decoding feeds exactly one token per slot per call, at one fixed shape, for prompts and answers
 alike. So a token's logits depend on the tokens before it and on nothing else: not on the slot,
@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adapters.rl.task import VOCABULARY
-
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of the transformer; ``context`` bounds prompt plus answer, in tokens."""
 
+    vocabulary: int = 128
     width: int = 128
     layers: int = 2
     heads: int = 4
@@ -84,16 +83,16 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Bytes in, logits over the next byte out."""
+    """Tokens in, logits over the next one out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(VOCABULARY, config.width)
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits [batch, length, vocabulary] of ``tokens`` [batch, length]."""

@@ -22,6 +22,7 @@ from adapters.rl.config import ROLE
 from adapters.rl.ledger import Assignment, Ledger
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
 from adapters.rl.token_record import fold
+from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Delta, SampleId, Trajectory
 from ckpt.errors import CkptError, NotFoundError, PeerError
 from ckpt.transport import Request, RunKey, Server
@@ -76,7 +77,7 @@ class Term:
 
     generation: int
     ledger: Ledger
-    prompt_of: Callable[[int], bytes]
+    prompt_of: Callable[[int], Tokens]
     roster: Callable[[], Roster]
     logs: Logs
     emit: Emit
@@ -358,7 +359,7 @@ class RolloutServer:
                     ordinal=piece.ordinal,
                     sample=piece.sample,
                     prompt=prompt,
-                    tokens=bytes(piece.tokens),
+                    tokens=piece.tokens,
                     logprobs=piece.logprobs,
                     stamps=piece.stamps,
                 )

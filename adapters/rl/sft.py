@@ -15,7 +15,7 @@ from torch.nn import functional
 import ckpt
 from adapters.rl.config import RLConfig, load_config
 from adapters.rl.model import LanguageModel, build_model
-from adapters.rl.task import END, Task, make_task
+from adapters.rl.task import Task, make_task
 from adapters.rl.weights import MODEL
 from ckpt import catalog
 from ckpt.errors import CkptError
@@ -75,14 +75,15 @@ def load_warm_start(model: LanguageModel, root: str) -> None:
 
 def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens [rows, context] and targets [rows, context - 1]; -100 where not the answer."""
-    rows = config.warm.rows
+    rows, tokenizer = config.warm.rows, config.tokenizer
     tokens = torch.zeros(rows, config.model.context, dtype=torch.long)
     targets = torch.full((rows, config.model.context - 1), -100)
     for row in range(rows):
         problem = task.train(_FIRST_ORDINAL + step * rows + row)
-        text = problem.prompt + problem.answer + bytes([END])
-        tokens[row, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        answer = slice(len(problem.prompt), len(text))
+        prompt, right = map(tokenizer.encode, (problem.prompt, problem.answer))
+        text = (*prompt, *right, tokenizer.end)
+        tokens[row, : len(text)] = torch.tensor(text)
+        answer = slice(len(prompt), len(text))
         targets[row, answer.start - 1 : answer.stop - 1] = tokens[row, answer]
     return tokens, targets
 

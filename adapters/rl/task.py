@@ -16,12 +16,6 @@ import msgspec
 
 from elastic.errors import ConfigError
 
-VOCABULARY = 128
-"""ASCII: a token is a byte below this."""
-
-END = 10
-"""The newline that ends an answer."""
-
 _HELD_OUT_SHARE = 26 / 256
 _TRAIN_STRIDE = 16
 """Items set aside per training ordinal; the first that is not held out is its prompt."""
@@ -31,10 +25,10 @@ _CYCLE = 1 << 25
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and its right answer, both ASCII without the end token."""
+    """A prompt and its right answer."""
 
-    prompt: bytes
-    answer: bytes
+    prompt: str
+    answer: str
 
 
 class Source(Protocol):
@@ -59,23 +53,22 @@ class Task:
 
     def held_out(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out problems."""
-        found: dict[bytes, Problem] = {}
+        found: dict[str, Problem] = {}
         for problem in self._scan(_HELD_OUT_START):
             found.setdefault(problem.prompt, problem)
             if len(found) == count:
                 break
         return list(found.values())
 
-    def reward(self, ordinal: int, tokens: bytes) -> float:
-        """Return what the sampled ``tokens`` earn: exact match with end token, and shaped score.
+    def reward(self, ordinal: int, text: str, *, ended: bool) -> float:
+        """Return what an answer earns: for an exact match, and by the source's shaped score.
 
-        An answer that never ended is scored with a stray byte behind it, so that stopping in
+        One that was not ``ended`` is scored with a stray character behind it, so that stopping in
         time is part of being right.
         """
         index = self._index(ordinal)
-        ended = tokens.endswith(bytes([END]))
-        text = (tokens[:-1] if ended else tokens + b"\x01").decode("latin-1")
-        exact = float(text.encode("latin-1") == self._source.item(index).answer)
+        text = text if ended else text + "\x01"
+        exact = float(text == self._source.item(index).answer)
         shaped = self._source.score(index, text)
         return self._exact_weight * exact + (1.0 - self._exact_weight) * shaped
 
@@ -96,9 +89,9 @@ class Task:
                 yield problem
 
 
-def is_held_out(prompt: bytes) -> bool:
+def is_held_out(prompt: str) -> bool:
     """Tell whether a prompt belongs to the held-out tenth."""
-    return hashlib.blake2s(prompt).digest()[0] < _HELD_OUT_SHARE * 256
+    return hashlib.blake2s(prompt.encode()).digest()[0] < _HELD_OUT_SHARE * 256
 
 
 class Reverse:
@@ -115,11 +108,11 @@ class Reverse:
         random = Random(f"{self._seed}:{index}")
         length = random.randint(self._shortest, self._longest)
         word = "".join(random.choices(self._letters, k=length))
-        return Problem(prompt=f"{word}>".encode(), answer=word[::-1].encode())
+        return Problem(prompt=f"{word}>", answer=word[::-1])
 
     def score(self, index: int, text: str) -> float:
         """Return the share of positions that are right; a right answer with junk gets 0.8."""
-        answer = self.item(index).answer.decode()
+        answer = self.item(index).answer
         if text == answer:
             return 1.0
         matches = sum(a == b for a, b in zip(answer, text, strict=False))
@@ -138,11 +131,7 @@ class ReasoningGym:
     def item(self, index: int) -> Problem:
         """Return problem ``index``, its question shortened to what varies."""
         entry = self._set[index]
-        prompt = self._compact(entry["question"])
-        return Problem(
-            prompt=prompt.encode("ascii", "replace"),
-            answer=str(entry["answer"]).encode("ascii", "replace"),
-        )
+        return Problem(prompt=self._compact(entry["question"]), answer=str(entry["answer"]))
 
     def score(self, index: int, text: str) -> float:
         """Return the data set's own score."""

@@ -35,6 +35,8 @@ from adapters.rl.server import LedgerState, RolloutServer, Term
 from adapters.rl.sft import load_warm_start
 from adapters.rl.survey import Survey, survey
 from adapters.rl.task import Task, make_task
+from adapters.rl.tokens import Tokens
+from adapters.rl.trajectory import Trajectory
 from adapters.rl.weights import pull
 from ckpt.errors import CkptError
 from ckpt.types import Json
@@ -69,7 +71,9 @@ class Trainer:
         )
         _import_early()
         self._held_out = HeldOut.of(
-            self._task.held_out(config.held_out), length=config.model.context
+            self._task.held_out(config.held_out),
+            tokenizer=config.tokenizer,
+            length=config.model.context,
         )
 
     def run(self) -> None:
@@ -144,7 +148,7 @@ class Trainer:
         term = Term(
             generation=run.generation,
             ledger=ledger,
-            prompt_of=lambda ordinal: self._task.train(ordinal).prompt,
+            prompt_of=self._prompt,
             roster=run.roster,
             logs=run.sidecar,
             emit=run.emit,
@@ -231,8 +235,17 @@ class Trainer:
         self._await_release(run, step)
         with self._server.lock:
             ledger.train(step)
-        rewards = torch.tensor([self._task.reward(s.ordinal, s.tokens) for s in samples])
+        rewards = torch.tensor([self._reward(sample) for sample in samples])
         return collate(samples, rewards, rows=self._config.rows, length=self._config.model.context)
+
+    def _prompt(self, ordinal: int) -> Tokens:
+        return self._config.tokenizer.encode(self._task.train(ordinal).prompt)
+
+    def _reward(self, sample: Trajectory) -> float:
+        tokenizer, tokens = self._config.tokenizer, sample.tokens
+        ended = tokens[-1] == tokenizer.end
+        text = tokenizer.decode(tokens[:-1] if ended else tokens)
+        return self._task.reward(sample.ordinal, text, ended=ended)
 
     def _await_release(self, run: elastic.Run, step: int) -> None:
         """Wait while the job is held."""

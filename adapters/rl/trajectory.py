@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters.rl.task import END
+from adapters.rl.tokens import Tokens
 from ckpt.types import learn
 
 SampleId = tuple[int, int]
@@ -30,8 +30,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     ordinal: int
     sample: int
-    prompt: bytes
-    tokens: bytes = b""
+    prompt: Tokens
+    tokens: Tokens = ()
     logprobs: tuple[float, ...] = ()
     stamps: tuple[Stamp, ...] = ()
 
@@ -73,20 +73,21 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of one trajectory from position ``start`` on: what a worker's log is made of.
 
-    ``tokens`` are ids of a vocabulary of any size, up to 32 bits each.
+    Ids have up to 32 bits.
     """
 
     ordinal: int
     sample: int
     start: int
-    tokens: tuple[int, ...]
+    tokens: Tokens
     logprobs: tuple[float, ...]
     stamps: tuple[Stamp, ...]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """When an answer is over besides by its end token."""
+    """When an answer is over: by its token ``end``, or by how many it has."""
 
+    end: int
     context: int
     max_new_tokens: int
 
@@ -98,7 +99,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def over(self, prompt_tokens: int, new_tokens: int, last: int) -> bool:
         """Tell whether an answer of ``new_tokens`` tokens that ends in ``last`` is over."""
         room = min(self.max_new_tokens, self.context - prompt_tokens)
-        return last == END or new_tokens >= room
+        return last == self.end or new_tokens >= room
 
 
 def cut_stamps(stamps: Sequence[Stamp], count: int) -> tuple[Stamp, ...]:

@@ -10,15 +10,19 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from adapters.rl.ledger import BatchPlan, Ledger
+from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 
-PLAN = BatchPlan(groups=2, group=3, eta=2, steps=5, limits=Limits(context=10, max_new_tokens=4))
+PLAN = BatchPlan(
+    groups=2, group=3, eta=2, steps=5, limits=Limits(end=10, context=10, max_new_tokens=4)
+)
 WORKERS = st.sampled_from(["u", "v", "w"])
 
 
-def answer(ordinal: int, sample: int) -> bytes:
+def answer(ordinal: int, sample: int) -> Tokens:
     """Return the one true sample, as counter-based noise would."""
-    return bytes(97 + (ordinal * 7 + sample * 3 + i) % 26 for i in range(1 + ordinal % 3)) + b"\n"
+    letters = (97 + (ordinal * 7 + sample * 3 + i) % 26 for i in range(1 + ordinal % 3))
+    return (*letters, 10)
 
 
 def trajectory(
@@ -30,7 +34,7 @@ def trajectory(
     return Trajectory(
         ordinal=ordinal,
         sample=sample,
-        prompt=f"{ordinal}>".encode(),
+        prompt=tuple(f"{ordinal}>".encode()),
         tokens=tokens,
         logprobs=tuple(-1.0 / (1 + t) for t in tokens),
         stamps=stamps,
@@ -53,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._snapshot()
 
     def _snapshot(self) -> None:
-        self.ledger.admit(len(self.trained), lambda ordinal: f"{ordinal}>".encode())
+        self.ledger.admit(len(self.trained), lambda ordinal: tuple(f"{ordinal}>".encode()))
         self.snapshots.append(json.loads(json.dumps(self.ledger.state_dict())))
 
     @rule(worker=WORKERS, free=st.integers(4, 12))
@@ -75,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len({a.version for a in work} | bound) <= 1
         for assignment in work:
             key = assignment.trajectory.key
-            assert answer(*key).startswith(assignment.trajectory.tokens)
+            assert answer(*key)[: len(assignment.trajectory.tokens)] == assignment.trajectory.tokens
             announced = self.running.keys() - self.late
             assert not any(key in self.running[other] for other in announced)
             self.running[worker][key] = len(assignment.trajectory.tokens)

@@ -11,15 +11,15 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from adapters.rl.ledger import BatchPlan, Ledger, Mode, Verdict
-from adapters.rl.task import END
 from adapters.rl.trajectory import Limits, SampleId, Stamp, Trajectory, extend_stamps
 
+END = 10
 PLAN = BatchPlan(
     groups=2,
     group=2,
     eta=2,
     steps=6,
-    limits=Limits(context=10, max_new_tokens=4),
+    limits=Limits(end=END, context=10, max_new_tokens=4),
     mode=Mode.BOUNDED,
 )
 WORKERS = st.sampled_from(["u", "v", "w"])
@@ -44,7 +44,7 @@ class BoundedMachine(RuleBasedStateMachine):
         self._snapshot()
 
     def _snapshot(self) -> None:
-        self.ledger.admit(len(self.trained), lambda ordinal: f"{ordinal}>".encode())
+        self.ledger.admit(len(self.trained), lambda ordinal: tuple(f"{ordinal}>".encode()))
         self.snapshots.append(json.loads(json.dumps(self.ledger.state_dict())))
 
     @rule(worker=WORKERS)
@@ -72,7 +72,7 @@ class BoundedMachine(RuleBasedStateMachine):
             stamp = Stamp(generation=weights[0], version=weights[1], count=1)
             grown = msgspec.structs.replace(
                 trajectory,
-                tokens=trajectory.tokens + bytes([token]),
+                tokens=(*trajectory.tokens, token),
                 logprobs=(*trajectory.logprobs, -1.0),
                 stamps=extend_stamps(trajectory.stamps, [stamp]),
             )
@@ -180,13 +180,13 @@ TestBoundedLedger = BoundedMachine.TestCase
 def test_what_was_sampled_before_a_rollback_is_kept() -> None:
     ledger = Ledger(PLAN)
     ledger.resume(1, restored=0)
-    ledger.admit(0, lambda ordinal: b"x>")
+    ledger.admit(0, lambda ordinal: (120, 62))
     stamps = tuple(Stamp(generation=1, version=version, count=1) for version in (0, 1))
     whole = Trajectory(
         ordinal=0,
         sample=0,
-        prompt=b"x>",
-        tokens=bytes([97, END]),
+        prompt=(120, 62),
+        tokens=(97, END),
         logprobs=(-1.0, -2.0),
         stamps=stamps,
     )

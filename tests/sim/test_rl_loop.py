@@ -29,12 +29,24 @@ from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
 from adapters.rl.token_log import TokenLog
 from adapters.rl.token_record import fold
+from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import SampleId, Trajectory
 
 torch.set_num_threads(1)
 CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)
 TASK = make_task(CONFIG.task, seed=CONFIG.task_seed, exact_weight=CONFIG.exact_weight)
+TOKENIZER = CONFIG.tokenizer
 WARM = copy.deepcopy(warm_up(CONFIG, TASK).state_dict())
+
+
+def prompt_of(ordinal: int) -> Tokens:
+    return TOKENIZER.encode(TASK.train(ordinal).prompt)
+
+
+def reward_of(sample: Trajectory) -> float:
+    ended = sample.tokens[-1] == TOKENIZER.end
+    text = TOKENIZER.decode(sample.tokens[:-1] if ended else sample.tokens)
+    return TASK.reward(sample.ordinal, text, ended=ended)
 
 
 class FakeLog:
@@ -104,7 +116,7 @@ class SimulatedJob:
         return SimulatedWorker(f"worker-{self.born}", pinned=self.plan.pinned)
 
     def _snapshot(self) -> None:
-        self.ledger.admit(self.ledger.trained_steps, lambda o: TASK.train(o).prompt)
+        self.ledger.admit(self.ledger.trained_steps, prompt_of)
         self.snapshots.append(
             copy.deepcopy(
                 {
@@ -174,8 +186,7 @@ class SimulatedJob:
             prompt = self.ledger.prompt(key[0])
             if prompt is not None:
                 fields = {n: getattr(piece, n) for n in ("ordinal", "sample", "logprobs", "stamps")}
-                tokens = bytes(piece.tokens)
-                self.ledger.recover(Trajectory(**fields, prompt=prompt, tokens=tokens))
+                self.ledger.recover(Trajectory(**fields, prompt=prompt, tokens=piece.tokens))
 
     def _train(self) -> None:
         step = self.ledger.trained_steps
@@ -184,7 +195,7 @@ class SimulatedJob:
         self.ledger.train(step)
         if not self.plan.pinned:
             self._recompute(samples)
-        rewards = torch.tensor([TASK.reward(t.ordinal, t.tokens) for t in samples])
+        rewards = torch.tensor([reward_of(t) for t in samples])
         batch = collate(samples, rewards, rows=CONFIG.rows, length=CONFIG.model.context).trimmed()
         batch = batch.with_advantages(group_advantages(rewards, CONFIG.group))
         logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)

@@ -16,14 +16,15 @@ from adapters.rl.ledger import (
     State,
     Verdict,
 )
-from adapters.rl.task import END
+from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 
-PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=Limits(context=12, max_new_tokens=6))
+LIMITS = Limits(end=10, context=12, max_new_tokens=6)
+PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)
 
 
-def prompt_of(ordinal: int) -> bytes:
-    return f"p{ordinal}>".encode()
+def prompt_of(ordinal: int) -> Tokens:
+    return tuple(f"p{ordinal}>".encode())
 
 
 def make_ledger(completed: int = 0) -> Ledger:
@@ -37,7 +38,7 @@ def sampled(
     ordinal: int,
     sample: int,
     *,
-    tokens: bytes = b"ab\n",
+    tokens: Tokens = tuple(b"ab\n"),
     version: int | None = None,
     generation: int = 1,
 ) -> Trajectory:
@@ -100,7 +101,7 @@ def test_duplicates_are_refused_and_counted_and_a_differing_one_is_a_violation()
     assert ledger.deliver(sampled(0, 0), again=True) is Verdict.DUPLICATE
     assert (ledger.counters.duplicates_refused, ledger.counters.redelivered) == (1, 1)
     assert ledger.check() == []
-    ledger.deliver(sampled(0, 0, tokens=b"zz\n"))
+    ledger.deliver(sampled(0, 0, tokens=tuple(b"zz\n")))
     assert ledger.check() == ["sample (0, 0) was delivered in two versions"]
 
 
@@ -109,12 +110,12 @@ def test_a_lost_workers_claims_go_to_another_with_the_tokens_of_its_log() -> Non
     ledger.claim("w", free=3, version=None)
     ledger.lose("w")
     ledger.recover(sampled(0, 0))
-    ledger.recover(sampled(0, 1, tokens=b"ab"))
+    ledger.recover(sampled(0, 1, tokens=tuple(b"ab")))
     work = ledger.claim("v", free=3, version=None)
     assert [(a.trajectory.key, a.trajectory.tokens) for a in work] == [
-        ((0, 1), b"ab"),
-        ((1, 0), b""),
-        ((1, 1), b""),
+        ((0, 1), tuple(b"ab")),
+        ((1, 0), ()),
+        ((1, 1), ()),
     ]
     assert ledger.counters.tokens_recovered == 5
 
@@ -132,7 +133,7 @@ def test_a_restored_ledger_has_what_was_delivered_and_what_ran_is_pending() -> N
     train_step(ledger, 0)
     ledger.claim("w", free=2, version=None)
     ledger.deliver(sampled(2, 0))
-    ledger.recover(sampled(3, 0, tokens=b"x"))
+    ledger.recover(sampled(3, 0, tokens=(120,)))
     restored = Ledger(PLAN)
     restored.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
     restored.resume(2, restored=1)
@@ -140,9 +141,9 @@ def test_a_restored_ledger_has_what_was_delivered_and_what_ran_is_pending() -> N
     assert restored.check() == []
     work = restored.claim("v", free=9, version=None)
     assert [(a.trajectory.key, a.trajectory.tokens) for a in work] == [
-        ((2, 1), b""),
-        ((3, 0), b"x"),
-        ((3, 1), b""),
+        ((2, 1), ()),
+        ((3, 0), (120,)),
+        ((3, 1), ()),
     ]
     assert restored.counters == ledger.counters
 
@@ -154,7 +155,10 @@ def test_samples_of_a_rolled_back_future_are_dropped() -> None:
     ledger.admit(1, prompt_of)
     ahead = sampled(4, 0, version=2, generation=1)
     assert ledger.deliver(ahead) is Verdict.ROLLED_BACK
-    assert ledger.recover(sampled(4, 0, tokens=b"a", version=2, generation=1)) is Verdict.UNKNOWN
+    assert (
+        ledger.recover(sampled(4, 0, tokens=tuple(b"a"), version=2, generation=1))
+        is Verdict.UNKNOWN
+    )
     assert not ledger.current(generation=1, version=2)
     assert ledger.current(generation=1, version=1)
     assert ledger.current(generation=2, version=2)
@@ -174,7 +178,7 @@ def test_samples_of_another_version_than_the_lag_demands_are_a_violation() -> No
 
 def test_a_prompt_without_room_for_an_answer_is_dropped_and_its_step_trains_without_it() -> None:
     ledger = Ledger(PLAN)
-    ledger.admit(0, lambda ordinal: b"x" * (12 if ordinal == 1 else 3))
+    ledger.admit(0, lambda ordinal: (120,) * (12 if ordinal == 1 else 3))
     assert ledger.counts()["dropped"] == 1
     assert {a.trajectory.ordinal for a in ledger.claim("w", free=99, version=None)} == {0, 2, 3}
     for sample in range(2):
@@ -204,7 +208,7 @@ def test_every_state_but_the_last_is_left_by_some_event_and_none_leaves_the_last
 
 def test_an_answer_is_over_at_its_end_token_at_its_longest_or_where_the_context_ends() -> None:
     limits = PLAN.limits
-    assert limits.finished(sampled(0, 0, tokens=bytes([97, END])))
-    assert limits.finished(sampled(0, 0, tokens=b"abcdef"))
-    assert not limits.finished(sampled(0, 0, tokens=b"abcde"))
+    assert limits.finished(sampled(0, 0, tokens=(97, 10)))
+    assert limits.finished(sampled(0, 0, tokens=tuple(b"abcdef")))
+    assert not limits.finished(sampled(0, 0, tokens=tuple(b"abcde")))
     assert limits.over(9, 3, 97)

@@ -23,14 +23,14 @@ def make_batch(rows: int = 8, spare: int = 0) -> Batch:
     samples = []
     for row in range(rows):
         count = 1 + row % 5
-        tokens = bytes(torch.randint(97, 123, (count,), generator=generator).tolist())
+        tokens = tuple(torch.randint(97, 123, (count,), generator=generator).tolist())
         logprobs = tuple((-torch.rand(count, generator=generator)).tolist())
         stamps = (Stamp(generation=1, version=row % 3, count=count),)
         samples.append(
             Trajectory(
                 ordinal=row // 4,
                 sample=row % 4,
-                prompt=b"ab"[: 1 + row % 2] + b">",
+                prompt=(97, 98, 62)[row % 2 :],
                 tokens=tokens,
                 logprobs=logprobs,
                 stamps=stamps,

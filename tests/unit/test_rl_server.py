@@ -18,7 +18,8 @@ from ckpt.transport import Client, RunKey
 from ckpt.types import Json
 from elastic.records import NodeRecord, Roster, WorkerRecord, WorkerState
 
-PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=Limits(context=12, max_new_tokens=6))
+LIMITS = Limits(end=10, context=12, max_new_tokens=6)
+PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)
 STAMP = (Stamp(generation=1, version=0, count=3),)
 
 
@@ -57,7 +58,7 @@ class World:
         term = Term(
             generation=generation,
             ledger=self.ledger,
-            prompt_of=lambda ordinal: f"{ordinal}>".encode(),
+            prompt_of=lambda ordinal: tuple(f"{ordinal}>".encode()),
             roster=self.roster,
             logs=self,
             emit=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
@@ -92,7 +93,7 @@ def ask(client: Client, name: str, generation: int = 1, **fields: object) -> Ans
 def finish(answer: Answer) -> tuple[Trajectory, ...]:
     return tuple(
         msgspec.structs.replace(
-            a.trajectory, tokens=b"ab\n", logprobs=(-1.0, -0.1, -2.5), stamps=STAMP
+            a.trajectory, tokens=tuple(b"ab\n"), logprobs=(-1.0, -0.1, -2.5), stamps=STAMP
         )
         for a in answer.work
     )
@@ -161,7 +162,7 @@ def test_the_work_of_a_lost_worker_is_handed_on_with_its_logged_tokens(
                 )
             ]
         )
-        for start, tokens in ((0, b"a"), (1, b"b"))
+        for start, tokens in ((0, (97,)), (1, (98,)))
     ]
     until(lambda: ask(other, "v") is not None and bool(world.server._term.seen["w"].in_roster))
     if how == "exit":
@@ -173,8 +174,8 @@ def test_the_work_of_a_lost_worker_is_handed_on_with_its_logged_tokens(
 
     until(recovered)
     work = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=8).work}
-    assert (work[0, 0].tokens, work[0, 0].logprobs) == (b"ab", (-0.25, -0.25))
-    assert work[0, 1].tokens == b""
+    assert (work[0, 0].tokens, work[0, 0].logprobs) == ((97, 98), (-0.25, -0.25))
+    assert work[0, 1].tokens == ()
     event = next(event for event in world.events if event["kind"] == "rollout_recovered")
     assert (event["tokens"], event["resampled"]) == (2, 3)
 
