@@ -7,7 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,s3,etcd,dev
+EXTRAS := rl,hf,s3,etcd,dev
 
 .PHONY: help demo test soak check format install clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import msgspec
@@ -35,11 +36,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An asynchronous RL job in a `Mode`; ``eta`` is the largest staleness, in steps.
 
     A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
-    parts. ``warm_start`` is the directory of the warmed-up model: read when it has one, written
-    by `adapters.rl.sft`; None starts from random weights. ``exact_weight`` is the weight of the
-    exact match in the reward, the rest is the task's shaped score. ``slots`` and
-    ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold``
-    is there (None: none ever is).
+    parts. ``pretrained`` is the directory of a causal language model of Hugging Face's
+    transformers and its tokenizer, to be trained instead of a small model of our own; of ``model``
+    only the context counts then. ``warm_start`` is the directory of the warmed-up model: read when
+    it has one, written by `adapters.rl.sft`; None starts from the model as it is. ``exact_weight``
+    is the weight of the exact match in the reward, the rest is the task's shaped score. ``slots``
+    and ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold`` is
+    there (None: none ever is).
     """
 
     task: str = "spell_backward"
@@ -47,6 +50,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     exact_weight: float = 1.0
     seed: int = 0
     model: ModelConfig = ModelConfig()
+    pretrained: str | None = None
     loss: LossConfig = LossConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
@@ -111,7 +115,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def tokenizer(self) -> Tokenizer:
         """What makes tokens of the task's texts."""
-        return Ascii()
+        return Ascii() if self.pretrained is None else _pretrained_tokenizer(self.pretrained)
 
     @property
     def limits(self) -> Limits:
@@ -129,6 +133,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def keep(self) -> int:
         """Snapshots to keep in memory: all versions that may still be asked to sample."""
         return max(2, self.staleness + 1)
+
+
+@functools.cache
+def _pretrained_tokenizer(directory: str) -> Tokenizer:
+    from adapters.rl.pretrained import PretrainedTokenizer
+
+    return PretrainedTokenizer(directory)
 
 
 def load_config(path: Path) -> RLConfig:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adapters.rl.model import LanguageModel, ModelConfig
+from adapters.rl.policy import Policy, fill
 from adapters.rl.sampling import choose, uniform
 from adapters.rl.trajectory import (
     Delta,
@@ -64,21 +65,20 @@ class Engine:
     ``pinned``: it changes weights only when nothing is at work.
     """
 
-    config: ModelConfig
+    policy: Policy
     limits: Limits
     slots: int
     seed: int
     pinned: bool = True
     generation: int = 0
     version: int | None = None
-    _model: LanguageModel = field(init=False)
-    _cache: Tensor = field(init=False)
+    _cache: Any = field(init=False)
     _slots: list[_Slot | None] = field(init=False)
     _deltas: list[Delta] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._model = LanguageModel(self.config).eval()
-        self._cache = self._model.new_cache(self.slots)
+        self.policy.eval()
+        self._cache = self.policy.new_cache(self.slots)
         self._slots = [None] * self.slots
         self._deltas = []
 
@@ -96,7 +96,7 @@ class Engine:
         """Take the weights of a policy version; what is at work goes on under them."""
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
-        self._model.load_state_dict(dict(weights))
+        fill(self.policy, weights)
         self.version, self.generation = version, generation
         for slot in self._slots:
             if slot is not None:
@@ -144,7 +144,7 @@ class Engine:
         for row, slot in live:
             tokens[row], positions[row] = slot.token(slot.fed), slot.fed
             slot.fed += 1
-        logits = self._model.decode(
+        logits = self.policy.decode(
             torch.from_numpy(tokens), torch.from_numpy(positions), self._cache
         )
         growing = [(row, slot) for row, slot in live if slot.fed == slot.length]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from adapters.rl.policy import Policy
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of the transformer; ``context`` bounds prompt plus answer, in tokens."""
@@ -82,7 +84,7 @@ class Block(nn.Module):
         return out
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Policy):
     """Tokens in, logits over the next one out."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -104,7 +106,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def layers(self) -> list[Block]:
-        """Return the blocks, first to last."""
+        """Return the blocks."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def new_cache(self, slots: int) -> Tensor:

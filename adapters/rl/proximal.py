@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from adapters.rl.batch import Batch
 from adapters.rl.loss import target_logprobs
-from adapters.rl.model import LanguageModel, ModelConfig
+from adapters.rl.policy import fill
 
 
 class ProximalPolicy(Protocol):
@@ -47,14 +47,14 @@ class Ewma:
 class Recomputed:
     """The policies that sampled, out of the snapshots that are kept.
 
-    ``weights_of`` returns the tensors of a version. One model is filled with one version after the
+    ``weights_of`` returns the tensors of a version. ``policy`` is filled with one version after the
     other, so that this costs the memory of a single one.
     """
 
     def __init__(
-        self, config: ModelConfig, weights_of: Callable[[int], Mapping[str, Tensor]]
+        self, policy: nn.Module, weights_of: Callable[[int], Mapping[str, Tensor]]
     ) -> None:
-        self._model = LanguageModel(config).eval()
+        self._policy = policy.eval()
         self._weights_of = weights_of
 
     @torch.no_grad()
@@ -62,11 +62,11 @@ class Recomputed:
         """Return what every token's own version gives it, 0 where none was sampled."""
         found = [torch.zeros_like(part.behavior) for part in parts]
         for version in sorted({version for part in parts for version in part.sampled_by}):
-            self._model.load_state_dict(dict(self._weights_of(version)))
+            fill(self._policy, self._weights_of(version))
             for part, logprobs in zip(parts, found, strict=True):
                 own = (part.mask > 0) & (part.versions == version)
                 if own.any():
-                    told = target_logprobs(self._model(part.tokens), part.tokens)
+                    told = target_logprobs(self._policy(part.tokens), part.tokens)
                     logprobs[own] = told[own]
         return found
 

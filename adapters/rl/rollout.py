@@ -18,7 +18,7 @@ from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
 from adapters.rl.ledger import Assignment
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
-from adapters.rl.model import LanguageModel
+from adapters.rl.policy import build_policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
 from adapters.rl.weights import pull
@@ -71,14 +71,15 @@ class RolloutWorker:
     def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
         self._host, self._config, self._stopped = host, config, stopped
         self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        policy = build_policy(config)
         self._engine = Engine(
-            config=config.model,
+            policy=policy,
             limits=config.limits,
             slots=config.slots,
             seed=config.seed,
             pinned=config.plan.pinned,
         )
-        self._names = [name for name, _ in LanguageModel(config.model).named_parameters()]
+        self._names = parameter_names(policy)
         self._sidecar: SidecarClient | None = None
         self._log = TokenLog(self._client, self._worker.log)
         self._link: _Link | None = None

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 import ckpt
 from adapters.rl.config import RLConfig, load_config
-from adapters.rl.model import LanguageModel, build_model
+from adapters.rl.policy import build_policy, fill, parameter_names
 from adapters.rl.task import Task, make_task
 from adapters.rl.weights import MODEL
 from ckpt import catalog
@@ -40,10 +41,10 @@ def prepare(config: RLConfig) -> bool:
     return True
 
 
-def warm_up(config: RLConfig, task: Task) -> LanguageModel:
+def warm_up(config: RLConfig, task: Task) -> nn.Module:
     """Return a model trained on right answers for the configured number of steps."""
     torch.set_num_threads(1)
-    model = build_model(config.model, seed=config.seed)
+    model = build_policy(config)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.warm.lr, betas=(0.9, 0.95), weight_decay=0.01
     )
@@ -60,17 +61,17 @@ def warm_up(config: RLConfig, task: Task) -> LanguageModel:
     return model
 
 
-def load_warm_start(model: LanguageModel, root: str) -> None:
+def load_warm_start(model: nn.Module, root: str) -> None:
     """Fill ``model`` from a warm start. Raises ``NotFoundError`` where there is none."""
     step = catalog.latest(root)
     if step is None:
         raise ConfigError(
             f"{root}: no warm start there; make it with: python -m adapters.rl.sft --config FILE"
         )
-    names = [name for name, _ in model.named_parameters()]
+    names = parameter_names(model)
     with StoreSource(root, step) as source:
         tensors = read_tensors(source, [f"{MODEL}.{name}" for name in names])
-    model.load_state_dict({name: tensors[f"{MODEL}.{name}"] for name in names})
+    fill(model, {name: tensors[f"{MODEL}.{name}"] for name in names})
 
 
 def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,9 +17,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 import elastic
 from adapters.rl.advantages import group_advantages
@@ -28,7 +25,8 @@ from adapters.rl.config import RLConfig
 from adapters.rl.evaluate import HeldOut, exact_matches
 from adapters.rl.ledger import Ledger
 from adapters.rl.loss import policy_loss, target_logprobs
-from adapters.rl.model import LanguageModel, build_model, weights_hash
+from adapters.rl.model import weights_hash
+from adapters.rl.policy import Policy, build_policy, full_tensors, parameter_names, reshard, shard
 from adapters.rl.proximal import Ewma, Recomputed
 from adapters.rl.ratios import effective_share
 from adapters.rl.server import LedgerState, RolloutServer, Term
@@ -51,7 +49,7 @@ class _Job:
     """What one generation trains with."""
 
     run: elastic.Run
-    model: LanguageModel
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     ledger: Ledger
     history: dict[str, list[Json]]
@@ -126,21 +124,22 @@ class Trainer:
 
     # -- beginning ---------------------------------------------------------------------------
 
-    def _build(self, run: elastic.Run) -> LanguageModel:
+    def _build(self, run: elastic.Run) -> Policy:
         config = self._config
-        model = build_model(config.model, seed=config.seed)
+        model = build_policy(config)
         if config.warm_start is not None and not _restores(run):
             load_warm_start(model, config.warm_start)
-        return shard(model, run.mesh)
+        shard(model, run.mesh)
+        return model
 
-    def _proximal(self, run: elastic.Run, model: LanguageModel) -> Ewma | Recomputed | None:
+    def _proximal(self, run: elastic.Run, model: nn.Module) -> Ewma | Recomputed | None:
         kind, config = self._config.loss.proximal, self._config
         if kind == "ewma":
             mean = self._build(run)
             return Ewma(mean, model, decay=config.loss.ewma_decay)
         if kind == "recomputed":
-            names = [name for name, _ in model.named_parameters()]
-            return Recomputed(config.model, lambda version: _weights(run, names, version))
+            names = parameter_names(model)
+            return Recomputed(build_policy(config), lambda version: _weights(run, names, version))
         return None
 
     def _lead(self, run: elastic.Run, ledger: Ledger, state: LedgerState) -> None:
@@ -300,29 +299,6 @@ class Trainer:
             }
         if self._result is not None:
             write_result(self._result, outcome)
-
-
-def shard(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
-    """Shard the model over the mesh with FSDP2: each block on its own, then the rest."""
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def reshard(model: nn.Module) -> None:
-    """Give back the full parameters that a forward pass without a backward left behind."""
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
-
-
-def full_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter whole; collective."""
-    return {
-        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
-        for name, parameter in model.named_parameters()
-    }
 
 
 def _import_early() -> None:

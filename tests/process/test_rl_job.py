@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 from jobs import Job, hurt
+from pretrained_models import saved
 from sidecar_group import wait_until
 
 from adapters.rl import sft
-from adapters.rl.config import RLConfig, preset, save_config
+from adapters.rl.config import RLConfig, WarmStart, preset, save_config
 from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig, Proximal
 from ckpt.arena import ARENA_ROOT
@@ -125,6 +126,25 @@ def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_out
     assert result["final_hash"] == undisturbed["final_hash"]
     assert result["reward"] == undisturbed["reward"]
     assert result["heldout"] == undisturbed["heldout"]
+    assert result["ledger"]["ok"], result["ledger"]
+
+
+def test_a_model_of_transformers_is_trained_by_any_ranks_and_after_a_kill(
+    tmp_path: Path, config: RLConfig
+) -> None:
+    pytest.importorskip("transformers")
+    directory = saved("qwen3")
+    config = msgspec.structs.replace(config, pretrained=directory, warm_start=None, steps=8)
+    config = msgspec.structs.replace(config, warm=WarmStart(steps=0))
+    (tmp_path / "alone").mkdir()
+    expected = alone(tmp_path / "alone", config)
+    with rl_job(tmp_path, config) as job:
+        job.await_step(3)
+        hurt(job.worker(job.events("proposed")[-1]["ranks"][0]), signal.SIGKILL)
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["final_hash"] == expected["final_hash"]
     assert result["ledger"]["ok"], result["ledger"]
 
 

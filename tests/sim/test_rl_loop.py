@@ -24,6 +24,7 @@ from adapters.rl.engine import Engine
 from adapters.rl.ledger import Ledger, Mode
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
+from adapters.rl.policy import build_policy
 from adapters.rl.proximal import Recomputed
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
@@ -73,7 +74,7 @@ class SimulatedWorker:
     def __init__(self, name: str, *, pinned: bool) -> None:
         self.name = name
         self.engine = Engine(
-            config=CONFIG.model,
+            policy=build_policy(CONFIG),
             limits=CONFIG.limits,
             slots=CONFIG.slots,
             seed=CONFIG.seed,
@@ -212,7 +213,7 @@ class SimulatedJob:
             samples, torch.zeros(len(samples)), rows=len(samples), length=CONFIG.model.context
         )
         weights_of = lambda version: self.snapshots[version]["model"]  # noqa: E731
-        (told,) = Recomputed(CONFIG.model, weights_of).logprobs([batch])
+        (told,) = Recomputed(build_policy(CONFIG), weights_of).logprobs([batch])
         torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
 
     def _restore(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from adapters.rl.config import preset
 from adapters.rl.engine import Engine
 from adapters.rl.model import build_model
+from adapters.rl.policy import build_policy, full_tensors
 from adapters.rl.token_record import encode_deltas, fold
 from adapters.rl.trajectory import SampleId, Trajectory
 
@@ -22,9 +23,12 @@ PROMPTS = [tuple(p) for p in (b"abc>", b"hello>", b"xy>", b"zebra>", b"q>", b"wo
 
 def make_engine(name: str = "tiny", *, slots: int | None = None, version: int = 3) -> Engine:
     config = CONFIGS[name]
-    weights = build_model(config.model, seed=5).state_dict()
+    weights = full_tensors(build_model(config.model, seed=5))
     engine = Engine(
-        config=config.model, limits=config.limits, slots=slots or config.slots, seed=config.seed
+        policy=build_policy(config),
+        limits=config.limits,
+        slots=slots or config.slots,
+        seed=config.seed,
     )
     engine.load(weights, version=version, generation=1)
     return engine
@@ -85,7 +89,7 @@ def test_an_interrupted_trajectory_continues_elsewhere_as_if_nothing_had_happene
                 waiting += engine.running()
                 engine.unload()
                 engine.load(
-                    build_model(engine.config, seed=5).state_dict(), version=3, generation=1
+                    build_model(CONFIGS["tiny"].model, seed=5).state_dict(), version=3, generation=1
                 )
             elif timing.random() < 0.7:
                 done |= {trajectory.key: trajectory for trajectory in engine.tick()}
@@ -126,7 +130,9 @@ def test_weights_change_only_between_trajectories() -> None:
     engine = make_engine()
     engine.put(blank(0))
     with pytest.raises(RuntimeError, match="version 4 offered while version 3"):
-        engine.load(build_model(engine.config, seed=6).state_dict(), version=4, generation=1)
+        engine.load(
+            build_model(CONFIGS["tiny"].model, seed=6).state_dict(), version=4, generation=1
+        )
 
 
 @pytest.mark.parametrize(
