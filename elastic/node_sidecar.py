@@ -32,8 +32,11 @@ class SidecarPlan:
 class NodeSidecar:
     """A running sidecar."""
 
-    def __init__(self, plan: SidecarPlan) -> None:
-        """Start it and wait until it serves. Raises ``PeerError`` when it does not."""
+    def __init__(self, plan: SidecarPlan, *, give_up_fd: int = -1) -> None:
+        """Start it and wait until it serves.
+
+        Raises ``PeerError`` when it does not, or when ``give_up_fd`` can be read before.
+        """
         self._process = start_sidecar(
             run=plan.run,
             node=plan.node,
@@ -42,6 +45,7 @@ class NodeSidecar:
             memory_of=plan.memory_of,
             host=plan.host,
             lease_fd=plan.lease_fd,
+            give_up_fd=give_up_fd,
         )
         self.address, self.pid = self._process.address, self._process.pid
         self.client = SidecarClient(self.address, plan.key)

@@ -63,7 +63,7 @@ class SidecarProcess:
             self._lock_fd = -1
 
 
-def start_sidecar(
+def start_sidecar(  # noqa: PLR0913 - as many as `SidecarConfig` has to be told
     *,
     run: str,
     node: str,
@@ -73,6 +73,7 @@ def start_sidecar(
     memory_of: str = "",
     port: int = 0,
     lease_fd: int = -1,
+    give_up_fd: int = -1,
 ) -> SidecarProcess:
     """Start the sidecar of ``node`` and return once it serves.
 
@@ -80,7 +81,7 @@ def start_sidecar(
     sidecars of this host that have the same ``memory_of``; that, ``port`` and ``lease_fd`` (which
     it inherits) are as in `SidecarConfig`. Its messages go to
     ``run_dir/logs/sidecar-<node>.log``, or nowhere. Raises ``PeerError`` with the end of them
-    when it does not start.
+    when it does not start, or once ``give_up_fd`` can be read: then what had begun is undone.
     """
     directory = arena_path(run, node)
     config = SidecarConfig(
@@ -104,7 +105,7 @@ def start_sidecar(
         on_failure.callback(os.close, lock_fd)
         process = _spawn(config, log)
         on_failure.callback(_kill, process)
-        address = _await_address(process, log)
+        address = _await_address(process, log, give_up_fd=give_up_fd)
         on_failure.pop_all()
     return SidecarProcess(process, address, directory, lock_fd)
 
@@ -135,12 +136,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _await_address(process: subprocess.Popen[bytes], log: Path | None) -> str:
+def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_up_fd: int) -> str:
     assert process.stdout is not None
+    heard = [process.stdout.fileno()]
+    if give_up_fd >= 0:
+        heard.append(give_up_fd)
     deadline_s, text = monotonic() + START_TIMEOUT_S, b""
     while not text.endswith(b"\n"):
         left_s = deadline_s - monotonic()
-        if not select.select([process.stdout], [], [], max(left_s, 0))[0]:
+        found = select.select(heard, [], [], max(left_s, 0))[0]
+        if give_up_fd in found:
+            raise PeerError("the sidecar was no longer wanted while it started")
+        if not found:
             raise PeerError(f"the sidecar did not start within {START_TIMEOUT_S:g} s; see {log}")
         if not (part := process.stdout.read(4096)):
             said = log.read_text(errors="replace")[-2000:].strip() if log else "(not captured)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Protocol
 
@@ -16,7 +17,8 @@ from elastic.records import GenerationRecord
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_START_END_S = 2.0
+_GIVE_UP_S = 10.0
+"""Bounds the undoing of a start: a fork, a kill and a removal, however loaded the machine is."""
 
 
 class SidecarEvents(Protocol):
@@ -57,6 +59,7 @@ class SidecarKeeper:
         self._ended: NodeSidecar | None = None
         self._fresh: NodeSidecar | None = None
         self._starting = False
+        self._give_up_fd = os.eventfd(0)
         self._retry_s = 0.0
         self._status_asked = False
         self.starts = 0
@@ -88,7 +91,7 @@ class SidecarKeeper:
         return self._sidecar is not None and self._sidecar.stopped_for_s() > 0
 
     def _launch(self) -> NodeSidecar:
-        self._fresh = NodeSidecar(self._plan)
+        self._fresh = NodeSidecar(self._plan, give_up_fd=self._give_up_fd)
         return self._fresh
 
     def _started(self, sidecar: NodeSidecar) -> None:
@@ -165,8 +168,12 @@ class SidecarKeeper:
             sidecar.kill()
 
     def stop(self) -> None:
-        """End the sidecar for good; its memory goes unless the launcher holds it."""
-        self._background.close(timeout_s=_START_END_S if self._starting else 0.0)
+        """End the sidecar for good; its memory goes unless the launcher holds it.
+
+        One that is just being started is given up: nobody else would remove what it made.
+        """
+        os.eventfd_write(self._give_up_fd, 1)
+        self._background.close(timeout_s=_GIVE_UP_S if self._starting else 0.0)
         fresh = self._fresh if self._fresh is not self._sidecar else None
         for sidecar in (self._ended, self._sidecar, fresh):
             if sidecar and (sidecar is not fresh or self._starting):

@@ -238,25 +238,30 @@ def test_a_stopped_agent_does_not_hold_up_the_end(tmp_path: Path) -> None:
         assert running.finish().message == "enough"
 
 
-def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
-    tmp_path: Path,
-) -> None:
-    key = RunKey.new()
-    key.save(tmp_path / "key.json")
-    absent = EmbeddedServer(key)
-    absent.close()
-    config = AgentConfig(
-        run="slow",
+def alone(folder: Path, key: RunKey, *, coordinator: str) -> AgentConfig:
+    """Return the configuration of an agent that no launcher looks after."""
+    key.save(folder / "key.json")
+    return AgentConfig(
+        run=f"alone-{os.getpid()}-{folder.name}",
         node="n0",
         domain="n0",
-        run_dir=str(tmp_path),
-        key_file=str(tmp_path / "key.json"),
-        coordinator=absent.address,
+        run_dir=str(folder),
+        key_file=str(folder / "key.json"),
+        coordinator=coordinator,
         slots={},
         wanted={},
         nodes=1,
         command=("true",),
     )
+
+
+def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
+    tmp_path: Path,
+) -> None:
+    key = RunKey.new()
+    absent = EmbeddedServer(key)
+    absent.close()
+    config = alone(tmp_path, key, coordinator=absent.address)
     read, write = os.pipe()
     said = tmp_path / "output"
     agent = Child.start(agent_command(config), env=os.environ, tied=True, stdin=read, output=said)
@@ -265,7 +270,7 @@ def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
         server = EmbeddedServer(key, bind=absent.address)
         coordinator = EmbeddedCoordinator(server.address, key)
         deadline_s = time.monotonic() + DEADLINE_S
-        while coordinator.get(node_key("slow", "n0")) is None:
+        while coordinator.get(node_key(config.run, "n0")) is None:
             assert time.monotonic() < deadline_s, said.read_text()
             time.sleep(0.02)
     finally:
@@ -275,24 +280,11 @@ def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
     coordinator.close()
     server.close()
     assert (code, said.read_text()) == (1, "")
-    assert leftovers("holdfast-slow-n0") == [], "the sidecar was just being started"
+    assert leftovers(f"holdfast-{config.run}-n0") == [], "the sidecar was just being started"
 
 
 def test_an_agent_whose_launcher_ended_first_ends_without_a_word(tmp_path: Path) -> None:
-    key = RunKey.new()
-    key.save(tmp_path / "key.json")
-    config = AgentConfig(
-        run="orphan",
-        node="n0",
-        domain="n0",
-        run_dir=str(tmp_path),
-        key_file=str(tmp_path / "key.json"),
-        coordinator="tcp://127.0.0.1:1",
-        slots={},
-        wanted={},
-        nodes=1,
-        command=("true",),
-    )
+    config = alone(tmp_path, RunKey.new(), coordinator="tcp://127.0.0.1:1")
     said = tmp_path / "output"
     read, write = os.pipe()
     os.close(write)

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sidecar_group import (
@@ -26,7 +28,13 @@ from ckpt.errors import (
     NotFoundError,
     PeerError,
 )
+from ckpt.sidecar.launch import start_sidecar
 from ckpt.stripes import restore_points
+from ckpt.transport import RunKey
+from elastic.agent.inbox import Inbox
+from elastic.agent.sidecar import SidecarEvents, SidecarKeeper
+from elastic.node_sidecar import SidecarPlan
+from tools.leftovers import leftovers
 
 
 @pytest.fixture
@@ -157,6 +165,29 @@ def test_a_sidecar_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="no usable run key"):
         group.start("a")
     assert group.leftovers() == []
+
+
+def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    group = SidecarGroup(tmp_path)
+    given_up = os.eventfd(1)
+    began_s = time.monotonic()
+    with pytest.raises(PeerError, match="no longer wanted"):
+        start_sidecar(run=group.run, node="a", key_file=group.key_file, give_up_fd=given_up)
+    os.close(given_up)
+    assert time.monotonic() - began_s < DEADLINE_S
+    assert leftovers(group.run) == []
+
+
+def test_a_keeper_that_stops_while_its_sidecar_starts_leaves_nothing(tmp_path: Path) -> None:
+    group = SidecarGroup(tmp_path)
+    key = RunKey.load(group.key_file)
+    plan = SidecarPlan(run=group.run, node="a", key=key, key_file=group.key_file)
+    unheard = cast("SidecarEvents", None)  # nobody takes what is in the inbox
+    keeper = SidecarKeeper(plan, inbox=Inbox(), events=unheard, stop_grace_s=1.0)
+    keeper.check()
+    keeper.stop()
+    assert keeper.pid == 0
+    assert leftovers(group.run) == []
 
 
 def test_a_sidecar_never_imports_torch(tmp_path: Path) -> None:
