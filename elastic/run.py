@@ -261,15 +261,18 @@ class Run:
         wished = self._tracked().wished
         self._keeper.keep(last=last, wished=wished)
         protection = self.protection
-        self.check()  # after a pause in here a step of a generation that is over is not told
         start, began, cpu_began = self._began
+        seconds = time.perf_counter() - began
+        # The end of the step is read before the fence is: however long a pause in here is, what is
+        # told ended while the generation stood, and what did not is not told.
+        self.check()
         self.emit(
             "step",
             step=cursor.step,
             generation=self.generation,
             rank=self.rank,
             start=start,
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
             stall_s=self._keeper.stall_s(),
             protected=protection.step,
             unprotected_s=round(protection.age_s, 6),

@@ -68,6 +68,39 @@ def test_a_checkpoint_directory_that_is_a_file_is_refused_plainly(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) -> None:
+    """A process that is paused in between tells later of it, not of a later step."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, time, elastic, torch\n"
+        "@elastic.resilient(checkpoint_every=9)\n"
+        "def train(run):\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    run.track(model=model, optimizer=optimizer)\n"
+        "    check, emit, looked = run.check, run.emit, []\n"
+        "    def paused():\n"
+        "        check()\n"
+        "        looked.append(time.time())\n"
+        "        time.sleep(0.3)\n"
+        "    def told(kind, **fields):\n"
+        "        if kind == 'step':\n"
+        "            print(json.dumps([fields['start'] + fields['seconds'], looked[-1]]))\n"
+        "        emit(kind, **fields)\n"
+        "    for _ in run.steps(1):\n"
+        "        for _ in run.microbatches():\n"
+        "            run.backward(model(torch.ones(2)).sum())\n"
+        "        run.step(optimizer)\n"
+        "        run.check, run.emit = paused, told\n"
+        "train()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=110, check=True
+    )
+    ended, looked = json.loads(done.stdout)
+    assert ended < looked + 0.1, "two clocks, and a pause three times as long"
+
+
 def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
     tmp_path: Path,
 ) -> None:

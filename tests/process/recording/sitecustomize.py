@@ -1,8 +1,8 @@
 """Has workers and sidecars of a test record every action that a sink accepted, and when.
 
 Python imports this at its start where this folder is on its path. Each action is one line of JSON
-in a file per process under ``HOLDFAST_TEST_RECORD``: the monotonic time, the sink, the node, the
-generation that acted.
+in a file per process under ``HOLDFAST_TEST_RECORD``: the time, the sink, the node, the generation
+that acted. A step counts from the end that its event tells, not from when it was told.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 _FOLDER = os.environ.get("HOLDFAST_TEST_RECORD", "")
 
 
-def record(sink: str, node: str, generation: int) -> None:
-    line = {"t": time.monotonic(), "sink": sink, "node": node, "generation": generation}
+def record(sink: str, node: str, generation: int, *, t: float | None = None) -> None:
+    line = {"t": t or time.time(), "sink": sink, "node": node, "generation": generation}
     with Path(_FOLDER, f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -65,7 +65,15 @@ def in_sidecar() -> None:
 def in_worker() -> None:
     from elastic.run import Run
 
-    after(Run, "_end_step", lambda run, **_: ("step", run._channel.node, run.generation))
+    emit = Run.emit
+
+    def told(run: Run, kind: str, **fields: Any) -> None:
+        emit(run, kind, **fields)
+        if kind == "step":
+            ended = fields["start"] + fields["seconds"]
+            record("step", run._channel.node, fields["generation"], t=ended)
+
+    Run.emit = told  # type: ignore[method-assign]
 
 
 if _FOLDER:
