@@ -27,7 +27,7 @@ from elastic.membership import (
     ready_trainers,
     role_of,
 )
-from elastic.planning.holdoff import Patience, held_off, setbacks_after, strangers
+from elastic.planning.holdoff import Patience, announced, held_off, setbacks_after, strangers
 from elastic.planning.meshes import choose_mesh
 from elastic.planning.plan import RestorePoints, changes, job_spec, plan
 from elastic.records import (
@@ -111,14 +111,15 @@ class Seen:
     """When this agent first saw what debounces count from (its own monotonic seconds).
 
     ``since`` maps the incarnation of a READY trainer outside the generation, or the mark of a node
-    that its group does not know (`holdoff.strangers`), to the time. It is threaded through
-    `observe`.
+    that its group does not know (`holdoff.strangers`), to the time; ``leavers`` are the nodes of
+    the group that said they would leave (`holdoff.announced`). It is threaded through `observe`.
     """
 
     number: int = -1
     number_s: float = 0.0
     fenced_s: float | None = None
     since: Mapping[str, float] = field(default_factory=dict)
+    leavers: Mapping[str, str] = field(default_factory=dict)
 
 
 def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
@@ -134,6 +135,7 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
         number_s=seen.number_s if same else now_s,
         fenced_s=fenced_s,
         since={name: seen.since.get(name, now_s) for name in names},
+        leavers=announced(view, seen.leavers),
     )
 
 
@@ -290,11 +292,15 @@ def _pending_trainers(view: View) -> dict[str, str]:
     return pending
 
 
+def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
+    return held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
+
+
 def _joins(
     view: View, seen: Seen, *, now_s: float, policy: Policy
 ) -> tuple[list[str], float | None]:
     """Return who may join now, as clauses, or until when to wait for that."""
-    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience)
+    held = _held_off(view, seen, now_s=now_s, policy=policy)
     trainers = [pair for pair in _outside_trainers(view) if pair[0].node not in held]
     if view.generation and trainers:
         members = len(view.generation.members)
@@ -380,7 +386,7 @@ def _gather(
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
-    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience)
+    held = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
     if newcomers := [name for name in _unfenced(view, group=False) if name not in held]:
         until_s = quorum_s + policy.newcomer_wait_s
@@ -404,7 +410,9 @@ def _gather(
     turn_s = quorum_s + policy.stagger_s * _turn(view, node)
     if now_s < turn_s:
         return Wait(until_s=turn_s), "another node proposes first"
-    setbacks = setbacks_after(view, lived_s=now_s - seen.number_s, patience=policy.patience)
+    setbacks = setbacks_after(
+        view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
+    )
     record, reason = plan(view, restore_points=points, held=held, setbacks=setbacks)
     return Propose(record=record, expected=view.generation_revision), reason
 

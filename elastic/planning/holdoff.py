@@ -1,12 +1,13 @@
 """Nodes that come and go: how often one was lost, and how long it is held off for it. Pure.
 
 What is known of a node's losses is part of the generation record, so it outlives whoever wrote it;
-every agent counts the time to wait from when it first saw the node itself.
+every agent counts the time to wait from when it first saw the node itself. A node that said before
+that it would leave is not lost but moved: that is no setback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from elastic.membership import View, identities, once
@@ -36,11 +37,29 @@ class Patience:
         return min(self.first_s * 2.0 ** min(times - 1, 60), self.most_s) if times > 0 else 0.0
 
 
-def setbacks_after(view: View, *, lived_s: float, patience: Patience) -> dict[str, Setback]:
+@once
+def _leaving(view: View) -> dict[str, str]:
+    marks = identities(view)
+    return {name: marks[name] for name, node in view.nodes.items() if node.leaving}
+
+
+def announced(view: View, before: Mapping[str, str]) -> dict[str, str]:
+    """Return who of the newest generation's nodes has said that it leaves, with its identity.
+
+    ``before`` is what this returned for the view before: who has left by now is only known there.
+    """
+    inside = view.generation.nodes if view.generation else {}
+    told = {**before, **_leaving(view)}
+    return {name: mark for name, mark in told.items() if inside.get(name) == mark}
+
+
+def setbacks_after(
+    view: View, *, lived_s: float, patience: Patience, leavers: Collection[str] = ()
+) -> dict[str, Setback]:
     """Return what the next generation is to know of the nodes that were lost.
 
-    The newest generation lived for ``lived_s``. Where more than `MAX_SETBACKS` nodes would be
-    remembered, those that were lost most often are.
+    The newest generation lived for ``lived_s``; that its ``leavers`` are gone does not count. Where
+    more than `MAX_SETBACKS` nodes would be remembered, those that were lost most often are.
     """
     old = view.generation
     if old is None:
@@ -51,8 +70,8 @@ def setbacks_after(view: View, *, lived_s: float, patience: Patience) -> dict[st
     for name in {*lost, *old.setbacks}:
         before = old.setbacks.get(name, _NEVER)
         was = old.nodes.get(name)
-        if was is None:
-            after = before  # held off or away: neither better nor worse
+        if was is None or (name in leavers and now.get(name) != was):
+            after = before  # held off, away or moved: neither better nor worse
         elif now.get(name) != was:
             after = Setback(losses=before.losses + 1)
         else:
@@ -85,11 +104,17 @@ def strangers(view: View) -> dict[str, str]:
 
 
 def held_off(
-    view: View, since: Mapping[str, float], *, now_s: float, patience: Patience
+    view: View,
+    since: Mapping[str, float],
+    *,
+    now_s: float,
+    patience: Patience,
+    leavers: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the nodes that are not to be taken in yet, and until when.
 
-    ``since`` maps the marks of `strangers` to when they were first seen.
+    ``since`` maps the marks of `strangers` to when they were first seen; ``leavers`` as in
+    `setbacks_after`.
     """
     if view.generation is None or not view.generation.setbacks:
         return {}
@@ -97,7 +122,7 @@ def held_off(
     held: dict[str, float] = {}
     for name, mark in strangers(view).items():
         losses = setbacks.get(name)
-        if name in view.generation.nodes:  # lost this very moment, and back
+        if name in view.generation.nodes and name not in leavers:  # just lost, and back
             losses = Setback(losses=1 + (losses.losses if losses else 0))
         until_s = since.get(mark, now_s) + patience.wait_s(losses)
         if now_s < until_s:

@@ -78,6 +78,23 @@ def ask(view: View, *, at_s: float, node: str = "a") -> tuple[object, str]:
     return decide(view, observe(view, seen, now_s=at_s), node=node, now_s=at_s, policy=POLICY)
 
 
+def test_leaving_on_notice_does_not_count_and_is_known_after_the_node_is_gone() -> None:
+    old = generation("a", "b", losses={"b": 1})
+    told = msgspec.structs.replace(fakes.node("b"), leaving=1)
+    seen = observe(fakes.view(member("a"), told, generation=old), Seen(), now_s=0.0)
+    for now_s in (1.0, 2.0):
+        back = fakes.view(member("a"), returned("b"), generation=old)
+        seen = observe(back, seen, now_s=now_s)
+    assert list(seen.leavers) == ["b"]
+    decision, _ = decide(back, seen, node="a", now_s=2.0, policy=POLICY)
+    assert isinstance(decision, Propose)
+    assert set(decision.record.nodes) == {"a", "b"}, "it would be held off after another loss"
+    assert decision.record.setbacks == {"b": Setback(losses=1)}
+    later = msgspec.structs.replace(decision.record, nodes={"a": old.nodes["a"]})
+    seen = observe(fakes.view(member("a"), generation=later), seen, now_s=3.0)
+    assert seen.leavers == {}, "forgotten with the generation"
+
+
 def test_flapping_node_does_not_end_a_generation_before_its_time() -> None:
     old = generation("a", losses={"b": 3})
     worker = fakes.worker("trainer/a", state=WorkerState.ACTIVE)

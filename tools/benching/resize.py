@@ -35,7 +35,7 @@ def there_and_back(
     with elastic_job(setup, "resized", Shape(nodes=WORKERS, parity=1)) as job:
         for number in range(times):
             tempo.say(f"a node leaves and comes back, {number + 1} of {times}")
-            node = f"n{number % WORKERS}"  # in turn: one that comes and goes would be held off
+            node = f"n{number % WORKERS}"  # in turn, so that rank 0 leaves as well as the last
             left.append(job.shrink(node))
             joined.append(job.grow(node))
             tempo.beat()
