@@ -61,6 +61,8 @@ class Narrator:
                     f"{event['seat']}: SNAPSHOTS ARE LEFT OUT since step {event['newest']}, "
                     f"{event['count']} so far: {event['reason']}"
                 )
+            case kind if kind.startswith("data_worker"):
+                yield f"{event['seat']}: {_data_worker(event)}"
             case "stack" | "straggler" | "straggler_over" | "loss" | "handed_over" | "rehearsed":
                 yield from self._remark(event)
             case "sidecar_failed":
@@ -126,6 +128,19 @@ class Narrator:
         verb = started if fresh else f"resumed at step {event['step']}"
         self._causes, self._caused_t = [], None
         yield f"generation {number}: {count}{of} {noun}{after}; {verb}{took}"
+
+
+def _data_worker(event: Event) -> str:
+    loader = f"loader {event['loader']!r}"
+    match event["kind"]:
+        case "data_workers_forked":
+            return f"{loader} forks its worker processes: {event['why']}"
+        case "data_worker_stuck":
+            what = "was stuck"
+        case _:
+            what = "died"
+    again = f", {event['times']} times since the last batch" if event["times"] > 1 else ""
+    return f"a worker process of {loader} {what} ({event['how']}){again}; they are started again"
 
 
 def _cause(victim: str, what: str, why: str) -> str:

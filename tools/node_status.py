@@ -17,7 +17,8 @@ MEMORY: Final = ("slots", "parity", "logs")
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node, its processes, and the answer of its sidecar: empty with an ``error``.
 
-    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all.
+    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
+    ``data_troubles`` which processes that load data its living workers lost.
     """
 
     node: str
@@ -26,6 +27,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     status: dict[str, Any] = {}
     error: str | None = None
     stragglers: dict[str, str] = {}
+    data_troubles: dict[str, str] = {}
 
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none."""
@@ -90,7 +92,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a person should know of, a sentence each."""
         status = self.status
         told = [self.error] if self.error else []
-        told += self.stragglers.values()
+        told += [*self.stragglers.values(), *self.data_troubles.values()]
         told += [
             f"step {at.rpartition('/')[2]} is not protected: {why}"
             for at, why in self.unprotected.items()

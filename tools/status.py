@@ -156,6 +156,7 @@ def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
         status=status,
         error=error,
         stragglers=found.stragglers,
+        data_troubles=found.data_troubles,
     )
 
 

@@ -44,6 +44,11 @@ class Crew:
         """Whether a worker is stopped, or is asked where it stands: it will be ended soon."""
         return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
 
+    @property
+    def data_troubles(self) -> dict[str, str]:
+        """What the living workers lost of the processes that load their data, by seat."""
+        return {w.seat: w.data_trouble for w in self.table.living() if w.data_trouble}
+
     # -- by order of the seating -------------------------------------------------------------
 
     def follow(self, seats: Sequence[Seating], *, sidecar: str) -> None:
@@ -151,8 +156,11 @@ class Crew:
             self._reporter.emit("detected", what="join", victim=worker.seat)
 
     def _on_emit(self, worker: Worker, message: messages.Emit) -> None:
-        if message.kind == "step":
-            worker.stepped_in(message.fields)
+        match message.kind:
+            case "step":
+                worker.stepped_in(message.fields)
+            case "data_worker_died" | "data_worker_stuck" as kind:
+                worker.data_failed(kind.removeprefix("data_worker_"), message.fields)
         self._reporter.relay(worker.seat, message)
 
     def _on_handed_over(self, worker: Worker, message: messages.HandedOver) -> None:

@@ -265,6 +265,7 @@ class Agent:
                 workers=workers,
                 failure="; ".join(self._crew.failures) or self._conductor.failure,
                 stragglers=self._conductor.stragglers,
+                data_troubles=self._crew.data_troubles,
             )
         )
 

@@ -19,7 +19,8 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     """The process ids of a node: 0 for a sidecar that is down; ``address`` is where it serves.
 
     ``failure`` says what a worker did wrong after it had completed its part of the job.
-    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all.
+    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
+    ``data_troubles`` what its workers lost of the processes that load their data.
     """
 
     agent: int
@@ -28,6 +29,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[str, int] = {}
     failure: str = ""
     stragglers: dict[str, str] = {}
+    data_troubles: dict[str, str] = {}
 
 
 class Reporter:

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
@@ -71,6 +71,8 @@ class Worker:
         self._times: deque[StepTimes] = deque(maxlen=STEPS)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self.quiet_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._data_failures: Counter[str] = Counter()
+        self.data_trouble = ""
         name = f"{config.run}-{self.seat.replace('/', '-')}"
         self.page = ControlPage.create(name)
         self._stack_fd = os.memfd_create(f"holdfast-stack-{name}", os.MFD_CLOEXEC)
@@ -137,6 +139,15 @@ class Worker:
         """
         took_part = self.alive and self.spec is not None and self.generation > 0
         return took_part and self.stepped <= generation
+
+    def data_failed(self, what: str, fields: Mapping[str, Json]) -> None:
+        """Keep, for people, that a process that loads its data failed: ``"died"``, ``"stuck"``."""
+        self._data_failures[what] += 1
+        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._data_failures.items()))
+        self.data_trouble = (
+            f"{self.seat} lost data workers ({counts}), "
+            f"the last of loader {fields.get('loader')!r}: {fields.get('how')}"
+        )
 
     def stepped_in(self, fields: Mapping[str, Json]) -> None:
         """Learn from the worker's report of a step how long it takes, and may be silent."""

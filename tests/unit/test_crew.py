@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from elastic import messages
 from elastic.agent import crew as crew_module
 from elastic.agent.config import AgentConfig, Timing
 from elastic.agent.crew import Crew
@@ -203,6 +204,22 @@ def test_a_replacement_that_dies_while_it_starts_is_replaced_at_once(make) -> No
     node.crew._timing = Timing(yield_s=LONG_S)
     node.end("trainer/1")
     assert node.seat(1, 3, 1) == [1, 3, 1]
+
+
+def test_the_data_workers_that_a_rank_lost_are_told_as_long_as_it_lives(make) -> None:  # type: ignore[no-untyped-def]
+    node = make()
+    node.seat(1, 1)
+    worker = node.crew.table.get("trainer/1")
+    assert node.crew.data_troubles == {}
+    for kind, how in (("stuck", "it gave nothing"), ("died", "x"), ("died", "killed by SIGKILL")):
+        fields = {"loader": "words", "how": how, "times": 1}
+        node.crew._handle(worker, messages.Emit(t=1.0, kind=f"data_worker_{kind}", fields=fields))
+    assert node.crew.data_troubles == {
+        "trainer/1": "trainer/1 lost data workers (2 died, 1 stuck), "
+        "the last of loader 'words': killed by SIGKILL"
+    }
+    node.end("trainer/1")
+    assert node.crew.data_troubles == {}
 
 
 def test_a_script_that_ends_well_without_training_fails_the_job(make) -> None:  # type: ignore[no-untyped-def]

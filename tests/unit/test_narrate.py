@@ -162,6 +162,37 @@ def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
             "trainer/1: its rehearsal ended early: KeyError: 'x'",
         ),
         (
+            {
+                "kind": "data_worker_died",
+                "seat": "trainer/1",
+                "loader": "data",
+                "how": "killed by SIGKILL (process 7)",
+                "times": 1,
+            },
+            "trainer/1: a worker process of loader 'data' died (killed by SIGKILL (process 7)); "
+            "they are started again",
+        ),
+        (
+            {
+                "kind": "data_worker_stuck",
+                "seat": "trainer/1",
+                "loader": "data",
+                "how": "it gave nothing for 60 s after its start (process 7)",
+                "times": 2,
+            },
+            "trainer/1: a worker process of loader 'data' was stuck (it gave nothing for 60 s "
+            "after its start (process 7)), 2 times since the last batch; they are started again",
+        ),
+        (
+            {
+                "kind": "data_workers_forked",
+                "seat": "trainer/1",
+                "loader": "data",
+                "why": "the data set cannot be pickled",
+            },
+            "trainer/1: loader 'data' forks its worker processes: the data set cannot be pickled",
+        ),
+        (
             {"kind": "detected", "victim": "node1", "what": "notice", "why": "SIGTERM"},
             "node1 is to end (SIGTERM)",
         ),

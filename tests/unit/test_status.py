@@ -112,6 +112,12 @@ def test_everything_wrong_is_a_line() -> None:
     assert "gossip" not in text
 
 
+def test_lost_data_workers_are_a_line() -> None:
+    said = "trainer/0 lost data workers (1 died), the last of loader 'data': killed by SIGKILL"
+    told = NodeStatus(node="n0", sidecar=7, status=STORED, data_troubles={"trainer/0": said})
+    assert f"n0: {said}" in shown(told).splitlines()
+
+
 def test_a_sidecar_that_has_just_started_is_shown_without_figures() -> None:
     new = {"run": "r", "generation": 0, "committed": -1, "protected": -1}
     assert row(shown(NodeStatus(node="n0", sidecar=7, status=new)), "n0")[1:] == ["0", *"––––––"]
