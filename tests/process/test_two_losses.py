@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -13,12 +14,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs import Event, Job, launched
+from jobs import DEADLINE_S, Event, Job, launched
 
+from ckpt.sidecar.client import SidecarClient
+from ckpt.transport import RunKey
 from elastic.launch import LOCAL_TIMING, LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
-STEPS = 60
+STEPS, GATE = 20, 10
 TRAINERS, OTHERS = ("n0", "n1"), ("n2", "n3")
 
 
@@ -38,8 +41,12 @@ def outcome_in(directory: Path) -> dict[str, Any]:
 
 @contextmanager
 def training(directory: Path, *flags: object) -> Iterator[Job]:
-    """Two trainers on two nodes, and two more nodes that only guard the snapshots."""
-    words = ["--result", directory / "result.json", "--steps", STEPS, "--pace", 0.03, *flags]
+    """Two trainers on two nodes, and two more nodes that only guard the snapshots.
+
+    Having completed step `GATE` they wait for `go_on`, so the newest snapshot is that one.
+    """
+    words = ["--result", directory / "result.json", "--steps", STEPS]
+    words += ["--gate", GATE, directory / "go", *flags]
     config = LaunchConfig(
         command=python_command(SCRIPT, [str(word) for word in words]),
         nodes=(
@@ -55,6 +62,25 @@ def training(directory: Path, *flags: object) -> Iterator[Job]:
         yield running
 
 
+def await_protected(job: Job, *nodes: str) -> None:
+    """Wait until the newest generation has protected the step at the gate, as all sidecars say."""
+    generation = max(event["generation"] for event in job.events("proposed"))
+    key = RunKey.load(job.launcher.run_dir / "key.json")
+    for node in nodes:
+        client = SidecarClient(job.launcher.processes()[node].address, key)
+        with contextlib.closing(client):
+            protected = client.protected_step(
+                generation=generation, at_least=GATE, timeout_s=DEADLINE_S
+            )
+            assert protected == GATE, f"{node} in generation {generation}"
+
+
+def at_the_gate(job: Job, *nodes: str) -> None:
+    """Wait until the step at the gate is complete and protected."""
+    job.await_step(GATE)
+    await_protected(job, *nodes)
+
+
 def lose(job: Job, node: str) -> Event:
     """Take a machine away and return the generation that goes on without it."""
     before = max(event["generation"] for event in job.events("proposed"))
@@ -63,6 +89,7 @@ def lose(job: Job, node: str) -> Event:
 
 
 def ended(job: Job, directory: Path) -> dict[str, Any]:
+    (directory / "go").touch()
     outcome = job.finish()
     assert outcome.ok, outcome.message
     return outcome_in(directory)
@@ -72,17 +99,13 @@ def test_a_second_loss_after_the_state_is_protected_again_is_survived(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     with training(tmp_path) as job:
-        job.await_event(lambda e: e["kind"] == "protected" and e["step"] >= 5)
+        at_the_gate(job, *TRAINERS, *OTHERS)
         first = lose(job, "n0")
-        assert first["restore_how"] == "parity"
-        assert first["restore_step"] >= 5
-        again = job.await_event(
-            lambda e: e["kind"] == "protected" and e["generation"] == first["generation"]
-        )
-        assert again["step"] >= first["restore_step"]
+        assert (first["restore_how"], first["restore_step"]) == ("parity", GATE)
+        await_protected(job, "n1", *OTHERS)
         second = lose(job, "n2")
         assert second["restore_how"] in ("memory", "parity")
-        assert second["restore_step"] >= again["step"], "what was protected again is not lost"
+        assert second["restore_step"] == GATE, "what was protected again is not lost"
         assert ended(job, tmp_path) == undisturbed
     tiers = {e["generation"]: e["tier"] for e in job.events("restored")}
     assert tiers[first["generation"]] == "parity"
@@ -91,37 +114,33 @@ def test_a_second_loss_after_the_state_is_protected_again_is_survived(
 def test_a_second_loss_before_that_goes_on_from_the_old_fragments_where_they_suffice(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    hold = tmp_path / "go"
-    with training(tmp_path, "--parity", 2, "--hold", hold) as job:
-        job.await_event(lambda e: e["kind"] == "protected" and e["step"] >= 5)
+    with training(tmp_path, "--parity", 2, "--hold", tmp_path / "go") as job:
+        at_the_gate(job, *TRAINERS, *OTHERS)
         first = lose(job, "n0")
         second = lose(job, "n2")
-        assert second["restore_step"] == first["restore_step"] >= 5
+        assert second["restore_step"] == first["restore_step"] == GATE
         assert second["restore_how"] == "parity"
-        hold.touch()
         assert ended(job, tmp_path) == undisturbed
     restored = [e for e in job.events("restored") if e["generation"] == second["generation"]]
-    assert [(e["tier"], e["step"]) for e in restored] == [("parity", second["restore_step"])]
+    assert [(e["tier"], e["step"]) for e in restored] == [("parity", GATE)]
 
 
 def test_a_second_loss_before_that_and_too_much_for_parity_takes_the_checkpoint(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    hold, root, every = tmp_path / "go", tmp_path / "saved", STEPS // 2
-    flags = ("--checkpoint", root, "--checkpoint-every", every, "--pace", 0.1)
-    with training(tmp_path, "--hold", hold, *flags) as job:
-        saved = job.await_event(lambda e: e["kind"] == "checkpoint_done")
+    every = GATE - 2
+    flags = ("--checkpoint", tmp_path / "saved", "--checkpoint-every", every)
+    with training(tmp_path, "--hold", tmp_path / "go", *flags) as job:
         # nothing is being written any more: what is carried over is rebuilt, and then not lost
-        job.await_event(lambda e: e["kind"] == "protected" and e["step"] > saved["step"])
+        job.await_event(lambda e: e["kind"] == "checkpoint_done")
+        at_the_gate(job, *TRAINERS, *OTHERS)
         lose(job, "n0")
         second = lose(job, "n2")
         assert second["restore_step"] is None
         assert "restores nothing from memory" in second["reason"]
         assert "fragments it needs" in second["reason"], "why not"
         assert re.search(r"the newest checkpoint is loaded, step \d+, or", second["reason"])
-        hold.touch()
         assert ended(job, tmp_path) == undisturbed
     (restored,) = (e for e in job.events("restored") if e["generation"] == second["generation"])
-    assert restored["tier"] == "checkpoint"
-    assert restored["step"] == saved["step"] == every
+    assert (restored["tier"], restored["step"]) == ("checkpoint", every)
     assert restored["bytes"] > 0

@@ -1,7 +1,8 @@
 """A training script that takes next to no time: what `train_gpt.py` does, on a few numbers.
 
 With ``--hold FILE`` every generation but the first waits, before it restores, until the file is
-there; with ``--pace S`` a step takes at least so many seconds. ``--ddp`` wraps the model.
+there; with ``--gate STEP FILE`` it waits once so many steps are complete. With ``--pace S`` a step
+takes at least so many seconds. ``--ddp`` wraps the model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ import elastic
 from ckpt.hashing import state_hash
 
 
+def wait_for(file: Path, run: elastic.Run) -> None:
+    """Wait, as long as the generation lasts, until the file is there."""
+    while not file.exists():
+        run.check()
+        time.sleep(0.01)
+
+
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
@@ -32,9 +40,8 @@ def main(args: argparse.Namespace) -> None:
         parity=args.parity,
     )
     def train(run: elastic.Run) -> None:
-        while run.generation > 1 and args.hold and not args.hold.exists():
-            run.check()
-            time.sleep(0.01)
+        if run.generation > 1 and args.hold:
+            wait_for(args.hold, run)
         layers = nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1)
         model: nn.Module = nn.Sequential(*layers)
         if args.ddp:
@@ -42,7 +49,9 @@ def main(args: argparse.Namespace) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
         run.track(model=model, optimizer=optimizer, schedule=schedule)
-        for _ in run.steps(args.steps):
+        for step in run.steps(args.steps):
+            if args.gate and step == int(args.gate[0]):
+                wait_for(Path(args.gate[1]), run)
             for batch in run.microbatches(data):
                 loss = (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
                 run.backward(loss)
@@ -70,6 +79,7 @@ if __name__ == "__main__":
     parser.add_argument("--int64", action="store_true")
     parser.add_argument("--parity", type=int, default=1)
     parser.add_argument("--hold", type=Path)
+    parser.add_argument("--gate", nargs=2)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=int, default=100)
     main(parser.parse_args())
