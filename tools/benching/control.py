@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from ckpt.stripes import Geometry
 from ckpt.world import BlockEntry, Inventory, ParityEntry
@@ -37,6 +36,7 @@ from elastic.records import (
     WorkerRecord,
     WorkerState,
 )
+from tools.benching.lines import by_line
 from tools.benching.samples import Figure, Setup
 
 WORLDS: Final = (10, 100, 1_000, 10_000)
@@ -353,17 +353,7 @@ class _Keeper:
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
     """Print a line for each number of nodes."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in _COLUMNS.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    lines: dict[str, dict[str, Figure]] = {}
-    for figure in figures:
-        line, _, what = figure.name.partition(": ")
-        lines.setdefault(line, {})[what] = figure
-    for line, found in lines.items():
-        table.add_row(line, *(_cell(found[name]) for name in _COLUMNS))
-    console.print(table)
+    console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
 
 
 def _cell(figure: Figure) -> str:

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from torch._C._distributed_c10d import TCPStore
 
 from ckpt.errors import PeerError
 from elastic.config import Exact
+from tools.benching.lines import by_line
 from tools.benching.samples import Figure, Setup
 from tools.benching.summands import (
     Seat,
@@ -226,17 +226,7 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
     """Print a line for each way of summing at each world size."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in _COLUMNS.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    lines: dict[str, dict[str, Figure]] = {}
-    for figure in figures:
-        line, _, what = figure.name.partition(": ")
-        lines.setdefault(line, {})[what] = figure
-    for line, found in lines.items():
-        table.add_row(line, *(_cell(found.get(name)) for name in _COLUMNS))
-    console.print(table)
+    console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
     console.print(
         "step: the gradients of 16 microbatches; cpu: processor time of all ranks.\n"
         "Their mean beside float64's: error in the 2-norm, relative; worst of one element, in ulp "
@@ -246,9 +236,7 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
     )
 
 
-def _cell(figure: Figure | None) -> str:
-    if figure is None:
-        return ""
+def _cell(figure: Figure) -> str:
     match figure.unit:
         case "s":
             return f"{figure.value * 1e3:.1f} ms ({figure.low * 1e3:.0f}–{figure.high * 1e3:.0f})"
