@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+import uneven_net
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from uneven_net import WORLD_SIZE, State, Wrap, data_parallel, grid, tensor_parallel, train
 
 import ckpt
 from adapters.dcp import DcpSource, HoldfastReader, HoldfastWriter
@@ -37,75 +31,11 @@ from ckpt.hashing import state_hash
 from ckpt.store.places import open_store
 from ckpt.verify import faults
 
-WORLD_SIZE = 4
-State = dict[str, Any]
-Wrap = Callable[[nn.Module], None]
-
-
-class Net(nn.Module):
-    """Uneven over three ranks (7 rows), empty at the last (2 rows), even where parallel (8)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 8)
-        self.up = nn.Linear(8, 8)
-        self.norm = nn.LayerNorm(8)
-        self.down = nn.Linear(8, 8)
-        self.small = nn.Linear(8, 2)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        x = self.embed(tokens)
-        x = x + self.down(torch.relu(self.up(self.norm(x))))
-        return self.small(x).square().sum()
-
-
-def data_parallel(ranks: list[int]) -> Wrap:
-    mesh = DeviceMesh("cpu", ranks)
-
-    def wrap(model: nn.Module) -> None:
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-    return wrap
-
-
-def tensor_parallel() -> Wrap:
-    mesh = DeviceMesh("cpu", list(range(WORLD_SIZE)))
-
-    def wrap(model: nn.Module) -> None:
-        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-
-    return wrap
-
-
-def both() -> Wrap:
-    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-
-    def wrap(model: nn.Module) -> None:
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(model, mesh["tp"], plan)
-        fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
-
-    return wrap
-
 
 def build(wrap: Wrap | None, seed: int) -> State:
-    torch.manual_seed(seed)
-    model = Net()
-    if wrap:
-        wrap(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (1 + seed))
-    return {"model": model, "optimizer": optimizer, "seen": {"samples": seed, "order": (seed, "x")}}
-
-
-def train(state: State, steps: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        tokens = torch.randint(0, 7, (5,), generator=generator)
-        state["model"](tokens).backward()
-        state["optimizer"].step()
-        state["optimizer"].zero_grad()
+    state = uneven_net.build(wrap, seed, tied=False)
+    state["seen"]["order"] = (seed, "x")
+    return state
 
 
 def taken_apart(state: State) -> State:
@@ -137,7 +67,7 @@ def layouts_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
         ("two", data_parallel([0, 1]), 2),
         ("three", data_parallel([0, 1, 2]), 3),
         ("parallel", tensor_parallel(), 4),
-        ("both", both(), 4),
+        ("both", grid(), 4),
         ("again", data_parallel([0, 1, 2, 3]), 4),
     ]
     groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
@@ -145,7 +75,7 @@ def layouts_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
         if rank < size:
             state = build(wrap, seed=step + 1)
             if step == 0:
-                train(state, 3)
+                train(state, 3, seed=1)
             else:
                 load(state, HoldfastReader(root, step=step - 1), process_group=groups[size])
             found[name] = state_hash(state, group=groups[size])
@@ -153,7 +83,7 @@ def layouts_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
             save(state, writer, process_group=groups[size])
             if step == 0:
                 save(state, dcp.FileSystemWriter(folder / "theirs"), process_group=groups[size])
-            train(state, 1)  # what was restored can go on
+            train(state, 1, seed=1)  # what was restored can go on
         dist.barrier()
     if rank == 0:
         alone = build(None, seed=9)
@@ -199,7 +129,7 @@ def asynchronous_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
     wrap = data_parallel(list(range(dist.get_world_size())))
     state = build(wrap, seed=1)
     for step, kind in enumerate(AsyncCheckpointerType, start=1):
-        train(state, 1)
+        train(state, 1, seed=1)
         expected = state_hash(state)
         root = folder / "ours"
         future: Any = dcp.async_save(

@@ -76,6 +76,31 @@ def wire(machines: Machines) -> Iterator[Wire]:
     found.close()
 
 
+class Two:
+    """Two launchers that share a job of toy workers; the second speaks through the wire."""
+
+    def __init__(self, machines: Machines, wire: Wire, folder: Path, *, least: int) -> None:
+        self._machines, self._wire, self._least = machines, wire, least
+        self._progress = str(folder / "progress")
+        self.history = History(machines)
+
+    def start(self, *, steps: int) -> None:
+        script = (str(TOY), "--progress", self._progress, "--steps", str(steps))
+        nodes = "2" if self._least == 2 else f"{self._least}:2"
+        place = self._machines.place
+        self._first = self._machines.start("--nnodes", nodes, "--coordinator", place, script=script)
+        self._second = self._machines.start("--join", self._wire.endpoint, script=script)
+
+    def stop(self) -> None:
+        """End the job by SIGTERM to the first."""
+        self._machines.signal(self._first, signal.SIGTERM)
+        self.await_ends(128 + signal.SIGTERM, 1)
+
+    def await_ends(self, *statuses: int) -> None:
+        for launcher, status in zip((self._first, self._second), statuses, strict=True):
+            assert self._machines.await_end(launcher) == status, self._machines.output()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -90,11 +115,9 @@ def wire(machines: Machines) -> Iterator[Wire]:
 def test_a_launcher_without_the_coordinator_fences_itself_and_comes_back(
     tmp_path: Path, machines: Machines, wire: Wire, fault: Callable[[Wire], None]
 ) -> None:
-    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "1000000")
-    options = ("--nnodes", "1:2", "--coordinator", machines.place)
-    first = machines.start(*options, script=script)
-    second = machines.start("--join", wire.endpoint, script=script)
-    history = History(machines)
+    two = Two(machines, wire, tmp_path, least=1)
+    two.start(steps=1_000_000)
+    history = two.history
     both = history.await_world(2)
     fault(wire)
     history.await_event(lambda e: e["kind"] == "detected" and e["what"] == "lease_lost")
@@ -102,9 +125,7 @@ def test_a_launcher_without_the_coordinator_fences_itself_and_comes_back(
     wire.mend()
     history.await_world(2, after=left)
     assert history.overlaps() == []
-    machines.signal(first, signal.SIGTERM)
-    assert machines.await_end(first) == 128 + signal.SIGTERM, machines.output()
-    assert machines.await_end(second) == 1, machines.output()
+    two.stop()
 
 
 @pytest.mark.slow
@@ -112,10 +133,9 @@ def test_a_launcher_without_the_coordinator_fences_itself_and_comes_back(
 def test_a_launcher_out_of_reach_for_long_takes_its_number_again(
     tmp_path: Path, machines: Machines, wire: Wire
 ) -> None:
-    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "1000000")
-    first = machines.start("--nnodes", "2", "--coordinator", machines.place, script=script)
-    second = machines.start("--join", wire.endpoint, script=script)
-    History(machines).await_world(2)
+    two = Two(machines, wire, tmp_path, least=2)
+    two.start(steps=1_000_000)
+    two.history.await_world(2)
     key = shared_key(tmp_path / "key.json")
     with contextlib.closing(connect(f"tcp://{machines.place}", key)) as coordinator:
 
@@ -131,9 +151,7 @@ def test_a_launcher_out_of_reach_for_long_takes_its_number_again(
         await_launchers(0)
         wire.mend()
         await_launchers(0, 1)
-    machines.signal(first, signal.SIGTERM)
-    assert machines.await_end(first) == 128 + signal.SIGTERM, machines.output()
-    assert machines.await_end(second) == 1, machines.output()
+    two.stop()
 
 
 @pytest.mark.slow
@@ -142,12 +160,9 @@ def test_a_slow_wire_to_the_coordinator_costs_no_generation(
     tmp_path: Path, machines: Machines, wire: Wire
 ) -> None:
     wire.delay_s = 0.1
-    script = (str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "200")
-    first = machines.start("--nnodes", "2", "--coordinator", machines.place, script=script)
-    second = machines.start("--join", wire.endpoint, script=script)
-    history = History(machines)
-    history.await_world(2)
-    assert machines.await_end(first) == 0, machines.output()
-    assert machines.await_end(second) == 0, machines.output()
-    history.await_event(lambda e: e["kind"] == "job_ended")
-    assert history.overlaps() == []
+    two = Two(machines, wire, tmp_path, least=2)
+    two.start(steps=200)
+    two.history.await_world(2)
+    two.await_ends(0, 0)
+    two.history.await_event(lambda e: e["kind"] == "job_ended")
+    assert two.history.overlaps() == []

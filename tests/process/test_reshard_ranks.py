@@ -13,14 +13,7 @@ import msgspec
 import torch
 import torch.multiprocessing as mp
 from torch import distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from uneven_net import WORLD_SIZE, State, build, data_parallel, grid, train
 
 from ckpt.hashing import state_hash
 from ckpt.index import decode_index, encode_index
@@ -28,70 +21,6 @@ from ckpt.restore import read_tensor, restore
 from ckpt.snapshot import Snapshotter
 from ckpt.testing.shards import MemoryShards, capture
 from ckpt.testing.slots import FakeSidecar
-
-WORLD_SIZE = 4
-State = dict[str, Any]
-Wrap = Callable[[nn.Module], None]
-
-
-class Net(nn.Module):
-    """Uneven over three ranks (7 rows), empty at the last (2 rows), even where parallel (8)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 8)
-        self.up = nn.Linear(8, 8)
-        self.norm = nn.LayerNorm(8)
-        self.down = nn.Linear(8, 8)
-        self.small = nn.Linear(8, 2)
-        self.head = nn.Linear(8, 7, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        x = self.embed(tokens)
-        x = x + self.down(torch.relu(self.up(self.norm(x))))
-        return self.head(x).sum() + self.small(x).square().sum()
-
-
-def data_parallel(ranks: list[int]) -> Wrap:
-    mesh = DeviceMesh("cpu", ranks)
-
-    def wrap(model: nn.Module) -> None:
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-    return wrap
-
-
-def grid() -> Wrap:
-    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-
-    def wrap(model: nn.Module) -> None:
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(model, mesh["tp"], plan)
-        fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
-
-    return wrap
-
-
-def build(wrap: Wrap | None, seed: int) -> State:
-    torch.manual_seed(seed)
-    model = Net()
-    if wrap:
-        wrap(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (1 + seed))
-    return {"model": model, "optimizer": optimizer, "seen": {"samples": seed}}
-
-
-def train(state: State, steps: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        tokens = torch.randint(0, 7, (5,), generator=generator)
-        state["model"](tokens).backward()
-        state["optimizer"].step()
-        state["optimizer"].zero_grad()
-        state["seen"]["samples"] += 5
 
 
 def gather_over(group: Any) -> Callable[[Any], list[Any]]:
@@ -130,19 +59,19 @@ def body(rank: int, port: int, folder: Path) -> None:
     (folder / "two").mkdir(exist_ok=True)
     (folder / "grid").mkdir(exist_ok=True)
     if rank < 2:
-        state = build(two, seed=1)
+        state = build(two, seed=1, tied=True)
         train(state, 3, seed=rank)
         saved["two"] = state_hash(state, group=first_two)
         save(folder / "two", state, group=first_two, step=3)
         snapshot_through_slots(folder, state, group=first_two, expected=saved["two"])
     dist.barrier()
     if rank < 3:
-        state = build(three, seed=2)
+        state = build(three, seed=2, tied=True)
         report = restore(state, load(folder / "two"), rank=rank)
         assert report.step == 3
         saved["three"] = state_hash(state)
         train(state, 1, seed=0)  # the restored optimizer works
-    state = build(four, seed=3)
+    state = build(four, seed=3, tied=True)
     train(state, 1, seed=0)
     restore(state, load(folder / "two"), rank=rank)
     saved["grid"] = state_hash(state)
@@ -150,7 +79,7 @@ def body(rank: int, port: int, folder: Path) -> None:
     dist.barrier()
     if rank == 0:
         for name in ("two", "grid"):
-            alone = build(None, seed=4)
+            alone = build(None, seed=4, tied=True)
             restore(alone, load(folder / name), rank=0)
             assert alone["seen"] == {"samples": 16}
             assert alone["optimizer"].param_groups[0]["lr"] == 0.02
@@ -189,7 +118,7 @@ def snapshot_through_slots(folder: Path, state: State, *, group: Any, expected: 
         everyone = gather_over(group)((encode_index(index), block))
         shards = MemoryShards([(decode_index(i, origin="peer"), b) for i, b in everyone])
         if rank == 0:
-            alone = build(None, seed=9)
+            alone = build(None, seed=9, tied=True)
             restore(alone, shards, rank=0)
             assert state_hash(alone) == before
     assert snapshotter.stats.taken == 3

@@ -60,7 +60,10 @@ class Training:
         self.job.await_event(lambda e: e["kind"] == "node_exited" and e["victim"] == node)
         self.job.launcher.return_machine(node)
 
-    def weights(self) -> list[list[str]]:
+    def end(self) -> list[list[str]]:
+        """Let the job come to its end; return the weights of each rank."""
+        self.go_on("end")
+        assert self.job.finish().ok
         return [line["weights"] for line in self.lines() if "done" in line]
 
 
@@ -112,9 +115,7 @@ def test_a_joiner_fetches_its_state_before_it_joins_and_may_die_over_it(
         rehearsed = run.job.events("rehearsed")[-1]
         assert (rehearsed["error"], rehearsed["world"]) == ("", 2)
         assert second["pid"] != first["pid"]
-        run.go_on("end")
-        assert run.job.finish().ok
-        assert run.weights() == [undisturbed] * 2
+        assert run.end() == [undisturbed] * 2
 
 
 @pytest.mark.slow
@@ -131,6 +132,4 @@ def test_the_loss_of_a_holder_ends_a_rehearsal_and_the_join_goes_on(
         ended = run.job.await_event(lambda e: e["kind"] == "rehearsed")
         assert "Fenced" in ended["error"]
         run.waits(world=2, beyond=two)
-        run.go_on("end")
-        assert run.job.finish().ok
-        assert run.weights() == [undisturbed] * 2
+        assert run.end() == [undisturbed] * 2
