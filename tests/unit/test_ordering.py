@@ -1,0 +1,39 @@
+"""Long test files begin first."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+import pytest
+from ordering import FOLDERS, LONG, rank
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_the_files_named_as_long_exist() -> None:
+    assert [name for name in LONG if not (TESTS / name).exists()] == []
+    assert len(set(LONG)) == len(LONG)
+
+
+def test_every_folder_with_tests_that_run_everywhere_has_its_place() -> None:
+    found = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    assert found - {"gpu"} <= set(FOLDERS)
+
+
+def test_long_files_come_first_and_unit_tests_last() -> None:
+    files = [
+        "tests/unit/test_a.py",
+        "tests/process/test_a.py",
+        "tests/process/test_second.py",
+        "tests/property/test_a.py",
+        "tests/process/test_first.py",
+    ]
+    long = ("process/test_first.py", "process/test_second.py")
+    found = sorted(files, key=lambda file: rank(PurePath(file), long=long))
+    assert found == [files[4], files[2], files[1], files[3], files[0]]
+
+
+def test_what_was_collected_is_in_that_order(request: pytest.FixtureRequest) -> None:
+    ranks = [rank(item.path) for item in request.session.items]
+    assert ranks == sorted(ranks)
+    assert not getattr(request.config.option, "loadscopereorder", False), "it stays so"
