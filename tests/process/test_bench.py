@@ -11,7 +11,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,27 +313,39 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
         assert told in text
 
 
+Faulted = Callable[..., dict[str, dict[str, Any]]]
+
+
+@pytest.fixture
 def faulted(
-    section: str, directory: Path, capsys: pytest.CaptureFixture[str], *words: str
-) -> dict[str, dict[str, Any]]:
-    """Measure a section that hurts jobs, with one fault each; return its figures by name."""
-    options = ["--quick", "--megabytes", "13", "--repeat", "1", *words]
-    assert main(["bench", section, *options, "--dir", str(directory), "--json", "-"]) == 0
-    assert list(directory.iterdir()) == []
-    return {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Faulted:
+    """Measures a section that hurts jobs, of two workers, with one fault each: figures by name."""
+    from tools.benching import elastic_job, goodput, joining, mttr, peers, resize
+
+    for module in (elastic_job, goodput, joining, mttr, peers, resize):
+        monkeypatch.setattr(module, "WORKERS", 2)
+
+    def measure(section: str, *words: str) -> dict[str, dict[str, Any]]:
+        options = ["--quick", "--megabytes", "13", "--repeat", "1", *words]
+        assert main(["bench", section, *options, "--dir", str(tmp_path), "--json", "-"]) == 0
+        assert list(tmp_path.iterdir()) == []
+        return {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+
+    return measure
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_recoveries_are_timed_by_phase_and_beside_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    faulted: Faulted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tools.benching import mttr, pauses, peers
 
     # what a notice costs is in `resize`, and torchft need not be there
     monkeypatch.setattr(mttr, "_noticed", lambda *_: [])
     monkeypatch.setattr(peers, "has_torchft", lambda: False)
-    figures = faulted("mttr", tmp_path, capsys)
+    figures = faulted("mttr")
     for name in (mttr.KILL, mttr.JOIN, mttr.SPARE, mttr.TORCHRUN):
         pause = figures[f"{name}: {pauses.PAUSE}"]
         assert 0 < pause["value"] < 60
@@ -348,25 +360,21 @@ def test_recoveries_are_timed_by_phase_and_beside_torchrun(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_node_that_leaves_and_comes_back_costs_no_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_that_leaves_and_comes_back_costs_no_step(faulted: Faulted) -> None:
     from tools.benching import pauses
 
-    figures = faulted("resize", tmp_path, capsys)
-    for way in ("4 → 3", "3 → 4"):
+    figures = faulted("resize")
+    for way in ("2 → 1", "1 → 2"):
         assert figures[f"{way}: {pauses.PAUSE}"]["value"] > 0
-    assert figures[f"4 → 3: {pauses.LOST}"]["value"] == 0
+    assert figures[f"2 → 1: {pauses.LOST}"]["value"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_joins_are_timed_prepared_and_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_joins_are_timed_prepared_and_not(faulted: Faulted) -> None:
     from tools.benching import joining, pauses
 
-    figures = faulted("join", tmp_path, capsys)
+    figures = faulted("join")
     for name in (joining.PREPARED, joining.COLD):
         assert figures[f"{name}: {pauses.PAUSE}"]["value"] > 0
         assert figures[f"{name}: {joining.SENT}"]["unit"] == "MiB"
@@ -376,12 +384,10 @@ def test_joins_are_timed_prepared_and_not(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_time_of_a_job_that_is_hurt_is_accounted_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> None:
     from tools.benching import goodput
 
-    figures = faulted("goodput", tmp_path, capsys, "--minutes", "0.05")
+    figures = faulted("goodput", "--minutes", "0.05")
     shares = [each for name, each in figures.items() if name.startswith("lost: ")]
     useful = figures[goodput.USEFUL]["value"]
     assert 0 < useful < 1
