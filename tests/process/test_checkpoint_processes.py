@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sidecar_group import (
@@ -108,15 +108,11 @@ def test_a_job_that_stops_at_the_first_failure(tmp_path: Path, blocked: Path) ->
 
 
 def _run(
-    result: Path,
-    steps: int,
-    *options: str | Path,
-    nodes: int = 2,
-    flags: tuple[str | Path, ...] = (),
+    result: Path, steps: int, *options: str | Path, flags: tuple[str | Path, ...] = ()
 ) -> dict[str, Any]:
-    """Train on some nodes by ``holdfast run``; return the result."""
+    """Train by ``holdfast run``; return the result."""
     script = Path(__file__).with_name("tiny_training.py")
-    launch = ["-m", "tools.cli", "run", "--nodes", nodes, *options]
+    launch = ["-m", "tools.cli", "run", *options]
     words = [sys.executable, *launch, script, "--steps", steps, "--result", result, *flags]
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
@@ -126,18 +122,83 @@ def _run(
     return found
 
 
-def test_a_job_started_again_goes_on_from_the_nodes_disks(tmp_path: Path) -> None:
-    result, disk = tmp_path / "result.json", tmp_path / "disk"
-    alone = [sys.executable, Path(__file__).with_name("tiny_training.py"), "--result", result]
-    subprocess.run([*alone, "--steps", "30"], check=True, timeout=110)
-    unbroken = json.loads(result.read_text())
-    _run(result, 25, "--disk", disk)
-    (tmp_path / "run").mkdir()
-    assert _run(result, 30, "--disk", disk, "--run-dir", tmp_path / "run") == unbroken
-    events = EventReader(tmp_path / "run").new()
-    restored = [event for event in events if event["kind"] == "restored"]
-    assert [event["tier"] for event in restored] == ["disk", "disk"]
-    assert {event["step"] for event in restored} <= {10, 20}
+class Stopped(NamedTuple):
+    """What a job of three nodes left that ended at step 25: disks, checkpoints, and where to go on.
+
+    ``unbroken`` is the result of 26 steps that nothing interrupted.
+    """
+
+    folder: Path
+    unbroken: dict[str, Any]
+
+    @property
+    def disk(self) -> Path:
+        return self.folder / "disk"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def flags(self) -> tuple[str | Path, ...]:
+        return ("--checkpoint", self.root, "--checkpoint-every", "15")
+
+    def go_on(self, *, flags: tuple[str | Path, ...] = ()) -> dict[str, list[dict[str, Any]]]:
+        """Start it again for one more step; return what it told, by kind."""
+        run_dir = self.folder / "run"
+        run_dir.mkdir()
+        options = (*_guarded(self.disk), "--run-dir", run_dir)
+        assert _run(self.folder / "again.json", 26, *options, flags=flags) == self.unbroken
+        return _by_kind(run_dir)
+
+
+def _guarded(disk: Path) -> tuple[str | Path, ...]:
+    return ("--nodes", "3", "--disk", disk, "--parity", "1")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """The job that the tests below go on from, each with a copy of its own."""
+    folder = tmp_path_factory.mktemp("ended")
+    alone = [sys.executable, Path(__file__).with_name("tiny_training.py"), "--steps", "26"]
+    subprocess.run([*alone, "--result", folder / "alone.json"], check=True, timeout=110)
+    found = Stopped(folder, json.loads((folder / "alone.json").read_text()))
+    _run(folder / "result.json", 25, *_guarded(found.disk), flags=found.flags)
+    return found
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, ended: Stopped) -> Stopped:
+    return Stopped(shutil.copytree(ended.folder, tmp_path / "job"), ended.unbroken)
+
+
+def test_a_job_started_again_goes_on_from_the_nodes_disks(stopped: Stopped) -> None:
+    events = stopped.go_on()
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("disk", 20)}
+    assert len(events["restored"]) == 3
+
+
+def test_a_job_goes_on_from_the_disks_that_are_left(stopped: Stopped) -> None:
+    shutil.rmtree(stopped.disk / "node1")
+    events = stopped.go_on()
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("disk", 20)}
+    assert any("rebuilt from parity" in each["how"] for each in events["restored"])
+    assert "disk_refused" not in events
+
+
+def test_what_is_on_too_few_disks_is_refused_by_name_and_the_checkpoint_taken(
+    stopped: Stopped,
+) -> None:
+    for step in set(committed_steps(stopped.root)) - {15}:
+        shutil.rmtree(stopped.root / f"step-{step:012d}")
+    for node in ("node0", "node1"):
+        shutil.rmtree(stopped.disk / node)
+    events = stopped.go_on(flags=stopped.flags)
+    (refused,) = events["disk_refused"]
+    assert refused["step"] == 20
+    assert refused["newest_checkpoint"] == 15
+    assert "those of nodes node0, node1 are missing" in refused["reason"]
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("checkpoint", 15)}
 
 
 def _by_kind(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
@@ -145,44 +206,6 @@ def _by_kind(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
     for event in EventReader(run_dir).new():
         found.setdefault(event["kind"], []).append(event)
     return found
-
-
-def test_a_job_goes_on_from_the_disks_that_are_left(tmp_path: Path) -> None:
-    result, disk, run_dir = tmp_path / "result.json", tmp_path / "disk", tmp_path / "run"
-    alone = [sys.executable, Path(__file__).with_name("tiny_training.py"), "--result", result]
-    subprocess.run([*alone, "--steps", "26"], check=True, timeout=110)
-    unbroken = json.loads(result.read_text())
-    options = ("--disk", disk, "--parity", "1")
-    _run(result, 25, *options, nodes=3)
-    shutil.rmtree(disk / "node1")
-    run_dir.mkdir()
-    assert _run(result, 26, *options, "--run-dir", run_dir, nodes=3) == unbroken
-    events = _by_kind(run_dir)
-    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("disk", 20)}
-    assert any("rebuilt from parity" in each["how"] for each in events["restored"])
-    assert "disk_refused" not in events
-
-
-def test_what_is_on_too_few_disks_is_refused_by_name_and_the_checkpoint_taken(
-    tmp_path: Path,
-) -> None:
-    result, disk, root = tmp_path / "result.json", tmp_path / "disk", tmp_path / "root"
-    options = ("--disk", disk, "--parity", "1")
-    saving = ("--checkpoint", root, "--checkpoint-every", "15")
-    _run(result, 25, *options, nodes=3, flags=saving)
-    for step in set(committed_steps(root)) - {15}:
-        shutil.rmtree(root / f"step-{step:012d}")
-    for node in ("node0", "node1"):
-        shutil.rmtree(disk / node)
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    _run(result, 26, *options, "--run-dir", run_dir, nodes=3, flags=saving)
-    events = _by_kind(run_dir)
-    (refused,) = events["disk_refused"]
-    assert refused["step"] == 20
-    assert refused["newest_checkpoint"] == 15
-    assert "those of nodes node0, node1 are missing" in refused["reason"]
-    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("checkpoint", 15)}
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "disk"])

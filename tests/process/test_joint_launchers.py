@@ -48,7 +48,7 @@ def test_a_machine_is_lost_with_everything_and_comes_back(
     assert machines.await_end(first) == 0, machines.output()
     assert machines.await_end(third) == 0, machines.output()
     done = [weights(line) for line in machines.lines() if "done" in line]
-    expected = alone(tmp_path)
+    expected = alone()
     assert done == [expected, expected]
     run = msgspec.json.decode(
         (tmp_path / "run0" / "events-launcher.jsonl").read_bytes().split(b"\n")[0]
@@ -59,7 +59,7 @@ def test_a_machine_is_lost_with_everything_and_comes_back(
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_with_etcd_the_loss_of_the_machine_that_began_the_job_is_survived(
-    tmp_path: Path, machines: Machines, start_etcd: StartCluster
+    machines: Machines, start_etcd: StartCluster
 ) -> None:
     place = start_etcd(1).url
     first = machines.start("--nnodes", "2", "--coordinator", place)
@@ -70,7 +70,7 @@ def test_with_etcd_the_loss_of_the_machine_that_began_the_job_is_survived(
     machines.end.touch()
     assert machines.await_end(second) == 0, machines.output()
     done = [weights(line) for line in machines.lines() if "done" in line]
-    assert done == [alone(tmp_path)]
+    assert done == [alone()]
 
 
 def test_ctrl_c_ends_a_launcher_that_waits_for_others(machines: Machines) -> None:
@@ -86,9 +86,7 @@ def test_ctrl_c_ends_a_launcher_that_waits_for_others(machines: Machines) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_launcher_that_is_stopped_leaves_and_the_others_go_on(
-    tmp_path: Path, machines: Machines
-) -> None:
+def test_a_launcher_that_is_stopped_leaves_and_the_others_go_on(machines: Machines) -> None:
     place = machines.place
     first = machines.start("--nnodes", "1:2", "--coordinator", place)
     second = machines.start("--join", place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.server
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +24,11 @@ STEPS = 40
 
 @contextmanager
 def training(
-    directory: Path, *args: str, nodes: int = 3, file: Path | None = None, paced: bool = True
+    directory: Path, *args: str, nodes: int = 3, file: Path | None = None
 ) -> Iterator[Job]:
-    flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS), *args]
+    flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS), "--pace", "0.1"]
     config = LaunchConfig(
-        command=python_command(SCRIPT, [*flags, "--pace", "0.1"] if paced else flags),
+        command=python_command(SCRIPT, [*flags, *args]),
         nodes=tuple(
             NodeSpec(name=f"n{i}", domain=f"n{i}", slots={"trainer": 1}) for i in range(nodes)
         ),
@@ -43,10 +45,12 @@ def result_of(directory: Path) -> dict[str, object]:
     return found
 
 
-def undisturbed(directory: Path) -> object:
-    directory.mkdir()
-    with training(directory, nodes=1, paced=False) as running:
-        assert running.finish().ok
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The weights of the same steps on one rank that nothing disturbs."""
+    directory = tmp_path_factory.mktemp("calm")
+    flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS)]
+    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, timeout=110)
     return result_of(directory)["hash"]
 
 
@@ -54,7 +58,9 @@ def steps_of(running: Job, seat: str) -> list[int]:
     return [event["step"] for event in running.events("step") if event["seat"] == seat]
 
 
-def test_a_node_with_a_notice_hands_over_and_no_step_is_done_twice(tmp_path: Path) -> None:
+def test_a_node_with_a_notice_hands_over_and_no_step_is_done_twice(
+    tmp_path: Path, undisturbed: object
+) -> None:
     with training(tmp_path) as running:
         running.await_step(4)
         hurt(running.launcher.processes()["n1"].agent, signal.SIGTERM)
@@ -66,10 +72,10 @@ def test_a_node_with_a_notice_hands_over_and_no_step_is_done_twice(tmp_path: Pat
         assert running.events("node_exited")[0]["status"] == "left after a notice"
         assert "n1" not in running.launcher.processes()
         assert running.events("detected")[0]["why"] == "SIGTERM"
-    assert result_of(tmp_path)["hash"] == undisturbed(tmp_path / "calm")
+    assert result_of(tmp_path)["hash"] == undisturbed
 
 
-def test_two_nodes_leave_one_after_the_other(tmp_path: Path) -> None:
+def test_two_nodes_leave_one_after_the_other(tmp_path: Path, undisturbed: object) -> None:
     file = tmp_path / "preempted"
     with training(tmp_path, file=file) as running:
         running.await_step(4)
@@ -81,7 +87,7 @@ def test_two_nodes_leave_one_after_the_other(tmp_path: Path) -> None:
         assert first["generation"] < second["generation"]
         assert steps_of(running, "trainer/0") == list(range(1, STEPS + 1))
         assert len(running.events("worker_started")) == 3, "those that stay are not restarted"
-    assert result_of(tmp_path)["hash"] == undisturbed(tmp_path / "calm")
+    assert result_of(tmp_path)["hash"] == undisturbed
 
 
 def test_without_parity_the_store_takes_the_step(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_processes_that_torchrun_restarts_go_on_from_the_sidecars_memory(
         assert {line["begins"] for line in again} <= {5, 6}
         done = job.await_lines(lambda line: "done" in line, count=2)
         job.finish(*agents)
-    expected = alone(tmp_path)
+    expected = alone()
     assert [weights(line) for line in done] == [expected, expected]
 
 
@@ -103,7 +103,7 @@ def test_a_node_lost_with_its_memory_is_rebuilt_from_parity(tmp_path: Path, star
         assert line["begins"] in (5, 6)
         (done,) = job.await_lines(lambda line: "done" in line, count=1)
         job.finish(agents[1])
-    assert weights(done) == alone(tmp_path)
+    assert weights(done) == alone()
 
 
 @pytest.mark.timeout(200)
