@@ -25,15 +25,21 @@ _START: Final = 0xFFFFFFFF
 
 
 @functools.cache
-def kernel() -> Any:
-    """Return the compiled function that copies runs, or None where there is none."""
+def library() -> ctypes.CDLL | None:
+    """Return what `_stream.c` was compiled to, or None where it was not."""
     try:
-        library = ctypes.CDLL(str(_LIBRARY))
+        return ctypes.CDLL(str(_LIBRARY))
     except OSError:
         return None
-    if not library.stream_prepare():
+
+
+@functools.cache
+def kernel() -> Any:
+    """Return the compiled function that copies runs, or None where there is none."""
+    found = library()
+    if found is None or not found.stream_prepare():
         return None
-    copy = library.stream_copy
+    copy = found.stream_copy
     copy.argtypes, copy.restype = [ctypes.c_size_t, *[ctypes.c_void_p] * 4], None
     return copy
 
