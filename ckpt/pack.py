@@ -6,7 +6,9 @@ A pack is its chunks back to back, nothing else::
 
 The zeros align the next chunk. Checksums and compression are computed by a few threads ahead of
 the writing, or by the one that writes, which takes longer and costs less: then bytes are in the
-cache when they are copied. `ckpt.unpack` reads what is written here.
+cache when they are copied. A store that copies what it writes has the checksums made by that very
+copy (`ckpt.piece_copy`), but for what is compressed, padded or looked for in an earlier step.
+`ckpt.unpack` reads what is written here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,7 +43,10 @@ from ckpt.manifest import (
     WriterRecord,
     seal,
 )
-from ckpt.store.base import Store
+from ckpt.piece_copy import PieceCopy
+from ckpt.store.base import Part, Store, is_poured
+from ckpt.store.local import DirectStore
+from ckpt.sums import combined
 from ckpt.zarr_dtypes import dtype_of
 
 Payload: TypeAlias = Callable[[ChunkRef], Buffer]
@@ -56,6 +61,8 @@ Watch: TypeAlias = Callable[[int], None]
 Bases: TypeAlias = Mapping[tuple[str, Box], tuple[FileRecord, PackedTensor, PackedChunk]]
 """What lies in packs of other steps already, by name and box. See `ckpt.bases`."""
 
+_Part = TypeVar("_Part", bound=Part)
+
 THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 AHEAD_BYTES: Final = 64 << 20
 """What is checksummed and compressed before it can be written: memory that a pack takes."""
@@ -69,6 +76,9 @@ _LAYOUTS: Final = 16384
 
 _CACHED_BYTES: Final = 8 * crc.BLOCK_BYTES
 """What stays in a processor's cache while two checksums are computed of it."""
+
+_WATCH_BYTES: Final = 4 << 10
+"""How much is given to the store before it is told of: looking at a clock takes its time, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +95,28 @@ class Piece:
     cell: tuple[int, ...] | None
 
 
-def cell_of(entry: TensorEntry, itemsize: int) -> tuple[int, ...] | None:
-    """Return the Zarr cell this writer stores a tensor with; None without a known grid."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a tensor is stored: its Zarr cell, None without a known grid, and the pieces by chunk."""
+
+    cell: tuple[int, ...] | None
+    pieces: tuple[tuple[Piece, ...], ...]
+
+
+def cut(entry: TensorEntry, itemsize: int) -> Cut:
+    """Return how a writer stores a tensor; remembered, for it is the same at every save."""
     boxes = tuple([chunk.box for chunk in entry.chunks])
-    return _cell(entry.shape, entry.grid, boxes, itemsize)
+    return _cut(entry.shape, entry.grid, boxes, itemsize)
 
 
 @lru_cache(_LAYOUTS)
+def _cut(
+    shape: tuple[int, ...], grid: tuple[int, ...] | None, boxes: tuple[Box, ...], itemsize: int
+) -> Cut:
+    cell = _cell(shape, grid, boxes, itemsize)
+    return Cut(cell=cell, pieces=tuple([pieces(box, cell, itemsize) for box in boxes]))
+
+
 def _cell(
     shape: tuple[int, ...], grid: tuple[int, ...] | None, boxes: tuple[Box, ...], itemsize: int
 ) -> tuple[int, ...] | None:
@@ -102,7 +127,6 @@ def _cell(
     return split_grid(tuple(max(n, 1) for n in grid), shape, itemsize)
 
 
-@lru_cache(_LAYOUTS)
 def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[Piece, ...]:
     """Cut a saver's box into what is stored, in the order of its bytes."""
     start, found = 0, []
@@ -115,36 +139,25 @@ def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[Piece
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Ready:
-    """A piece with its checksums: what is to be stored, and that it is what the index says."""
+    """What a piece is stored as, and its checksums: ``stored`` is that of ``body``."""
 
-    chunk: PackedChunk
     body: Buffer
-    checksum: int
+    stored: int
+    crc32c: int
+    crc64: int
+    blocks: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Started:
     """A piece whose checksums are under way; the ``last`` one of the saver's chunk ``ref``?"""
 
     ref: ChunkRef
-    nbytes: int
-    future: Future[_Ready] | _Done
+    piece: Piece
+    work: Future[_Ready] | _Ready | PieceCopy
     last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What a future is for, where nobody has to be waited for."""
-
-    ready: _Ready
-
-    def result(self) -> _Ready:
-        return self.ready
-
-    def cancel(self) -> None:
-        pass
 
 
 def _sums(address: int, nbytes: int) -> tuple[list[int], int]:
@@ -159,29 +172,17 @@ def _sums(address: int, nbytes: int) -> tuple[list[int], int]:
 
 
 def _prepare(piece: Piece, raw: memoryview, *, itemsize: int, codec: Codec | None) -> _Ready:
-    """Checksum, pad and compress one piece; ``at`` is not known yet."""
+    """Checksum, pad and compress one piece."""
     blocks, crc64 = _sums(isal.address_of(raw), piece.nbytes)
     checksum = whole = crc.of_blocks(blocks, piece.nbytes)
     body: Buffer = raw
     if piece.cell is not None:
         body = pad(raw, piece.box.shape, piece.cell, itemsize)
-    stored = None
     if codec is not None:
         body = codecs.encode(codec, body)
-        stored = len(body)
     if body is not raw:
         checksum = isal.crc32c(body)
-    chunk = PackedChunk(
-        box=piece.box,
-        at=0,
-        nbytes=piece.nbytes,
-        crc32c=whole,
-        padded=piece.cell is not None,
-        stored=stored,
-        crc64=crc64,
-        blocks=crc.to_bytes(blocks) if len(blocks) > 1 and codec is None else b"",
-    )
-    return _Ready(chunk=chunk, body=body, checksum=checksum)
+    return _Ready(body=body, stored=checksum, crc32c=whole, crc64=crc64, blocks=blocks)
 
 
 class PackWriter:
@@ -211,7 +212,16 @@ class PackWriter:
         self._cells: dict[str, tuple[int, ...] | None] = {}
         self._files: dict[str, int] = {}
         self._bases: list[FileRecord] = []
-        self.at = self.checksum = self._found = 0
+        self._written: list[tuple[int, int]] = []
+        self.at = self._found = 0
+
+    @property
+    def checksum(self) -> int:
+        """The CRC32C of the pack, once `parts` has come to its end."""
+        sums = np.array([each for each, _ in self._written], dtype=np.uint32)
+        lengths = np.array([nbytes for _, nbytes in self._written], dtype=np.int64)
+        whole = np.array([0], dtype=np.int64), np.array([len(sums)], dtype=np.int64)
+        return int(combined(sums, lengths, starts=whole[0], ends=whole[1])[0])
 
     @property
     def tensors(self) -> dict[str, PackedTensor]:
@@ -234,46 +244,78 @@ class PackWriter:
 
     def parts(self) -> Iterator[Buffer]:
         """Yield the pack's bytes. Raises ``CorruptError`` where memory is not what was captured."""
+        for part in self._parts(poured=False):
+            if not isinstance(part, PieceCopy):
+                yield part
+
+    def copied_parts(self) -> Iterator[Part]:
+        """Yield the pack's bytes, as `parts`, to one that copies each before it asks for more."""
+        return self._parts(poured=True)
+
+    def _parts(self, *, poured: bool) -> Iterator[Buffer | PieceCopy]:
         with ThreadPoolExecutor(self._threads or 1, thread_name_prefix="ckpt-pack") as pool:
             waiting: deque[_Started] = deque()
             flying = 0
             try:
-                for started in self._started(pool):
+                for started in self._started(partial(self._start, pool), poured=poured):
                     waiting.append(started)
-                    flying += started.nbytes
+                    flying += started.piece.nbytes
                     while waiting and (flying > self._ahead_bytes or len(waiting) > _AHEAD_PIECES):
                         oldest = waiting.popleft()
-                        flying -= oldest.nbytes
+                        flying -= oldest.piece.nbytes
                         yield from self._placed(oldest)
                 while waiting:
                     yield from self._placed(waiting.popleft())
             finally:
                 for started in waiting:
-                    started.future.cancel()
+                    if isinstance(started.work, Future):
+                        started.work.cancel()
 
-    def _started(self, pool: ThreadPoolExecutor) -> Iterator[_Started]:
-        """Yield every piece with its checksums under way."""
+    def _start(
+        self,
+        pool: ThreadPoolExecutor,
+        piece: Piece,
+        raw: memoryview,
+        *,
+        itemsize: int,
+        codec: Codec | None,
+    ) -> Future[_Ready] | _Ready:
+        """Have a piece prepared, by a thread if there are any and that pays."""
+        if not self._threads or piece.nbytes <= _INLINE_BYTES:
+            return _prepare(piece, raw, itemsize=itemsize, codec=codec)
+        return pool.submit(_prepare, piece, raw, itemsize=itemsize, codec=codec)
+
+    def _started(
+        self, start: Callable[..., Future[_Ready] | _Ready], *, poured: bool
+    ) -> Iterator[_Started]:
+        """Yield every piece with its checksums under way, or to be made when it is ``poured``."""
         for fqn, entry in self._index.tensors.items():
             itemsize = dtype_of(entry.dtype, origin=f"tensor {fqn}").itemsize
-            cell = self._cells[fqn] = cell_of(entry, itemsize)
-            codec = self._codecs.get(fqn)
-            for chunk in entry.chunks:
+            how, codec = cut(entry, itemsize), self._codecs.get(fqn)
+            self._cells[fqn] = how.cell
+            for chunk, parts in zip(entry.chunks, how.pieces, strict=True):
                 ref = ChunkRef(writer=self._index.writer, fqn=fqn, dtype=entry.dtype, chunk=chunk)
                 raw = memoryview(self._payload(ref)).cast("B")
                 if raw.nbytes != (wanted := chunk.box.size * itemsize):
                     raise self._fault(ref, f"are {raw.nbytes} bytes, not {wanted}")
-                for piece in pieces(chunk.box, cell, itemsize):
+                for piece in parts:
                     end = piece.start + piece.nbytes
-                    part = raw[piece.start : end]
-                    prepare = partial(_prepare, piece, part, itemsize=itemsize, codec=codec)
-                    inline = piece.nbytes <= _INLINE_BYTES or not self._threads
-                    future = _Done(prepare()) if inline else pool.submit(prepare)
-                    last = end == wanted
-                    yield _Started(ref=ref, nbytes=piece.nbytes, future=future, last=last)
+                    part, work = raw[piece.start : end], None
+                    if poured and codec is None and piece.cell is None:
+                        work = None if self._is_known(fqn, piece.box) else PieceCopy(part)
+                    yield _Started(
+                        ref=ref,
+                        piece=piece,
+                        work=work or start(piece, part, itemsize=itemsize, codec=codec),
+                        last=end == wanted,
+                    )
 
-    def _check(self, started: _Started, chunk: PackedChunk) -> None:
+    def _is_known(self, fqn: str, box: Box) -> bool:
+        return bool(self._known) and (fqn, box) in self._known
+
+    def _check(self, started: _Started, crc32c: int) -> None:
         """Compare a saver's chunk, once its last piece is there, with what was captured."""
-        self._found = crc.combine(self._found, chunk.crc32c, chunk.nbytes)
+        self._found = crc.combine(self._found, crc32c, started.piece.nbytes)
         if started.last:
             found, self._found = self._found, 0
             if self._verify and found != (wanted := started.ref.chunk.crc32c):
@@ -283,27 +325,61 @@ class PackWriter:
     def _fault(self, ref: ChunkRef, found: str) -> CorruptError:
         return CorruptError(
             f"writer {self._index.writer}: tensor {ref.fqn}: the {ref.chunk.nbytes} bytes in "
-            f"memory {found}; nothing is written of them: the snapshot is not to be trusted, use "
+            f"memory {found}; nothing is published of them: the snapshot is not to be trusted, use "
             "another"
         )
 
-    def _placed(self, started: _Started) -> Iterator[Buffer]:
+    def _placed(self, started: _Started) -> Iterator[Buffer | PieceCopy]:
         """Give a piece its place: in this pack, or where an older step has the same bytes."""
-        fqn, ready = started.ref.fqn, started.future.result()
-        self._check(started, ready.chunk)
-        if (chunk := self._known_as(fqn, ready.chunk)) is not None:
-            self._stored[fqn].append(chunk)
+        fqn, piece, work = started.ref.fqn, started.piece, started.work
+        if isinstance(work, PieceCopy):
+            yield work
+            blocks, crc64 = work.sums()
+            checksum = crc.of_blocks(blocks, piece.nbytes)
+            self._check(started, checksum)
+            self._stored[fqn].append(self._chunk(piece, checksum, crc64, blocks))
+            yield self._ended(checksum, piece.nbytes)
             return
-        chunk = msgspec.structs.replace(ready.chunk, at=self.at)
-        self._stored[fqn].append(chunk)
+        ready = work if isinstance(work, _Ready) else work.result()
+        self._check(started, ready.crc32c)
         nbytes = memoryview(ready.body).nbytes
+        is_compressed = self._codecs.get(fqn) is not None
+        chunk = self._chunk(
+            piece,
+            ready.crc32c,
+            ready.crc64,
+            ready.blocks,
+            stored=nbytes if is_compressed else None,
+        )
+        known = self._known_as(fqn, chunk)
+        self._stored[fqn].append(known or chunk)
+        if known is None:
+            yield ready.body
+            yield self._ended(ready.stored, nbytes)
+
+    def _chunk(
+        self, piece: Piece, crc32c: int, crc64: int, blocks: list[int], stored: int | None = None
+    ) -> PackedChunk:
+        """Return what the index says of the piece that is stored next."""
+        has_blocks = len(blocks) > 1 and stored is None
+        return PackedChunk(
+            box=piece.box,
+            at=self.at,
+            nbytes=piece.nbytes,
+            crc32c=crc32c,
+            padded=piece.cell is not None,
+            stored=stored,
+            crc64=crc64,
+            blocks=crc.to_bytes(blocks) if has_blocks else b"",
+        )
+
+    def _ended(self, checksum: int, nbytes: int) -> bytes:
+        """Return what lies behind ``nbytes`` that were stored, and go on behind that."""
         end = self.at + nbytes + CRC_BYTES
-        tail = ready.checksum.to_bytes(CRC_BYTES, "little") + bytes(-end % ALIGN)
-        yield ready.body
-        yield tail
-        self.checksum = crc.combine(self.checksum, ready.checksum, nbytes)
-        self.checksum = isal.crc32c(tail, self.checksum)
+        tail = checksum.to_bytes(CRC_BYTES, "little") + bytes(-end % ALIGN)
+        self._written += ((checksum, nbytes), (isal.crc32c(tail), len(tail)))
         self.at += nbytes + len(tail)
+        return tail
 
     def _known_as(self, fqn: str, chunk: PackedChunk) -> PackedChunk | None:
         known = self._known.get((fqn, chunk.box))
@@ -342,10 +418,16 @@ def pad(
     return full.reshape(-1).view(np.uint8).data
 
 
-def _watched(parts: Iterator[Buffer], watch: Watch) -> Iterator[Buffer]:
+def _watched(parts: Iterator[_Part], watch: Watch) -> Iterator[_Part]:
+    given = 0
     for part in parts:
         yield part
-        watch(memoryview(part).nbytes)
+        given += part.nbytes if is_poured(part) else memoryview(part).nbytes
+        if given >= _WATCH_BYTES:
+            watch(given)
+            given = 0
+    if given:
+        watch(given)
 
 
 def content_tag(index: ShardIndex) -> str:
@@ -367,8 +449,12 @@ def write(
     The files are called ``stem``; no two contents may share one.
     """
     path = f"data/{stem}.pack"
-    parts = writer.parts() if watch is None else _watched(writer.parts(), watch)
-    nbytes = store.write(f"{folder}/{path}", parts)
+    if isinstance(store, DirectStore):
+        copied = writer.copied_parts()
+        nbytes = store.write(f"{folder}/{path}", _watched(copied, watch) if watch else copied)
+    else:
+        parts = writer.parts()
+        nbytes = store.write(f"{folder}/{path}", _watched(parts, watch) if watch else parts)
     packed = PackIndex(
         format=FORMAT,
         run=index.run,

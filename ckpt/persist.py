@@ -45,7 +45,7 @@ from ckpt.merge import check_cover, describe, merge
 from ckpt.retention import note, sweep
 from ckpt.source import PackSource
 from ckpt.store.base import Store
-from ckpt.store.local import LocalStore
+from ckpt.store.local import DirectStore, LocalStore
 from ckpt.store.places import open_store
 from ckpt.types import learn
 from ckpt.wellformed import fault_of_aliases
@@ -64,8 +64,9 @@ class PackOptions:
 
     At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
     checksums and compress; with 0 it is who writes, for the least processor time. ``watch`` is
-    told of every piece, and sets the pace. ``around_cache`` keeps what goes to a local disk out of
-    the page cache: cheaper, where it is not read soon.
+    told of every few pieces, and sets the pace. ``around_cache`` keeps what goes to a local disk
+    out of the page cache: cheaper, where it is not read soon. What is not compressed is then
+    checksummed as it is written, and never by the threads.
     """
 
     compression: codecs.Rules = field(default_factory=dict)
@@ -144,7 +145,7 @@ def write_parts(
     )
     stem = _fresh_stem(store, folder, index, tag=tag)
     if options.around_cache and isinstance(store, LocalStore):
-        store = LocalStore(store.root, around_cache=True)
+        store = DirectStore(store.root)
     files = pack.write(store, writer, index, folder=folder, stem=stem, watch=options.watch)
     if files.bases:
         files = msgspec.structs.replace(files, base=base)

@@ -13,10 +13,10 @@ from ckpt.priority import yield_to_others
 from ckpt.target import CheckpointTarget
 
 PACK_THREADS: Final = 1
-"""Besides the one that writes, for what is compressed or in a hurry; else none.
+"""Besides the one that writes, for what is compressed; else none.
 
-A thread that computes checksums ahead has a pack durable sooner, and costs trainers more: bytes
-are no longer in the cache when they are copied.
+What is not compressed is checksummed as it is copied to the disk's buffer: there is nothing that a
+thread could do ahead.
 """
 
 BACKOFF_S: Final = (0.5, 15.0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, TypeIs
 
 
 class Readable(Protocol):
@@ -23,6 +23,27 @@ class Readable(Protocol):
 
     def close(self) -> None:
         """Release the file."""
+
+
+class Poured(Protocol):
+    """Bytes that copy themselves where they are wanted, in order and once.
+
+    Only for a store that copies what it is given (`ckpt.store.local.DirectStore`): others write
+    from where the bytes are.
+    """
+
+    nbytes: int
+
+    def pour(self, target: int, nbytes: int) -> None:
+        """Copy the next ``nbytes`` to the address ``target``."""
+
+
+Part: TypeAlias = Buffer | Poured
+
+
+def is_poured(part: Part) -> TypeIs[Poured]:
+    """Say whether a part copies itself."""
+    return hasattr(part, "pour")
 
 
 class Store(Protocol):

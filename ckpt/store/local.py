@@ -13,7 +13,7 @@ import fcntl
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from typing_extensions import Buffer
 
 from ckpt.errors import CorruptError, NotFoundError, StoreError
 from ckpt.store import direct, writeback
+from ckpt.store.base import Part
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
@@ -131,10 +132,10 @@ def _behind(views: list[memoryview], nbytes: int) -> list[memoryview]:
 
 
 class LocalStore:
-    """A directory. With ``around_cache`` what `write` writes is not left in the page cache."""
+    """A directory."""
 
-    def __init__(self, root: str | Path, *, around_cache: bool = False) -> None:
-        self.root, self._around_cache = str(Path(root).absolute()), around_cache
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(Path(root).absolute())
 
     def _path(self, name: str) -> Path:
         return Path(self.root, name)
@@ -173,19 +174,16 @@ class LocalStore:
     def write(self, name: str, parts: Iterable[Buffer]) -> int:
         """Write a file durably and atomically from ``parts``; return its size."""
         path = self._path(name)
+        return self._publish(path, lambda fd: _write_all(fd, parts, path))
+
+    def _publish(self, path: Path, write: Callable[[int], int]) -> int:
         with self._temporary(path) as (temporary, fd):
-            size = self._write_all(fd, parts, path)
+            size = write(fd)
             with _refusals(path, "write it"):
                 os.fsync(fd)
                 temporary.rename(path)
                 _fsync_directory(path.parent)
         return size
-
-    def _write_all(self, fd: int, parts: Iterable[Buffer], path: Path) -> int:
-        if not self._around_cache:
-            return _write_all(fd, parts, path)
-        with _refusals(path, "write it"):
-            return direct.write_all(fd, parts)
 
     def fetch(self, name: str) -> tuple[bytes, str]:
         """Return a file's bytes and a digest of them."""
@@ -261,6 +259,24 @@ class LocalStore:
             with contextlib.suppress(OSError):  # what cannot be removed now is swept later
                 temporary.unlink()
             os.close(fd)
+
+
+class DirectStore(LocalStore):
+    """A directory whose files are written around the page cache: cheap, where none is read soon.
+
+    What is written is copied part by part, so that parts may be `Poured`, and a part may change
+    once the next one is asked for.
+    """
+
+    def write(self, name: str, parts: Iterable[Part]) -> int:
+        """Write a file durably and atomically from ``parts``; return its size."""
+        path = self._path(name)
+
+        def write(fd: int) -> int:
+            with _refusals(path, "write it"):
+                return direct.write_all(fd, parts)
+
+        return self._publish(path, write)
 
 
 def _make_directories(path: Path) -> list[Path]:

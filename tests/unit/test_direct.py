@@ -14,7 +14,7 @@ import pytest
 from ckpt.errors import StoreError
 from ckpt.store import direct
 from ckpt.store.direct import BUFFER_BYTES
-from ckpt.store.local import LocalStore
+from ckpt.store.local import DirectStore
 
 SIZES = (0, 1, 4096, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 2 * BUFFER_BYTES + 5000)
 
@@ -29,7 +29,7 @@ def parts_of(data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_written_is_read_again(tmp_path: Path, size: int) -> None:
-    data, store = random.Random(size).randbytes(size), LocalStore(tmp_path, around_cache=True)
+    data, store = random.Random(size).randbytes(size), DirectStore(tmp_path)
     assert store.write("file", parts_of(data)) == size
     assert store.read("file") == data
 
@@ -46,7 +46,7 @@ def test_a_file_system_that_refuses_is_written_by_the_page_cache(
 
     monkeypatch.setattr(direct.os, "write", refuse)
     data = random.Random(1).randbytes(2 * BUFFER_BYTES + 7)
-    LocalStore(tmp_path, around_cache=True).write("file", [data])
+    DirectStore(tmp_path).write("file", [data])
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -66,7 +66,7 @@ def test_short_writes_are_gone_on_with_at_any_offset(
 
     monkeypatch.setattr(direct.os, "write", some)
     data = random.Random(2).randbytes(3 * BUFFER_BYTES + 7)
-    LocalStore(tmp_path, around_cache=True).write("file", [data])
+    DirectStore(tmp_path).write("file", [data])
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -76,5 +76,5 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(direct.os, "write", full)
     with pytest.raises(StoreError, match="No space left on device; make room there"):
-        LocalStore(tmp_path, around_cache=True).write("file", [bytes(BUFFER_BYTES + 1)])
+        DirectStore(tmp_path).write("file", [bytes(BUFFER_BYTES + 1)])
     assert list(tmp_path.iterdir()) == []
