@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Final, TypeAlias
 
@@ -22,6 +23,9 @@ PIECE_BYTES: Final = 16 << 20
 
 _MANY: Final = 32
 """Boxes from which on arrays are faster than one box after another."""
+
+_LAYOUTS: Final = 16384
+"""How many layouts of tensors are remembered: they are the same at every save."""
 
 _POOR_SPLIT: Final = 16
 """A divisor that leaves pieces this much smaller than asked is not worth taking."""
@@ -95,11 +99,21 @@ def cells(box: Box, grid: Shape) -> Iterator[Box]:
 
 def fault_of_cover(shape: Shape, boxes: Sequence[Box]) -> str | None:
     """Return what is wrong when ``boxes`` do not cover ``shape`` exactly once, else None."""
-    if len(boxes) >= _MANY:
-        offsets, shapes = [box.offset for box in boxes], [box.shape for box in boxes]
-        spans = spans_of(offsets, shapes, dims=len(shape))
-        if spans is not None and covers(shape, spans):
-            return None
+    if len(boxes) < _MANY:
+        return _fault_of_few(shape, tuple(boxes))
+    offsets, shapes = [box.offset for box in boxes], [box.shape for box in boxes]
+    spans = spans_of(offsets, shapes, dims=len(shape))
+    if spans is not None and covers(shape, spans):
+        return None
+    return _fault_of_boxes(shape, boxes)
+
+
+@lru_cache(_LAYOUTS)
+def _fault_of_few(shape: Shape, boxes: tuple[Box, ...]) -> str | None:
+    return _fault_of_boxes(shape, boxes)
+
+
+def _fault_of_boxes(shape: Shape, boxes: Sequence[Box]) -> str | None:
     full = [box for box in boxes if box.size]
     total, found = prod(shape), sum(box.size for box in full)
     if found != total:

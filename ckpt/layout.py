@@ -27,9 +27,9 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.offset) != len(self.shape):
             raise ValueError(f"box offset {self.offset} and shape {self.shape} differ in rank")
-        if any(o < 0 for o in self.offset):
+        if min(self.offset, default=0) < 0:
             raise ValueError(f"box offset {self.offset} has a negative extent")
-        if any(s < 0 for s in self.shape):
+        if min(self.shape, default=0) < 0:
             raise ValueError(f"box shape {self.shape} has a negative extent")
 
     @property

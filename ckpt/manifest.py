@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
+from operator import add, gt
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,7 +18,6 @@ import msgspec
 from ckpt.codecs import MAX_RATIO, Codec
 from ckpt.crc import BLOCK_BYTES
 from ckpt.errors import CorruptError
-from ckpt.grid import whole
 from ckpt.isal import crc32c
 from ckpt.layout import Box
 from ckpt.types import Json, learn
@@ -339,7 +339,7 @@ def _fault_of(
         return f"not of the tensor's rank {len(tensor.shape)}"
     if not chunk.box.size:
         return "empty"
-    if chunk.box.intersect(whole(tensor.shape)) != chunk.box:
+    if any(map(gt, map(add, chunk.box.offset, chunk.box.shape), tensor.shape)):
         return f"not a part of the tensor's shape {tensor.shape}"
     if chunk.nbytes != chunk.box.size * itemsize:
         return f"{chunk.nbytes} bytes, its box has {chunk.box.size * itemsize}"

@@ -8,6 +8,7 @@ are put together and stored once more, in a pack of their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 from ckpt import pack
 from ckpt.assemble import Assembler, Parts
@@ -121,14 +122,15 @@ def _missing(
             stored[fqn].update(
                 chunk.box.offset for chunk in tensor.chunks if is_stored_cell(chunk, tensor, cell)
             )
-    return {
-        fqn: missing
+    incomplete = {
+        fqn: record
         for fqn, record in tensors.items()
-        if (
-            missing := [
-                box
-                for box in cells(whole(record.shape), record.cell)
-                if box.offset not in stored[fqn]
-            ]
-        )
+        if len(stored[fqn])
+        < prod(-(-n // c) for n, c in zip(record.shape, record.cell, strict=True))
+    }
+    return {
+        fqn: [
+            box for box in cells(whole(record.shape), record.cell) if box.offset not in stored[fqn]
+        ]
+        for fqn, record in incomplete.items()
     }

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -25,16 +26,21 @@ MAX_DIMS: Final = 64
 MAX_DEPTH: Final = 256
 """Levels of lists and objects in a plain value: `ckpt.plain.MAX_DEPTH`, tags counted."""
 
+_LAYOUTS: Final = 16384
 _MAX_BYTES: Final = 1 << 63
 _SMALL_BYTES: Final = 1 << 16
 _FLOATS: Final = ("inf", "-inf", "nan")
 _SHOWN: Final = 60
 
 
+@lru_cache(_LAYOUTS)
 def fault_of_shape(
-    shape: Sequence[int], cell: Sequence[int] | None, *, itemsize: int
+    shape: tuple[int, ...], cell: tuple[int, ...] | None, *, itemsize: int
 ) -> str | None:
-    """Return what is wrong with a tensor's shape and the cell of its grid."""
+    """Return what is wrong with a tensor's shape and the cell of its grid.
+
+    Remembered: the tensors of a job have the same shapes at every save.
+    """
     if len(shape) > MAX_DIMS:
         return f"shape of {len(shape)} dims, {MAX_DIMS} are possible"
     if any(n < 0 for n in shape):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ckpt.source import StoreSource
 
 _TEMPLATE: Final = "{{root}}"
+_NAMES: Final = 16384
+"""How many names and documents are remembered: they are the same at every save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Stored:
         return self.crc32c is not None and found != self.crc32c.to_bytes(CRC_BYTES, "little")
 
 
+@lru_cache(_NAMES)
 def array_name(fqn: str) -> str:
     """Return the Zarr name of a tensor: the FQN, with what a name may not have quoted."""
     name = quote(fqn, safe="=+,@[]()")
@@ -119,6 +123,12 @@ def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> 
     }
 
 
+@lru_cache(_NAMES)
+def _document(tensor: TensorRecord, *, portable: bool) -> bytes:
+    """Return a tensor's ``zarr.json``: the same at every save, and for tensors of one shape."""
+    return msgspec.json.encode(array_metadata("of this shape", tensor, portable=portable))
+
+
 def group_metadata(*, run: str, step: int, values: Mapping[str, Json]) -> Json:
     """Return the ``zarr.json`` of the group; plain values are its attributes."""
     attributes = {"holdfast": {"format": FORMAT, "run": run, "step": step}, "values": dict(values)}
@@ -139,7 +149,7 @@ def hierarchy(
         names[fqn].append(array_name(alias))
     documents = {"zarr.json": msgspec.json.encode(group)}
     for fqn, tensor in tensors.items():
-        document = msgspec.json.encode(array_metadata(fqn, tensor, portable=portable))
+        document = _document(tensor, portable=portable)
         documents.update({f"{name}/zarr.json": document for name in names[fqn]})
     places = {
         f"{name}/{key}": place
