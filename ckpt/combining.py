@@ -3,6 +3,7 @@
 ISA-L writes a piece into memory of the thread's own; from there it goes past the cache to where it
 belongs, checksummed on the way (`ckpt.streaming`). That takes no longer than letting ISA-L store
 it there, which makes the processor fetch what is about to be overwritten; the checksum is free.
+What is a copy of one fragment goes there straight.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from typing_extensions import Buffer
@@ -55,17 +56,38 @@ def combine(
         for each, length in zip(sources, lengths, strict=True)
     ]
     pieces = sorted({*lengths, *range(0, nbytes, PIECE_BYTES), 0, nbytes})
-    storing = _Storing(pieces, (0, *cuts, nbytes), [isal.address_of(each) for each in into])
-    for lo, hi in pairwise(sorted({*lengths, 0, nbytes})):
-        reach = [number for number, length in enumerate(lengths) if length >= hi]
+    bands = [
+        _Band(lo, hi, [number for number, length in enumerate(lengths) if length >= hi])
+        for lo, hi in pairwise(sorted({*lengths, 0, nbytes}))
+    ]
+    straight = [
+        (band.lo, band.hi, inputs[band.reach[0]]) for band in bands if band.is_copy(coefficients)
+    ]
+    targets = [isal.address_of(each) for each in into]
+    storing = _Storing(pieces, (0, *cuts, nbytes), targets, straight)
+    for band in bands:
+        reach, lo, hi = band.reach, band.lo, band.hi
         mixing = _Mixing(coefficients[:, reach], [inputs[each] for each in reach], storing.rooms)
         for at in range(lo - lo % PIECE_BYTES, hi, PIECE_BYTES):
             first, last = max(at, lo), min(at + PIECE_BYTES, hi)
             if before is not None:
                 before(first, last)
-            mixing.make(first, last)
+            if not band.is_copy(coefficients):
+                mixing.make(first, last)
             storing.store_next()
     return storing.sums()
+
+
+class _Band(NamedTuple):
+    """Bytes ``lo … hi`` of the outputs, which the inputs ``reach`` are long enough for."""
+
+    lo: int
+    hi: int
+    reach: list[int]
+
+    def is_copy(self, coefficients: Coefficients) -> bool:
+        """Return whether every output is one and the same input there."""
+        return len(self.reach) == 1 and bool((coefficients[:, self.reach] == 1).all())
 
 
 class _Mixing:
@@ -96,9 +118,18 @@ class _Mixing:
 
 
 class _Storing:
-    """Copies pieces from the ``rooms`` of this thread to where they belong, one after the other."""
+    """Copies pieces from the ``rooms`` of this thread to where they belong, one after the other.
 
-    def __init__(self, pieces: Sequence[int], cuts: Sequence[int], targets: Sequence[int]) -> None:
+    ``straight`` are bytes that are an input as it is: where they begin and end, and its address.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[int],
+        cuts: Sequence[int],
+        targets: Sequence[int],
+        straight: Sequence[tuple[int, int, int]],
+    ) -> None:
         self.rooms = _scratch.rooms(len(targets))
         self._cuts = np.array(cuts, dtype=np.int64)
         self._stops: Lengths = np.unique(np.concatenate([self._cuts, pieces]))
@@ -108,10 +139,13 @@ class _Storing:
         begins = np.repeat(np.array(pieces[:-1], dtype=np.int64), np.diff(ends))
         starts: Words = self._stops[:-1].astype(np.uint64)
         behind: Words = (self._stops[:-1] - begins).astype(np.uint64)
-        self._runs = [
-            Runs(behind + np.uint64(room), starts + np.uint64(target), sizes)
-            for room, target in zip(self.rooms, targets, strict=True)
-        ]
+        self._runs = []
+        for room, target in zip(self.rooms, targets, strict=True):
+            sources: Words = behind + np.uint64(room)
+            for lo, hi, address in straight:
+                inside = slice(*np.searchsorted(self._stops, [lo, hi]).tolist())
+                sources[inside] = starts[inside] + np.uint64(address)
+            self._runs.append(Runs(sources, starts + np.uint64(target), sizes))
 
     def store_next(self) -> None:
         """Copy the next piece of each output."""

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckpt.isal import crc32c
-from ckpt.sums import SUM_BYTES, Lengths, Sums, combined, shifted
-
-_START = 0xFFFFFFFF
+from ckpt.sums import SUM_BYTES, Lengths, Sums, combined, of_zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -78,7 +76,7 @@ class Cover:
         return cls(
             payload_bytes=payload_bytes,
             gaps=_positions(gaps),
-            zeros=_checksums_of_zeros(gaps.nbytes),
+            zeros=of_zeros(gaps.nbytes),
             order=order,
             nbytes=np.concatenate([parts.nbytes, gaps.nbytes])[order],
             edges=np.searchsorted(at[order], grid).astype(np.int64),
@@ -103,8 +101,3 @@ def _positions(parts: Parts) -> Lengths:
     before = np.cumsum(parts.nbytes) - parts.nbytes
     found: Lengths = np.repeat(parts.at - before, parts.nbytes)
     return found + np.arange(len(found), dtype=np.int64)
-
-
-def _checksums_of_zeros(nbytes: Lengths) -> Sums:
-    start = np.full(len(nbytes), _START, dtype=np.uint32)
-    return shifted(start, nbytes) ^ start

@@ -21,6 +21,7 @@ SUM_BYTES: Final = crc.BLOCK_BYTES
 
 _COMPARE_RUN: Final = 64
 _LENGTH_BITS: Final = 48
+_START: Final = 0xFFFFFFFF
 
 Sums: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 Lengths: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -95,6 +96,12 @@ def checksums(block: Buffer, *, at: Lengths, nbytes: Lengths) -> tuple[Sums, Sum
     sums = combined(parts, lengths, starts=found[:-1], ends=found[1:])
     first, last = np.searchsorted(cuts, at), np.searchsorted(cuts, at + nbytes)
     return sums, combined(parts, lengths, starts=first, ends=last)
+
+
+def of_zeros(nbytes: Lengths) -> Sums:
+    """Return the checksum of so many zeros, for each of some numbers."""
+    start = np.full(len(nbytes), _START, dtype=np.uint32)
+    return shifted(start, nbytes) ^ start
 
 
 def runs_of(at: int, nbytes: int) -> tuple[int, int]:

@@ -124,6 +124,12 @@ def _malformed(why: str) -> PeerError:
     return PeerError(f"malformed answer about a column: {why}", kind="CorruptError")
 
 
+def cut_row(nbytes: int) -> list[tuple[int, int]]:
+    """Cut a row into the parts that threads make side by side."""
+    size = align(max(-(-nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
+    return [(lo, min(lo + size, nbytes)) for lo in range(0, nbytes, size)]
+
+
 class Encoding:
     """One pass over mapped columns: ``parts`` of the row side by side, each in windows."""
 
@@ -131,8 +137,7 @@ class Encoding:
         self._build, self.columns = build, columns
         self._lock = threading.Lock()
         self._checksums: dict[int, int] = {}
-        size = align(max(-(-build.nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
-        self.parts = [(lo, min(lo + size, build.nbytes)) for lo in range(0, build.nbytes, size)]
+        self.parts = cut_row(build.nbytes)
 
     def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
         """Encode a part; return the bytes read and, from the last part to end, the row's CRC.

@@ -4,7 +4,8 @@ The holder of a row asks for everything and so knows when it has it: a row is se
 byte of every column is in it. Asking twice, or an answer that comes twice, changes nothing.
 
 - Columns that lie on this host are mapped and encoded in one pass, in runs that stay in the cache.
-  Nothing is compared: looking at two steps costs more than encoding one.
+  Nothing is compared: looking at two steps costs more than encoding one. A row of one column is
+  copied, and its checksums are the check.
 - The others travel. Parity is linear, so a row may begin as a copy of the row of an earlier
   protected step, and only what differs is sent, as the exclusive or of both steps. That needs every
   owner to have that step still, and is done for columns of this host too then; else whole columns
@@ -31,6 +32,7 @@ from ckpt.sidecar.core import THREADS, Core, Work
 from ckpt.sidecar.links import Job, Link
 from ckpt.sidecar.mapped import MappedColumn
 from ckpt.sidecar.messages import AskBytes, AskColumn, unparse
+from ckpt.sidecar.mirroring import Mirroring
 from ckpt.sidecar.parity import Parities, Row, RowPlace
 from ckpt.sidecar.state import Phase, Snapshot, SnapshotKey
 from ckpt.sidecar.wire import PART_BYTES, split_checked
@@ -273,7 +275,7 @@ class Builder:
         if not mapped:
             self._send_for(build)
             return
-        encoding = Encoding(build, mapped)
+        encoding = _encoding(build, mapped)
         for lo, hi in encoding.parts:
             self._work(build, self._encode_part, encoding, lo, hi)
 
@@ -290,7 +292,7 @@ class Builder:
                     found[column] = mapped
         return found
 
-    def _encode_part(self, build: Build, encoding: Encoding, lo: int, hi: int) -> None:
+    def _encode_part(self, build: Build, encoding: Encoding | Mirroring, lo: int, hi: int) -> None:
         began_s = perf_counter()
         read, checksum = encoding.encode(lo, hi)
         self._core.meters.add("exchange", perf_counter() - began_s, read)
@@ -450,6 +452,18 @@ class Builder:
             _log.info("%s: no row is made ahead: %s", self._core.node, error)
         finally:
             self._making = False
+
+
+def _encoding(build: Build, mapped: dict[int, MappedColumn]) -> Encoding | Mirroring:
+    """Choose how to make a row of what is mapped: as a copy, where one column is all there is."""
+    if build.codec.k > 1:
+        return Encoding(build, mapped)
+    (column,) = mapped.values()
+    try:
+        runs = column.runs()
+    except ValueError as error:  # unmapped, for its file was removed
+        raise MovedError(f"the column of step {build.key[1]} was removed") from error
+    return Encoding(build, mapped) if runs is None else Mirroring(build, mapped, runs)
 
 
 def _changed_share(build: Build, columns: Collection[int]) -> float:

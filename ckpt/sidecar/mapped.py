@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from ckpt.arena import SlotFile
 from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError
+from ckpt.isal import address_of
 from ckpt.maps import SlotMaps
 from ckpt.sidecar.messages import Column, ColumnSpan
-from ckpt.sums import CheckedBlock, Sums
+from ckpt.streaming import Words
+from ckpt.sums import SUM_BYTES, CheckedBlock, Lengths, Sums
 
 _HELD = (SlotState.SEALED, SlotState.COMMITTED)
 
@@ -25,6 +29,29 @@ class _Part:
     span: ColumnSpan
     slot: SlotFile
     sums: Sums
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ColumnRuns:
+    """Runs that fill a column, in order: addresses, where in it they go, and the owner's sums.
+
+    The addresses are good as long as ``views`` are kept.
+    """
+
+    views: tuple[memoryview, ...]
+    sources: Words
+    into: Lengths
+    nbytes: Lengths
+    sums: Sums
+    ranks: Lengths
+    node: str
+
+    def describe(self, run: int) -> str:
+        """Return in words that a run is not what it was."""
+        return (
+            f"node {self.node}, rank {self.ranks[run]}: bytes {self.into[run]:,}+"
+            f"{self.nbytes[run]:,} of the column are not what was sealed; use another copy"
+        )
 
 
 class MappedColumn:
@@ -63,6 +90,34 @@ class MappedColumn:
             if header is None or header.state not in _HELD or header.entry() != part.span.entry:
                 return False
         return True
+
+    def runs(self) -> ColumnRuns | None:
+        """Return the runs that fill the column, None where it has one of them only in part.
+
+        Raises ``ValueError`` where a file was removed meanwhile.
+        """
+        sources, into, nbytes, ranks = [], [], [], []
+        views = [part.slot.block(block_bytes(part.span.entry)) for part in self._parts]
+        for part, view in zip(self._parts, views, strict=True):
+            span, end = part.span, part.span.at + part.span.nbytes
+            if span.at % SUM_BYTES or (end % SUM_BYTES and end != len(view)):
+                return None
+            at = np.arange(span.at, end, SUM_BYTES, dtype=np.int64)
+            sources.append(at.astype(np.uint64) + np.uint64(address_of(view)))
+            into.append(at - span.at + span.into)
+            nbytes.append(np.minimum(end - at, SUM_BYTES))
+            ranks.append(np.full(len(at), span.entry.rank, dtype=np.int64))
+        if not views:
+            return None
+        return ColumnRuns(
+            views=tuple(views),
+            sources=np.concatenate(sources),
+            into=np.concatenate(into),
+            nbytes=np.concatenate(nbytes),
+            sums=np.concatenate([part.sums for part in self._parts]),
+            ranks=np.concatenate(ranks),
+            node=self._node,
+        )
 
     def reader(self) -> ColumnReader:
         """Return a reader for one thread."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sidecar_group import SidecarGroup, sidecar_group
@@ -16,7 +18,7 @@ from ckpt.maps import SlotMaps
 from ckpt.sidecar.hosts import FileRef, host_id
 from ckpt.sidecar.mapped import MappedColumn
 from ckpt.sidecar.messages import Column, ColumnSpan
-from ckpt.sums import Sums, sums_of
+from ckpt.sums import SUM_BYTES, Sums, runs_of, sums_of
 from ckpt.testing.blocks import make_block, random_payload, write_payload
 
 RUN = run_digest("test")
@@ -55,6 +57,34 @@ def test_a_column_is_read_where_it_lies(tmp_path: Path, maps: SlotMaps) -> None:
     ((at, part),) = mapped.reader().parts(1000, 200_000)
     assert (at, bytes(part)) == (1000, block[1000:200_000])
     assert mapped.is_current()
+
+
+def test_the_runs_of_a_column_are_where_its_bytes_are(tmp_path: Path, maps: SlotMaps) -> None:
+    _, column, sums, block = sealed(tmp_path / "1.slot")
+    mapped = MappedColumn.open(column, sums, maps, node="b", run=RUN)
+    assert mapped is not None
+    runs = mapped.runs()
+    assert runs is not None
+    found = [
+        ctypes.string_at(*each)
+        for each in zip(runs.sources.tolist(), runs.nbytes.tolist(), strict=True)
+    ]
+    assert b"".join(found) == block
+    assert runs.into.tolist() == [0, SUM_BYTES, 2 * SUM_BYTES]
+    assert runs.sums.tolist() == sums.tolist()
+    assert "node b, rank 0: bytes 131,072+131,072 of the column" in runs.describe(1)
+
+
+@pytest.mark.parametrize(("at", "nbytes"), [(4096, 200_000), (0, 200_000), (SUM_BYTES, 1000)])
+def test_a_column_with_a_part_of_a_run_has_no_runs_to_check(
+    tmp_path: Path, maps: SlotMaps, at: int, nbytes: int
+) -> None:
+    _, column, sums, _ = sealed(tmp_path / "1.slot")
+    first, count = runs_of(at, nbytes)
+    span = msgspec.structs.replace(column.spans[0], at=at, nbytes=nbytes, first=first, count=count)
+    partial = Column(host=column.host, spans=(span,))
+    mapped = MappedColumn.open(partial, sums[first : first + count], maps, node="b", run=RUN)
+    assert mapped is not None and mapped.runs() is None
 
 
 def test_a_slot_that_was_given_away_is_not_current(tmp_path: Path, maps: SlotMaps) -> None:
