@@ -93,7 +93,7 @@ class Packing:
             options=persist.PackOptions(
                 compression=job.target.compression,
                 base=base,
-                threads=PACK_THREADS if job.target.compression else 0,
+                threads=PACK_THREADS if job.urgent or job.target.compression else 0,
                 watch=functools.partial(self._watch, job),
                 around_cache=True,
             ),

@@ -13,10 +13,11 @@ from ckpt.priority import yield_to_others
 from ckpt.target import CheckpointTarget
 
 PACK_THREADS: Final = 1
-"""Besides the one that writes, for what is compressed; else none.
+"""Besides the one that writes, for what is compressed or in a hurry; else none.
 
-What is not compressed is checksummed as it is copied to the disk's buffer: there is nothing that a
-thread could do ahead.
+A thread that computes checksums ahead has a pack durable sooner, and costs trainers more: bytes
+are no longer in the cache when they are sent. What goes to a local disk as it is has nothing to be
+done ahead: it is checksummed as it is copied to the disk's buffer.
 """
 
 BACKOFF_S: Final = (0.5, 15.0)
