@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -243,13 +243,11 @@ class PackWriter:
         return tuple(self._bases)
 
     def parts(self) -> Iterator[Buffer]:
-        """Yield the pack's bytes. Raises ``CorruptError`` where memory is not what was captured."""
-        for part in self._parts(poured=False):
-            if not isinstance(part, PieceCopy):
-                yield part
+        """Return the pack's bytes; they raise ``CorruptError`` where memory is not as captured."""
+        return cast("Iterator[Buffer]", self._parts(poured=False))  # none pours itself then
 
     def copied_parts(self) -> Iterator[Part]:
-        """Yield the pack's bytes, as `parts`, to one that copies each before it asks for more."""
+        """Return the pack's bytes, as `parts`, for one that copies each before it asks for more."""
         return self._parts(poured=True)
 
     def _parts(self, *, poured: bool) -> Iterator[Buffer | PieceCopy]:
@@ -300,18 +298,14 @@ class PackWriter:
                     raise self._fault(ref, f"are {raw.nbytes} bytes, not {wanted}")
                 for piece in parts:
                     end = piece.start + piece.nbytes
-                    part, work = raw[piece.start : end], None
-                    if poured and codec is None and piece.cell is None:
-                        work = None if self._is_known(fqn, piece.box) else PieceCopy(part)
-                    yield _Started(
-                        ref=ref,
-                        piece=piece,
-                        work=work or start(piece, part, itemsize=itemsize, codec=codec),
-                        last=end == wanted,
-                    )
-
-    def _is_known(self, fqn: str, box: Box) -> bool:
-        return bool(self._known) and (fqn, box) in self._known
+                    part = raw[piece.start : end]
+                    as_it_is = codec is None and piece.cell is None
+                    work: Future[_Ready] | _Ready | PieceCopy
+                    if poured and as_it_is and (fqn, piece.box) not in self._known:
+                        work = PieceCopy(part)
+                    else:
+                        work = start(piece, part, itemsize=itemsize, codec=codec)
+                    yield _Started(ref=ref, piece=piece, work=work, last=end == wanted)
 
     def _check(self, started: _Started, crc32c: int) -> None:
         """Compare a saver's chunk, once its last piece is there, with what was captured."""
