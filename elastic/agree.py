@@ -15,21 +15,27 @@ worker of an older generation acts any more when the next one is born.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from elastic.findings import by_node, once, while_same
 from elastic.membership import (
+    Trainer,
     View,
-    fenced_nodes,
-    once,
-    parked_trainers,
+    late_nodes,
+    lost_nodes,
+    member_incarnations,
+    newest_worker,
+    outside_trainers,
     ready_trainers,
     role_of,
 )
 from elastic.planning.holdoff import Patience, announced, held_off, setbacks_after, strangers
 from elastic.planning.meshes import choose_mesh
-from elastic.planning.plan import RestorePoints, changes, job_spec, plan
+from elastic.planning.plan import RestorePoints, changed_nodes, changes, job_spec, plan
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -37,9 +43,13 @@ from elastic.records import (
     Member,
     NodeRecord,
     Outcome,
+    Seating,
     WorkerRecord,
     WorkerState,
 )
+from elastic.seating import seated_at
+
+_Members = Mapping[str, Sequence[Member]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,22 +167,27 @@ def decide(
         return Idle(), f"node {node} is not registered"
     if view.generation is None:
         return _first(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
-    broken = faults(view)
-    if finished := _finish(view, stale=bool(broken)):
-        if isinstance(finished[0], Finish):
-            return finished
-        if not broken:
-            return finished
-    if not broken:
+    stale = is_stale(view)
+    if (finished := _finish(view)) and (not stale or isinstance(finished[0], Finish)):
+        return finished
+    joins: list[str] = []
+    if not stale:
         joins, until_s = _joins(view, seen, now_s=now_s, policy=policy)
         if not joins:
             return Idle(until_s=until_s), f"generation {view.number} stands"
-        broken = joins
     if me.fenced < view.number:
-        return Fence(generation=view.number), "; ".join(broken)
+        return Fence(generation=view.number), "; ".join(joins or faults(view))
     if finished:
         return Wait(), finished[1]
     return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
+
+
+def is_stale(view: View) -> bool:
+    """Say whether the newest generation cannot go on, as `faults` would tell."""
+    if view.generation is None:
+        return False
+    fenced = len(late_nodes(view)) < len(view.nodes)
+    return bool(fenced or lost_nodes(view) or changed_nodes(view) or _lost_members(view))
 
 
 def faults(view: View) -> list[str]:
@@ -184,72 +199,108 @@ def faults(view: View) -> list[str]:
     if view.generation is None:
         return []
     clauses = list(changes(view))
-    number = view.number
-    clauses += [text for each in _not_active(view) if (text := _lost(view, *each))]
-    fenced = [name for name, node in view.nodes.items() if node.fenced >= number]
-    if fenced and not clauses:
-        clauses.append(f"node {fenced[0]} fenced generation {view.number}")
+    lost = [pair for pairs in _lost_members(view).values() for pair in pairs]
+    lost.sort(key=lambda pair: pair[0].rank)
+    clauses += [_how_lost(view, *pair) for pair in lost]
+    if not clauses and (fenced := _first_fenced(view)):
+        clauses.append(f"node {fenced} fenced generation {view.number}")
     return clauses
 
 
-def _worker(view: View, member: Member) -> WorkerRecord | None:
-    if (node := view.nodes.get(member.node)) is not None:
-        for worker in node.workers:
-            if worker.incarnation == member.incarnation:
-                return worker
+def _first_fenced(view: View) -> str:
+    late = late_nodes(view)
+    return next((name for name in view.nodes if name not in late), "")
+
+
+@while_same(lambda view: (view.generation,))
+def _members_at(generation: GenerationRecord | None) -> _Members:
+    """Return by node the members of the newest generation."""
+    found: dict[str, list[Member]] = defaultdict(list)
+    for member in generation.members if generation else ():
+        found[member.node].append(member)
+    return dict(found)
+
+
+def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
+    for worker in node.workers:
+        if worker.incarnation == member.incarnation:
+            return worker
     return None
 
 
 @once
-def _players(view: View) -> list[tuple[Member, WorkerRecord | None]]:
-    """Return the members of the newest generation with their workers, as far as they live."""
+def _players(view: View) -> list[WorkerRecord | None]:
+    """Return the workers of the members of the newest generation, as far as they live."""
     members = view.generation.members if view.generation else ()
-    return [(member, _worker(view, member)) for member in members]
+    homes = [view.nodes.get(member.node) for member in members]
+    return [
+        None if home is None else _worker(home, each)
+        for home, each in zip(homes, members, strict=True)
+    ]
 
 
-@once
-def _not_active(view: View) -> list[tuple[Member, WorkerRecord | None]]:
-    """Return those of `_players` who do not act in it as they should: mostly few of very many."""
-    active = WorkerState.ACTIVE
-    return [each for each in _players(view) if each[1] is None or each[1].state is not active]
+@by_node(lambda view: (view.generation, _members_at(view)))
+def _lost_members(
+    node: NodeRecord, generation: GenerationRecord | None, members: _Members
+) -> list[tuple[Member, WorkerRecord | None]] | None:
+    """Return by node the members who are lost to the newest generation, with their workers.
 
-
-def _lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
-    """Return how a member is lost to the newest generation, empty while it is not.
-
-    Members of lost nodes are passed over: the node says it.
+    Those of lost nodes are passed over: the node says it.
     """
+    found = []
+    for member in members.get(node.node, ()):
+        worker = _worker(node, member)
+        if worker is None or worker.state is WorkerState.DEAD or _has_left(worker, generation):
+            found.append((member, worker))
+    return found or None
+
+
+def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool:
+    if generation is None or worker.state is not WorkerState.READY:
+        return False
+    return worker.ready_after >= generation.number
+
+
+def _how_lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
+    """Say how a member is lost to the newest generation."""
     if worker is None:
-        return f"{member.seat} on {member.node} is gone" if member.node in view.nodes else ""
+        return f"{member.seat} on {member.node} is gone"
     if worker.state is WorkerState.DEAD:
         ending = f" ({worker.ending})" if worker.ending else ""
         return f"{member.seat} on {member.node} died{ending}"
-    if worker.state is WorkerState.READY and worker.ready_after >= view.number:
-        return f"{member.seat} on {member.node} left generation {view.number}"
-    return ""
+    return f"{member.seat} on {member.node} left generation {view.number}"
+
+
+@by_node(lambda view: (_members_at(view),))
+def _done_members(node: NodeRecord, members: _Members) -> list[tuple[int, WorkerRecord]] | None:
+    """Return by node the members of the newest generation that are DONE, with their ranks."""
+    found = [(member.rank, _worker(node, member)) for member in members.get(node.node, ())]
+    done = [(rank, each) for rank, each in found if each and each.state is WorkerState.DONE]
+    return done or None
 
 
 def _is_working(view: View, worker: WorkerRecord | None) -> bool:
     if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
         return False
-    return not (worker.state is WorkerState.READY and worker.ready_after >= view.number)
+    return not _has_left(worker, view.generation)
 
 
-def _finish(view: View, *, stale: bool) -> tuple[Finish | Idle, str] | None:
+def _finish(view: View) -> tuple[Finish | Idle, str] | None:
     """Return how far the job's end is, None while no member of the generation is DONE.
 
     A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
     of one means that the work of all is complete. The job ends when no member works any more.
     """
-    if view.generation is None:
+    if view.generation is None or not (found := _done_members(view)):
         return None
-    players = _players(view)
-    done = [
-        worker for _, worker in _not_active(view) if worker and worker.state is WorkerState.DONE
+    ranked = sorted((pair for pairs in found.values() for pair in pairs), key=lambda pair: pair[0])
+    done = [worker for _, worker in ranked]
+    members, players = view.generation.members, _players(view)
+    working = [
+        member.seat
+        for member, worker in zip(members, players, strict=True)
+        if _is_working(view, worker)
     ]
-    if not done:
-        return None
-    working = [member.seat for member, worker in players if _is_working(view, worker)]
     if working:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
     result = next((worker.result for worker in done if worker.result is not None), None)
@@ -260,36 +311,44 @@ def _finish(view: View, *, stale: bool) -> tuple[Finish | Idle, str] | None:
 def _unfenced(view: View, *, group: bool) -> list[str]:
     """Return who has not fenced the newest generation, in its group or outside it."""
     inside = view.generation.nodes if view.generation else view.nodes
-    number = view.number
-    behind = [name for name, node in view.nodes.items() if node.fenced < number]
-    return [name for name in behind if (name in inside) is group]
+    return [name for name in late_nodes(view) if (name in inside) is group]
 
 
-def _outside_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
+def _outside_trainers(view: View) -> list[Trainer]:
     """Return the READY trainers that are not in the newest generation."""
-    parked = parked_trainers(view)
-    members = view.generation.members if view.generation and parked else ()
-    inside = {member.incarnation for member in members}
-    return [pair for pair in parked if pair[1].incarnation not in inside]
+    return [pair for pairs in outside_trainers(view).values() for pair in pairs]
 
 
-def _outside_nodes(view: View) -> list[NodeRecord]:
+@by_node(lambda view: (view.generation,))
+def _outside_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
     """Return the live nodes with a sidecar that are not in the newest generation's group."""
-    inside = view.generation.nodes if view.generation else {}
-    return [node for name, node in view.nodes.items() if node.sidecar and name not in inside]
+    inside = generation is not None and node.node in generation.nodes
+    return node if node.sidecar and not inside else None
+
+
+@while_same(lambda view: (view.seating,))
+def _seat_numbers(seating: tuple[Seating, ...]) -> dict[str, int]:
+    return {order.seat: number for number, order in enumerate(seating)}
+
+
+@by_node(lambda view: (seated_at(view),))
+def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) -> list[str] | None:
+    """Return by node the trainers' seats there of which no worker has become READY."""
+    found = []
+    for order in seated.get(node.node, ()):
+        if role_of(order.seat) == TRAINER:
+            worker = newest_worker(node, order.seat)
+            if worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD):
+                found.append(order.seat)
+    return found or None
 
 
 @once
 def _pending_trainers(view: View) -> dict[str, str]:
     """Return the seated trainers that have yet to become READY, each with its node."""
-    pending = {}
-    for order in view.seating:
-        if role_of(order.seat) != TRAINER or order.node not in view.nodes:
-            continue
-        worker = view.worker_of(order)
-        if worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD):
-            pending[order.seat] = order.node
-    return pending
+    pending = {seat: node for node, seats in _pending_seats(view).items() for seat in seats}
+    numbers = _seat_numbers(view)
+    return {seat: pending[seat] for seat in sorted(pending, key=numbers.__getitem__)}
 
 
 def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
@@ -308,7 +367,7 @@ def _joins(
         if mesh is None or mesh.ranks <= members:
             trainers = []  # they are spares
     marks = strangers(view)
-    nodes = [node for node in _outside_nodes(view) if node.node not in held]
+    nodes = [node for name, node in _outside_nodes(view).items() if name not in held]
     if nodes:
         waiting = set(_pending_trainers(view).values())
         nodes = [node for node in nodes if node.node not in waiting]
@@ -331,17 +390,36 @@ def _joins(
 
 
 def _spec_of_generation(view: View) -> JobSpec:
-    members = view.generation.members if view.generation else ()
-    workers = (_worker(view, member) for member in members)
-    return next((w.spec for w in workers if w and w.spec), JobSpec())
+    for member in view.generation.members if view.generation else ():
+        home = view.nodes.get(member.node)
+        worker = None if home is None else _worker(home, member)
+        if worker is not None and worker.spec is not None:
+            return worker.spec
+    return JobSpec()
+
+
+@once
+def _asked(view: View) -> JobSpec | None:
+    """Return what the first of the READY trainers asks for."""
+    return next((worker.spec for _, worker in ready_trainers(view) if worker.spec), None)
+
+
+@by_node(lambda view: (_asked(view),))
+def _asking_else(node: NodeRecord, asked: JobSpec | None) -> bool | None:
+    """Whether a worker of the node asks for anything else."""
+    for worker in node.workers:
+        if worker.spec is not None and worker.spec is not asked and worker.spec != asked:
+            return True
+    return None
 
 
 def _discord(view: View) -> str:
     """Return how the READY trainers disagree about the job, empty when they do not."""
+    if not _asking_else(view):
+        return ""
     ready = [(node, worker) for node, worker in ready_trainers(view) if worker.spec]
-    first_node, first = ready[0] if ready else (None, None)
-    for node, worker in ready:
-        if first_node and first and worker.spec is not first.spec and worker.spec != first.spec:
+    for (first_node, first), (node, worker) in zip(ready[:1] * len(ready), ready, strict=True):
+        if worker.spec != first.spec:
             return (
                 f"{first.seat} on {first_node.node} asks for {first.spec} but {worker.seat} on "
                 f"{node.node} for {worker.spec}: run the same script with the same settings "
@@ -361,8 +439,8 @@ def _first(
 ) -> tuple[Decision, str]:
     """Decide before the first generation: wait for the trainers that are still starting."""
     seated = [order for order in view.seating if role_of(order.seat) == TRAINER]
-    workers = [view.worker_of(order) for order in seated]
-    if workers and all(worker and worker.state is WorkerState.DONE for worker in workers):
+    workers = (view.worker_of(order) for order in seated)
+    if seated and all(worker and worker.state is WorkerState.DONE for worker in workers):
         message = "every trainer has ended well without asking for a generation"
         return Finish(outcome=Outcome(ok=True, message=message)), message
     ready = ready_trainers(view)
@@ -419,7 +497,13 @@ def _gather(
 
 def _turn(view: View, node: str) -> int:
     """Return how many nodes propose before ``node``."""
-    return sum(name < node for name in fenced_nodes(view))
+    late = sum(name < node for name in late_nodes(view))
+    return bisect_left(_names_in_order(view), node) - late
+
+
+@once
+def _names_in_order(view: View) -> list[str]:
+    return sorted(view.nodes)
 
 
 def _shortage(view: View, *, ready: int, least: int) -> str:
@@ -439,7 +523,7 @@ def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecor
 
     A world of the first of them would end at once, when the next one joins.
     """
-    old = {m.incarnation for m in view.generation.members} if view.generation else set()
+    old = member_incarnations(view)
     survived = any(worker.incarnation in old for _, worker in ready)
     if survived or view.generation is None or job_spec(ready).dp is not None:
         return []

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
-from typing import Any, TypeAlias, TypeVar, cast
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
 
 import msgspec
+from msgspec.structs import force_setattr
 
-from elastic.coordinator.base import Entry
+from ckpt.world import BlockEntry
+from elastic.coordinator.base import Entry, Event, EventKind
 from elastic.errors import CoordinatorError
+from elastic.findings import Findings, by_node, once, while_same
 from elastic.records import (
     TRAINER,
     GenerationRecord,
+    JobSpec,
     NodeRecord,
     Outcome,
     Roster,
@@ -25,8 +29,12 @@ from elastic.records import (
 Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | Outcome
 """What the keys of a run hold."""
 
-_T = TypeVar("_T")
+Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
+"""A worker that can be a rank, and the node it lives on."""
+
+_Orders: TypeAlias = Mapping[str, tuple[str, int]]
 _SEATS_REMEMBERED = 1 << 17
+_GROUPS_REMEMBERED = 1 << 12
 
 
 def run_prefix(run: str) -> str:
@@ -95,7 +103,7 @@ class View:
     outcome: Outcome | None = None
     revision: int = 0
     decoded: Mapping[str, tuple[int, Record]] = field(default_factory=dict, repr=False)
-    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    findings: Findings = field(default_factory=Findings, init=False, repr=False, compare=False)
 
     @classmethod
     def from_entries(
@@ -109,23 +117,73 @@ class View:
     ) -> View:
         """Build the view from all entries under `run_prefix`.
 
-        What ``before`` has decoded of the same revisions is taken from there. Raises
-        ``CoordinatorError`` naming the key of a record that is unknown or garbled.
+        What ``before`` has decoded of the same revisions is taken from there, and what was found
+        of it. Raises ``CoordinatorError`` naming the key of a record that is unknown or garbled.
         """
         known = before.decoded if before else {}
         decoded: dict[str, tuple[int, Record]] = {}
+        changed = set(known)
         for entry in entries:
             same = known.get(entry.key)
-            record = same[1] if same and same[0] == entry.revision else _decode(entry, run=run)
-            decoded[entry.key] = entry.revision, record
-        records = [record for _, record in decoded.values()]
-        nodes = {record.node: record for record in records if isinstance(record, NodeRecord)}
-        of_generation = decoded.get(generation_key(run), (0, None))
-        of_seating = decoded.get(seating_key(run), (0, ()))
-        outcome = decoded.get(outcome_key(run), (0, None))[1]
-        return cls(
-            run=run,
-            nodes=dict(sorted(nodes.items())),
+            if same and same[0] == entry.revision:
+                decoded[entry.key] = same
+                changed.discard(entry.key)
+            else:
+                decoded[entry.key] = entry.revision, _decode(entry.key, entry.value, run=run)
+                changed.add(entry.key)
+        start = before or cls(run=run, nodes={}, wanted=wanted)
+        return start._with(decoded, changed, wanted=wanted, revision=revision)
+
+    def after(self, events: Iterable[Event], *, revision: int = 0) -> View:
+        """Return the view after changes of the run's keys, in order.
+
+        One that is older than what is known changes nothing. Raises as `from_entries`.
+        """
+        newest: dict[str, Event] = {}
+        for event in events:
+            earlier = newest.get(event.key)
+            if earlier is None or earlier.revision <= event.revision:
+                newest[event.key] = event
+        decoded = dict(self.decoded)
+        changed = set()
+        for key, event in newest.items():
+            known = decoded.get(key)
+            if known and known[0] > event.revision:
+                continue
+            if event.kind == EventKind.PUT:
+                if known and known[0] == event.revision:
+                    continue
+                decoded[key] = event.revision, _decode(key, event.value, run=self.run)
+            else:
+                decoded.pop(key, None)
+            changed.add(key)
+        return self._with(decoded, changed, wanted=self.wanted, revision=revision)
+
+    def _with(
+        self,
+        decoded: Mapping[str, tuple[int, Record]],
+        changed: Iterable[str],
+        *,
+        wanted: Mapping[str, int],
+        revision: int,
+    ) -> View:
+        """Return the view of what is ``decoded`` now; its keys ``changed`` are other than here."""
+        prefix = node_key(self.run, "")
+        names = {key[len(prefix) :] for key in changed if key.startswith(prefix)}
+        nodes = dict(self.nodes)
+        added = False
+        for name in names:
+            if (found := decoded.get(prefix + name)) is None:
+                nodes.pop(name, None)
+            else:
+                added = added or name not in nodes
+                nodes[name] = cast("NodeRecord", found[1])
+        of_generation = decoded.get(generation_key(self.run), (0, None))
+        of_seating = decoded.get(seating_key(self.run), (0, ()))
+        outcome = decoded.get(outcome_key(self.run), (0, None))[1]
+        view = View(
+            run=self.run,
+            nodes={name: nodes[name] for name in sorted(nodes)} if added else nodes,
             wanted=wanted,
             generation=cast("GenerationRecord | None", of_generation[1]),
             generation_revision=of_generation[0],
@@ -135,6 +193,8 @@ class View:
             revision=revision,
             decoded=decoded,
         )
+        view.findings.inherit(self.findings, changed=names)
+        return view
 
     @property
     def number(self) -> int:
@@ -150,96 +210,154 @@ class View:
     def worker_of(self, seating: Seating) -> WorkerRecord | None:
         """Return the newest record of the seat at its node, of the ordered attempt or older."""
         record = self.nodes.get(seating.node)
-        newest: WorkerRecord | None = None
-        for worker in record.workers if record else ():
-            if worker.seat == seating.seat and (newest is None or worker.attempt > newest.attempt):
-                newest = worker
-        return newest
+        return None if record is None else newest_worker(record, seating.seat)
 
     def roster(self) -> Roster:
         """Return what the workers are told."""
         return Roster(nodes=tuple(self.nodes.values()), generation=self.generation)
 
 
-def once(find: Callable[[View], _T]) -> Callable[[View], _T]:
-    """Have a pure function of a view look at each view once; what it returns is not changed."""
-    name = f"{find.__module__}.{find.__qualname__}"
-
-    @wraps(find)
-    def found(view: View) -> _T:
-        known = view._found
-        if name not in known:
-            known[name] = find(view)
-        return cast("_T", known[name])
-
-    return found
+def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
+    """Return the node's newest worker of a seat."""
+    newest: WorkerRecord | None = None
+    for worker in node.workers:
+        if worker.seat == seat and (newest is None or worker.attempt > newest.attempt):
+            newest = worker
+    return newest
 
 
-@once
-def identities(view: View) -> dict[str, str]:
+@by_node()
+def identities(node: NodeRecord) -> str:
     """Return what tells the live nodes from themselves with another agent or sidecar."""
-    return {name: identity(node) for name, node in view.nodes.items()}
+    return identity(node)
 
 
 @once
-def fenced_nodes(view: View) -> dict[str, NodeRecord]:
+def lost_nodes(view: View) -> Set[str]:
+    """Return the nodes of the newest generation's group that live no more."""
+    return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
+
+
+@by_node(lambda view: (view.generation,))
+def late_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
+    """Return the live nodes of which a worker may still act in the newest generation."""
+    return node if generation is not None and node.fenced < generation.number else None
+
+
+@once
+def fenced_nodes(view: View) -> Mapping[str, NodeRecord]:
     """Return the live nodes of which no worker acts in the newest generation any more."""
-    number = view.number
-    return {name: node for name, node in view.nodes.items() if node.fenced >= number}
+    late = late_nodes(view)
+    if not late:
+        return view.nodes
+    return {name: node for name, node in view.nodes.items() if name not in late}
 
 
-@once
-def parked_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
-    """Return the READY trainers of live nodes whose sidecar serves.
+@while_same(lambda view: (view.generation,))
+def member_incarnations(generation: GenerationRecord | None) -> Set[str]:
+    """Return who the members of the newest generation are."""
+    return {member.incarnation for member in generation.members} if generation else set()
+
+
+@while_same(lambda view: (view.seating,))
+def _orders(seating: tuple[Seating, ...]) -> _Orders:
+    return {order.seat: (order.node, order.attempt) for order in seating}
+
+
+@while_same(lambda view: (view.seating,))
+def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
+    """Return the places of the seats among each other."""
+    seats = sorted((order.seat for order in seating), key=seat_order)
+    return {seat: place for place, seat in enumerate(seats)}
+
+
+def _parked(node: NodeRecord, orders: _Orders) -> list[Trainer]:
+    """Return the node's READY trainers, where its sidecar serves.
 
     Left out is a worker whose seat was given to another: its agent is about to end it.
     """
-    ready = [
-        (node, worker)
-        for node in view.nodes.values()
-        if node.sidecar
-        for worker in node.workers
-        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER
-    ]
-    orders = {order.seat: (order.node, order.attempt) for order in view.seating} if ready else {}
+    if not node.sidecar:
+        return []
+    name = node.node
     return [
         (node, worker)
-        for node, worker in ready
-        if orders.get(worker.seat) in (None, (node.node, worker.attempt))
+        for worker in node.workers
+        if worker.state is WorkerState.READY
+        and role_of(worker.seat) == TRAINER
+        and orders.get(worker.seat) in (None, (name, worker.attempt))
     ]
+
+
+@by_node(lambda view: (_orders(view),))
+def _parked_trainers(node: NodeRecord, orders: _Orders) -> list[Trainer] | None:
+    return _parked(node, orders) or None
+
+
+@by_node(lambda view: (_orders(view), member_incarnations(view)))
+def outside_trainers(node: NodeRecord, orders: _Orders, inside: Set[str]) -> list[Trainer] | None:
+    """Return by node the READY trainers that are not in the newest generation."""
+    return [pair for pair in _parked(node, orders) if pair[1].incarnation not in inside] or None
 
 
 @once
-def ready_trainers(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
+def ready_trainers(view: View) -> list[Trainer]:
     """Return who can enter the next generation, in seat order.
 
-    These are the parked trainers of the nodes that have fenced the newest generation.
+    These are the READY trainers of the nodes that have fenced the newest generation.
     """
-    number = view.number
-    found = [pair for pair in parked_trainers(view) if pair[0].fenced >= number]
-    return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
+    late, parked = late_nodes(view), _parked_trainers(view)
+    found = [pair for name, pairs in parked.items() if name not in late for pair in pairs]
+    places = _seat_places(view)
+    at = [places.get(worker.seat, -1) for _, worker in found]
+    if -1 in at or len(set(at)) < len(at):  # a worker of no seat, or two of one
+        return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
+    return [found[index] for index in sorted(range(len(at)), key=at.__getitem__)]
 
 
-def _decode(entry: Entry, *, run: str) -> Record:
+def _decode(key: str, value: str, *, run: str) -> Record:
     kinds: dict[str, Any] = {
         generation_key(run): GenerationRecord,
         seating_key(run): tuple[Seating, ...],
         outcome_key(run): Outcome,
     }
-    is_node = entry.key.startswith(node_key(run, ""))
-    kind = NodeRecord if is_node else kinds.get(entry.key)
+    prefix = node_key(run, "")
+    is_node = key.startswith(prefix)
+    kind = NodeRecord if is_node else kinds.get(key)
     if kind is None:
         raise CoordinatorError(
-            f"{entry.key}: no record of this name is known; do all nodes run the same version of "
+            f"{key}: no record of this name is known; do all nodes run the same version of "
             "Holdfast?"
         )
     try:
-        record = msgspec.json.decode(entry.value, type=kind)
+        record = msgspec.json.decode(value, type=kind)
     except msgspec.DecodeError as error:
         raise CoordinatorError(
-            f"{entry.key}: not a readable record: {error}; do all nodes run the same version of "
-            "Holdfast?"
+            f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"
         ) from error
-    if is_node and node_key(run, record.node) != entry.key:
-        raise CoordinatorError(f"{entry.key}: holds the record of node {record.node}")
+    if is_node:
+        if prefix + record.node != key:
+            raise CoordinatorError(f"{key}: holds the record of node {record.node}")
+        _share(record)
     return cast("Record", record)
+
+
+def _share(record: NodeRecord) -> None:
+    """Have a record that was just decoded name the same objects as others where they are equal.
+
+    All trainers repeat the job's spec, and the nodes of a parity group what it has sealed.
+    """
+    for worker in record.workers:
+        if worker.spec is not None:
+            force_setattr(worker, "spec", _shared_spec(worker.spec))
+    if record.inventory is not None and record.inventory.sealed:
+        force_setattr(record.inventory, "sealed", _shared_entries(record.inventory.sealed))
+
+
+@lru_cache(64)
+def _shared_spec(spec: JobSpec) -> JobSpec:
+    return spec
+
+
+@lru_cache(_GROUPS_REMEMBERED)
+def _shared_entries(entries: tuple[BlockEntry, ...]) -> tuple[BlockEntry, ...]:
+    return entries

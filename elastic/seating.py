@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,8 +10,9 @@ from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
+from elastic.findings import by_node, once, while_same
 from elastic.membership import View, role_of, seat_order
-from elastic.records import TRAINER, Seating, WorkerRecord, WorkerState
+from elastic.records import TRAINER, NodeRecord, Seating, WorkerRecord, WorkerState
 
 NOWHERE = ""
 """Node of a seat that waits for a free slot; its attempts stay counted."""
@@ -92,20 +93,52 @@ def _unchanged(view: View) -> str | None:
     It does when every wanted seat is on a live node, or waits while there is no free slot for it,
     and nobody has died.
     """
-    dead = WorkerState.DEAD
-    if any(worker.state is dead for node in view.nodes.values() for worker in node.workers):
+    if _with_dead(view) or not _complete(view):
         return None
-    nodes, seats = view.nodes, view.seating
-    if [order.seat for order in seats] != _in_order(tuple(sorted(view.wanted.items()))):
+    seated = seated_at(view)
+    if _away(view) - {NOWHERE}:
         return None
-    away = [order for order in seats if order.node not in nodes]
-    if any(order.node for order in away):
-        return None
-    if away:
-        room = _Room(view, {order.seat: order for order in seats})
-        if any(room.offers(role) for role in {role_of(order.seat) for order in away}):
+    waiting = seated.get(NOWHERE, ())
+    if waiting:
+        offered = {role for roles in _with_room(view).values() for role in roles}
+        if not offered.isdisjoint(role_of(order.seat) for order in waiting):
             return None
-    return _unseated(away) or "every seat is taken"
+    return _unseated(waiting) or "every seat is taken"
+
+
+@by_node()
+def _with_dead(node: NodeRecord) -> bool | None:
+    return any(worker.state is WorkerState.DEAD for worker in node.workers) or None
+
+
+@while_same(lambda view: (view.seating, view.wanted))
+def _complete(seats: tuple[Seating, ...], wanted: Mapping[str, int]) -> bool:
+    """Whether the wanted seats are there, and no others, in the order in which they are stored."""
+    return [order.seat for order in seats] == _in_order(tuple(sorted(wanted.items())))
+
+
+@while_same(lambda view: (view.seating,))
+def seated_at(seats: tuple[Seating, ...]) -> dict[str, tuple[Seating, ...]]:
+    """Return the seats of every node, and those of none at `NOWHERE`."""
+    found: dict[str, list[Seating]] = defaultdict(list)
+    for order in seats:
+        found[order.node].append(order)
+    return {node: tuple(orders) for node, orders in found.items()}
+
+
+@once
+def _away(view: View) -> set[str]:
+    """Return the nodes with a seat that live no more, or are none."""
+    return seated_at(view).keys() - view.nodes.keys()
+
+
+@by_node(lambda view: (seated_at(view),))
+def _with_room(
+    node: NodeRecord, seated: Mapping[str, tuple[Seating, ...]]
+) -> tuple[str, ...] | None:
+    """Return by node the roles for which it has a free slot."""
+    used = [role_of(order.seat) for order in seated.get(node.node, ())]
+    return tuple(role for role, slots in node.slots.items() if used.count(role) < slots) or None
 
 
 @lru_cache(8)

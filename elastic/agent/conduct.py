@@ -20,7 +20,7 @@ from elastic.agent.crew import Crew
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import Reporter, public_roster
 from elastic.agent.sidecar import SidecarKeeper
-from elastic.coordinator.base import Entry
+from elastic.coordinator.base import Entry, Event
 from elastic.detect import stalled
 from elastic.membership import View, node_key
 from elastic.planning.inventories import compact
@@ -71,9 +71,17 @@ class Conductor:
 
     def look(self, entries: Iterable[Entry]) -> None:
         """Take a new state of the run's keys."""
-        before = self.view
         config = self._config
-        self.view = View.from_entries(entries, run=config.run, wanted=config.wanted, before=before)
+        self._take(
+            View.from_entries(entries, run=config.run, wanted=config.wanted, before=self.view)
+        )
+
+    def look_at_changes(self, events: Iterable[Event]) -> None:
+        """Take changes of the run's keys, in order."""
+        self._take(self.view.after(events))
+
+    def _take(self, view: View) -> None:
+        before, self.view = self.view, view
         self._again_s = 0.0
         self._note_losses(before)
         self._crew.tell(public_roster(self.view))

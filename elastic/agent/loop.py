@@ -30,7 +30,7 @@ from elastic.agent.notice import LEFT_STATUS, NoticeWatch
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import NodeProcesses, Reporter
 from elastic.agent.sidecar import SidecarKeeper
-from elastic.agent.watch import Mirror, Watch
+from elastic.agent.watch import Watch
 from elastic.agent.workers import Worker
 from elastic.coordinator.base import Coordinator, Entry, Event
 from elastic.coordinator.connecting import connect
@@ -56,7 +56,6 @@ class Agent:
         self._key = RunKey.load(Path(config.key_file))
         self._selector = selectors.DefaultSelector()
         self._inbox = Inbox()
-        self._mirror = Mirror()
         self._reporter = Reporter(Path(config.run_dir), node=config.node)
         self._crew = Crew(
             config,
@@ -234,15 +233,14 @@ class Agent:
             self._over.wait(_REGISTER_AGAIN_S)
 
     def _on_entries(self, entries: Sequence[Entry]) -> None:
-        self._mirror.reset(entries)
-        self._look()
+        self._conductor.look(entries)
+        self._looked()
 
     def _on_changes(self, events: Sequence[Event]) -> None:
-        self._mirror.apply(events)
-        self._look()
+        self._conductor.look_at_changes(events)
+        self._looked()
 
-    def _look(self) -> None:
-        self._conductor.look(self._mirror.entries.values())
+    def _looked(self) -> None:
         outcome = self._conductor.view.outcome
         if outcome and self._ending is None:
             self._ending, self._ending_s = outcome, time.monotonic()

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastic.membership import View, identities, once
-from elastic.records import Setback
+from elastic.findings import by_node
+from elastic.membership import View, identity, lost_nodes
+from elastic.records import GenerationRecord, NodeRecord, Setback
 
 MAX_SETBACKS = 1024
 
@@ -37,10 +38,9 @@ class Patience:
         return min(self.first_s * 2.0 ** min(times - 1, 60), self.most_s) if times > 0 else 0.0
 
 
-@once
-def _leaving(view: View) -> dict[str, str]:
-    marks = identities(view)
-    return {name: marks[name] for name, node in view.nodes.items() if node.leaving}
+@by_node()
+def _leaving(node: NodeRecord) -> str | None:
+    return identity(node) if node.leaving else None
 
 
 def announced(view: View, before: Mapping[str, str]) -> dict[str, str]:
@@ -65,14 +65,12 @@ def setbacks_after(
     if old is None:
         return {}
     found: dict[str, Setback] = {}
-    now = identities(view)
-    lost = [name for name, was in old.nodes.items() if now.get(name) != was]
+    lost = {*lost_nodes(view), *(name for name in strangers(view) if name in old.nodes)}
     for name in {*lost, *old.setbacks}:
         before = old.setbacks.get(name, _NEVER)
-        was = old.nodes.get(name)
-        if was is None or (name in leavers and now.get(name) != was):
+        if name not in old.nodes or (name in lost and name in leavers):
             after = before  # held off, away or moved: neither better nor worse
-        elif now.get(name) != was:
+        elif name in lost:
             after = Setback(losses=before.losses + 1)
         else:
             after = _forgiven(before, lived_s, patience)
@@ -89,18 +87,16 @@ def _forgiven(before: Setback, lived_s: float, patience: Patience) -> Setback:
     return Setback(losses=before.losses - int(forgotten), calm_s=calm_s)
 
 
-@once
-def strangers(view: View) -> dict[str, str]:
+@by_node(lambda view: (view.generation,))
+def strangers(node: NodeRecord, generation: GenerationRecord | None) -> str | None:
     """Return the live nodes the newest generation does not know as they are, with their marks.
 
     A node that was started again is one as well; its mark changes with every start.
     """
-    known = view.generation.nodes if view.generation else {}
-    return {
-        name: f"node:{name}:{mark}"
-        for name, mark in identities(view).items()
-        if mark != known.get(name)
-    }
+    mark = identity(node)
+    if generation is not None and generation.nodes.get(node.node) == mark:
+        return None
+    return f"node:{node.node}:{mark}"
 
 
 def held_off(

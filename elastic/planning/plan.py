@@ -8,7 +8,16 @@ from typing import TypeVar
 
 from ckpt.groups import form_groups
 from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
-from elastic.membership import View, fenced_nodes, identities, once, ready_trainers
+from elastic.findings import by_node, once
+from elastic.membership import (
+    View,
+    fenced_nodes,
+    identities,
+    identity,
+    lost_nodes,
+    member_incarnations,
+    ready_trainers,
+)
 from elastic.planning.holdings import Holdings, saved_mesh
 from elastic.planning.inventories import whole
 from elastic.planning.meshes import choose_mesh
@@ -273,8 +282,7 @@ def _stripes_restore_points() -> RestorePoints:
 
 
 def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
-    old = view.generation
-    known = {member.incarnation for member in old.members} if old else set()
+    known = member_incarnations(view)
     kept = [m for m in members if m.incarnation in known]
     new = [m for m in members if m.incarnation not in known]
     wanted = max(view.wanted.get("trainer", 0), len(members))
@@ -284,22 +292,26 @@ def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
     return f"generation {view.number + 1}: {len(members)} of {wanted} trainers ({', '.join(who)})"
 
 
+@by_node(lambda view: (view.generation,))
+def changed_nodes(node: NodeRecord, generation: GenerationRecord | None) -> str | None:
+    """Return by node of the newest generation's group what became of it, where it is there."""
+    was = generation.nodes.get(node.node) if generation else None
+    if was is None:
+        return None
+    if not node.sidecar:
+        return f"the sidecar of node {node.node} is down"
+    if identity(node) != was:
+        return f"node {node.node} was started again (its agent or sidecar ended)"
+    return None
+
+
 @once
 def changes(view: View) -> list[str]:
     """Return what happened to the nodes and members of the newest generation, as clauses."""
-    if (old := view.generation) is None:
+    said = {**changed_nodes(view), **{name: f"node {name} was lost" for name in lost_nodes(view)}}
+    if not said or view.generation is None:
         return []
-    clauses: list[str] = []
-    marks = identities(view)
-    for name, was in old.nodes.items():
-        now = view.nodes.get(name)
-        if now is None:
-            clauses.append(f"node {name} was lost")
-        elif not now.sidecar:
-            clauses.append(f"the sidecar of node {name} is down")
-        elif marks[name] != was:
-            clauses.append(f"node {name} was started again (its agent or sidecar ended)")
-    return clauses
+    return [said[name] for name in view.generation.nodes if name in said]
 
 
 def _listing(things: Sequence[_T], word: str, name: Callable[[_T], str]) -> list[str]:

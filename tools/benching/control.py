@@ -25,6 +25,7 @@ from ckpt.stripes import Geometry
 from ckpt.world import BlockEntry, Inventory, ParityEntry
 from elastic import agree, seating
 from elastic.agent.garbage import collect_rarely
+from elastic.coordinator.base import EventKind
 from elastic.coordinator.memory import KeyValueTable
 from elastic.errors import ElasticError
 from elastic.membership import View, encode, generation_key, node_key, run_prefix, seating_key
@@ -228,11 +229,17 @@ class _Plane:
 
     def _look(self) -> agree.Decision:
         """Read what changed, decode and decide as an agent does."""
-        entries, revision = self._table.range(run_prefix(_RUN))
+        prefix, revision = run_prefix(_RUN), self._table.revision
+        events = self._table.events(prefix, after=self._view.revision)
+        missed = any(event.kind is EventKind.RESET for event in events)
+        entries, _ = self._table.range(prefix) if missed else ((), 0)
         started_s = time.process_time()
-        self._view = View.from_entries(
-            entries, run=_RUN, wanted=self._wanted, revision=revision, before=self._view
-        )
+        if missed:
+            self._view = View.from_entries(
+                entries, run=_RUN, wanted=self._wanted, revision=revision, before=self._view
+            )
+        else:
+            self._view = self._view.after(events, revision=revision)
         viewed_s = time.process_time()
         seats, _ = seating.seat(self._view, progress=self._step)
         self._seen = agree.observe(self._view, self._seen, now_s=self._now_s)
