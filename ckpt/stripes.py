@@ -72,7 +72,7 @@ class Geometry:
 
     ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number
     of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes. Where
-    it is to be asked only of the groups of the nodes ``near``, those of others are left empty.
+    it is to be asked only of the groups of the nodes ``near``, others are not laid out.
     """
 
     def __init__(
@@ -89,27 +89,29 @@ class Geometry:
         self.n, self.m = len(self.nodes), world.parity
         self.rows = self.n * self.m
         self._numbers = {name: number for number, name in enumerate(self.nodes)}
-        self._places: list[list[tuple[int, int, int]]] = [[] for _ in self.nodes]
+        self._rank_nodes = world.rank_nodes
+        self._places: dict[int, list[tuple[int, int, int]]] = {}
+        self._rings: dict[int, _Ring] = {}
         totals = [0] * self.n
         asked = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
         for rank, name in enumerate(world.rank_nodes):
             if asked is not None and name not in asked:
                 continue
             node, length = self._numbers[name], block_bytes(entries[rank])
-            self._places[node].append((rank, totals[node], length))
+            self._places.setdefault(node, []).append((rank, totals[node], length))
             totals[node] += align(length, ROOM_BYTES)
         self.node_bytes = tuple(totals)
-        self._homes = tuple(self._numbers[name] for name in world.rank_nodes)
-        self._rings: list[_Ring] = []
+        start = 0
         for group in groups:
-            self._add_ring(len(group), world.columns or len(group) - self.m)
+            if asked is None or group[0] in asked:
+                self._add_ring(start, len(group), world.columns or len(group) - self.m)
+            start += len(group)
 
-    def _add_ring(self, size: int, k: int) -> None:
-        start = len(self._rings)
+    def _add_ring(self, start: int, size: int, k: int) -> None:
         longest = max(self.node_bytes[start : start + size], default=0)
         piece_bytes = align(-(-longest // k), ALIGN_BYTES) if k else 0
         ring = _Ring(start=start, size=size, k=k, piece_bytes=piece_bytes)
-        self._rings += [ring] * size
+        self._rings |= dict.fromkeys(range(start, start + size), ring)
 
     def columns(self, stripe: int) -> int:
         """Return the number ``k`` of data columns of ``stripe``."""
@@ -178,7 +180,7 @@ class Geometry:
         start = self.piece_of(stripe, column) * self.piece_bytes(stripe)
         first, last = start + lo, start + hi
         spans = []
-        for rank, at, length in self._places[self.node_of(stripe, column)]:
+        for rank, at, length in self._places.get(self.node_of(stripe, column), ()):
             a, b = max(at, first), min(at + length, last)
             if a < b:
                 spans.append(Span(rank=rank, at=a - at, nbytes=b - a, into=a - first))
@@ -189,7 +191,7 @@ class Geometry:
 
         Bytes ``lo … hi`` of that column are bytes ``at …`` of the block.
         """
-        node = self._homes[rank]
+        node = self._numbers[self._rank_nodes[rank]]
         size = self._rings[node].piece_bytes
         start, length = next((at, nbytes) for r, at, nbytes in self._places[node] if r == rank)
         end = start + length
@@ -285,22 +287,37 @@ def _too_few(geometry: Geometry, stripe: int, known: set[int]) -> str:
 
 
 class _Remains:
-    """What all inventories together say of one (generation, step)."""
+    """What all inventories together say of one (generation, step), heard in the order of nodes.
+
+    ``holders`` has the first node that has a rank's block, ``others`` those after it.
+    """
+
+    __slots__ = ("conflict", "entries", "holders", "others", "rows", "spoiled", "step", "world")
 
     def __init__(self, world: SnapshotWorld, step: int) -> None:
         self.world, self.step = world, step
         self.entries: dict[int, BlockEntry] = {}
-        self.holders: dict[int, list[str]] = {}
-        self.rows: dict[tuple[int, int], tuple[str, ParityEntry]] = {}
+        self.holders: dict[int, str] = {}
+        self.others: dict[int, list[str]] = {}
+        self.rows: list[tuple[str, ParityEntry]] = []
         self.spoiled: set[int] = set()
         self.conflict = ""
 
-    def add(self, entry: BlockEntry, *, holder: str | None) -> None:
+    def add(self, entry: BlockEntry) -> None:
+        """Take what is said of a block, by whomever."""
         known = self.entries.setdefault(entry.rank, entry)
-        if known != entry:
+        if known is not entry and known != entry:
             self.conflict = f"rank {entry.rank} was sealed twice, as {known} and {entry}"
-        elif holder is not None:
-            self.holders.setdefault(entry.rank, []).append(holder)
+
+    def hold(self, rank: int, holder: str) -> None:
+        """Note who has a block."""
+        if self.holders.setdefault(rank, holder) is not holder:
+            self.others.setdefault(rank, []).append(holder)
+
+    def holder_of(self, rank: int) -> str | None:
+        """Return who is to serve a rank's block: its home before others, None where it is lost."""
+        first, home = self.holders.get(rank), self.world.rank_nodes[rank]
+        return home if first != home and home in self.others.get(rank, ()) else first
 
 
 def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
@@ -358,16 +375,18 @@ def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[in
                 heard[first] = sealed
                 for entry in sealed:
                     if (known := of(entry)) is not None:
-                        known.add(entry, holder=None)
+                        known.add(entry)
+        name = inventory.node
         for entry in inventory.blocks:
             if (known := of(entry)) is not None:
-                known.add(entry, holder=inventory.node)
+                known.add(entry)
+                known.hold(entry.rank, name)
         for entry in inventory.spoiled:
             if (known := of(entry)) is not None:
                 known.spoiled.add(entry.rank)
         for parity in inventory.parities:
             if (known := of(parity)) is not None:
-                known.rows[parity.stripe, parity.row] = (inventory.node, parity)
+                known.rows.append((name, parity))
     return remains
 
 
@@ -381,22 +400,26 @@ def _sources(remains: _Remains, live: Sequence[str]) -> tuple[tuple[BlockSource,
     missing = [rank for rank in ranks if rank not in remains.holders]
     if reason := _unrecoverable(remains, missing):
         return None, reason
+    nodes = list(map(remains.holder_of, ranks)) if remains.others else _first_of(remains)
     least = [(0, name) for name in live] if missing else []  # sorted, so a heap
-    sources = []
-    for rank, home in enumerate(world.rank_nodes):
-        holders = remains.holders.get(rank)
-        if holders is not None:
-            node = home if home in holders else min(holders)
-        else:
-            load, node = least[0]
-            heapreplace(least, (load + block_bytes(remains.entries[rank]), node))
-        sources.append(BlockSource(rank=rank, node=node, rebuilt=holders is None))
-    if not missing:
-        return tuple(sources), "every rank's block is held"
-    where = ", ".join(
-        f"rank {source.rank} on {source.node}" for source in sources if source.rebuilt
+    for rank in missing:
+        load, nodes[rank] = least[0]
+        heapreplace(least, (load + block_bytes(remains.entries[rank]), least[0][1]))
+    lost = set(missing)
+    sources = tuple(
+        [
+            BlockSource(rank=rank, node=node or "", rebuilt=rank in lost)
+            for rank, node in enumerate(nodes)
+        ]
     )
-    return tuple(sources), f"every rank's block is held or rebuilt from parity ({where})"
+    if not missing:
+        return sources, "every rank's block is held"
+    where = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in missing)
+    return sources, f"every rank's block is held or rebuilt from parity ({where})"
+
+
+def _first_of(remains: _Remains) -> list[str | None]:
+    return list(map(remains.holders.get, range(len(remains.world.rank_nodes))))
 
 
 def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
@@ -405,12 +428,13 @@ def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
         return ""
     homes = {remains.world.rank_nodes[rank] for rank in missing}
     geometry = Geometry(remains.world, remains.entries, near=homes)
-    holders = {rank: nodes[0] for rank, nodes in remains.holders.items()}
+    holders = remains.holders
     needed = {stripe for rank in missing for stripe, *_ in geometry.pieces_of_block(rank)}
+    said = {(p.stripe, p.row): (node, p) for node, p in remains.rows if p.stripe in needed}
     rows = {
         place: node
-        for place, (node, parity) in remains.rows.items()
-        if place[0] in needed and parity.nbytes == geometry.row_bytes(place[0])
+        for place, (node, parity) in said.items()
+        if parity.nbytes == geometry.row_bytes(place[0])
     }
     for rank in missing:
         if rank in remains.spoiled:

@@ -52,9 +52,10 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         names = [peer.node for peer in self.peers]
-        if len(set(names)) != len(names):
+        known = set(names)
+        if len(known) != len(names):
             raise ValueError(f"node names {names} repeat")
-        if missing := set(self.rank_nodes) - set(names):
+        if missing := set(self.rank_nodes) - known:
             raise ValueError(f"ranks lie on nodes {sorted(missing)} outside the group {names}")
         if not 0 <= self.parity < max(len(names), 1):
             raise ValueError(f"parity {self.parity} needs more than {len(names)} nodes")
@@ -62,12 +63,13 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"keep is {self.keep}, at least one snapshot must stay")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
-        self._check_groups(names)
+        self._check_groups(known)
 
-    def _check_groups(self, names: list[str]) -> None:
+    def _check_groups(self, names: set[str]) -> None:
         grouped = [name for group in self.groups for name in group]
-        if self.groups and (len(grouped) != len(names) or set(grouped) != set(names)):
-            raise ValueError(f"groups {self.groups} do not hold each of the nodes {names} once")
+        if self.groups and (len(grouped) != len(names) or set(grouped) != names):
+            nodes = sorted(names)
+            raise ValueError(f"groups {self.groups} do not hold each of the nodes {nodes} once")
         least = min((len(group) for group in self.parity_groups()), default=0)
         if names and least <= self.parity:
             raise ValueError(f"a group of {least} nodes cannot have parity {self.parity}")

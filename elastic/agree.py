@@ -29,13 +29,14 @@ from elastic.membership import (
     lost_nodes,
     member_incarnations,
     newest_worker,
+    odd_nodes,
     outside_trainers,
     ready_trainers,
     role_of,
 )
 from elastic.planning.holdoff import Patience, announced, held_off, setbacks_after, strangers
 from elastic.planning.meshes import choose_mesh
-from elastic.planning.plan import RestorePoints, changed_nodes, changes, job_spec, plan
+from elastic.planning.plan import RestorePoints, asked, changed_nodes, changes, plan, think_ahead
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -199,9 +200,8 @@ def faults(view: View) -> list[str]:
     if view.generation is None:
         return []
     clauses = list(changes(view))
-    lost = [pair for pairs in _lost_members(view).values() for pair in pairs]
-    lost.sort(key=lambda pair: pair[0].rank)
-    clauses += [_how_lost(view, *pair) for pair in lost]
+    lost = sorted(_lost_members(view), key=lambda each: each[0].rank)
+    clauses += [_how_lost(view, *each) for each in lost]
     if not clauses and (fenced := _first_fenced(view)):
         clauses.append(f"node {fenced} fenced generation {view.number}")
     return clauses
@@ -228,37 +228,37 @@ def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
     return None
 
 
-@once
-def _players(view: View) -> list[WorkerRecord | None]:
-    """Return the workers of the members of the newest generation, as far as they live."""
-    members = view.generation.members if view.generation else ()
-    homes = [view.nodes.get(member.node) for member in members]
-    return [
-        None if home is None else _worker(home, each)
-        for home, each in zip(homes, members, strict=True)
-    ]
-
-
 @by_node(lambda view: (view.generation, _members_at(view)))
-def _lost_members(
+def _idle_members(
     node: NodeRecord, generation: GenerationRecord | None, members: _Members
 ) -> list[tuple[Member, WorkerRecord | None]] | None:
-    """Return by node the members who are lost to the newest generation, with their workers.
+    """Return by node the members that work no more in the newest generation, with their workers.
 
     Those of lost nodes are passed over: the node says it.
     """
-    found = []
-    for member in members.get(node.node, ()):
-        worker = _worker(node, member)
-        if worker is None or worker.state is WorkerState.DEAD or _has_left(worker, generation):
-            found.append((member, worker))
-    return found or None
+    if (mine := members.get(node.node)) is None:
+        return None
+    players = [(member, _worker(node, member)) for member in mine]
+    return [each for each in players if not _works(each[1], generation)] or None
 
 
-def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool:
-    if generation is None or worker.state is not WorkerState.READY:
+def _works(worker: WorkerRecord | None, generation: GenerationRecord | None) -> bool:
+    if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
         return False
-    return worker.ready_after >= generation.number
+    if worker.state is not WorkerState.READY or generation is None:
+        return True
+    return worker.ready_after < generation.number
+
+
+@once
+def _lost_members(view: View) -> list[tuple[Member, WorkerRecord | None]]:
+    """Return who of `_idle_members` is lost to the newest generation, not having completed it."""
+    return [
+        each
+        for idle in _idle_members(view).values()
+        for each in idle
+        if each[1] is None or each[1].state is not WorkerState.DONE
+    ]
 
 
 def _how_lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
@@ -271,40 +271,29 @@ def _how_lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
     return f"{member.seat} on {member.node} left generation {view.number}"
 
 
-@by_node(lambda view: (_members_at(view),))
-def _done_members(node: NodeRecord, members: _Members) -> list[tuple[int, WorkerRecord]] | None:
-    """Return by node the members of the newest generation that are DONE, with their ranks."""
-    found = [(member.rank, _worker(node, member)) for member in members.get(node.node, ())]
-    done = [(rank, each) for rank, each in found if each and each.state is WorkerState.DONE]
-    return done or None
-
-
-def _is_working(view: View, worker: WorkerRecord | None) -> bool:
-    if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
-        return False
-    return not _has_left(worker, view.generation)
-
-
 def _finish(view: View) -> tuple[Finish | Idle, str] | None:
     """Return how far the job's end is, None while no member of the generation is DONE.
 
     A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
     of one means that the work of all is complete. The job ends when no member works any more.
     """
-    if view.generation is None or not (found := _done_members(view)):
-        return None
-    ranked = sorted((pair for pairs in found.values() for pair in pairs), key=lambda pair: pair[0])
-    done = [worker for _, worker in ranked]
-    members, players = view.generation.members, _players(view)
-    working = [
-        member.seat
-        for member, worker in zip(members, players, strict=True)
-        if _is_working(view, worker)
+    idle = _idle_members(view)
+    found = [
+        (member.rank, worker)
+        for each in idle.values()
+        for member, worker in each
+        if worker is not None and worker.state is WorkerState.DONE
     ]
+    if view.generation is None or not found:
+        return None
+    done = [worker for _, worker in sorted(found, key=lambda each: each[0])]
+    resting = {member.rank for each in idle.values() for member, _ in each}
+    members = view.generation.members
+    working = [m.seat for m in members if m.node in view.nodes and m.rank not in resting]
     if working:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
     result = next((worker.result for worker in done if worker.result is not None), None)
-    message = f"all steps are complete ({len(done)} of {len(players)} trainers reported)"
+    message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
     return Finish(outcome=Outcome(ok=True, message=message, result=result)), message
 
 
@@ -319,11 +308,10 @@ def _outside_trainers(view: View) -> list[Trainer]:
     return [pair for pairs in outside_trainers(view).values() for pair in pairs]
 
 
-@by_node(lambda view: (view.generation,))
-def _outside_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
+def _outside_nodes(view: View) -> dict[str, NodeRecord]:
     """Return the live nodes with a sidecar that are not in the newest generation's group."""
-    inside = generation is not None and node.node in generation.nodes
-    return node if node.sidecar and not inside else None
+    inside = view.generation.nodes if view.generation else {}
+    return {n: node for n, node in odd_nodes(view).items() if node.sidecar and n not in inside}
 
 
 @while_same(lambda view: (view.seating,))
@@ -398,17 +386,11 @@ def _spec_of_generation(view: View) -> JobSpec:
     return JobSpec()
 
 
-@once
-def _asked(view: View) -> JobSpec | None:
-    """Return what the first of the READY trainers asks for."""
-    return next((worker.spec for _, worker in ready_trainers(view) if worker.spec), None)
-
-
-@by_node(lambda view: (_asked(view),))
-def _asking_else(node: NodeRecord, asked: JobSpec | None) -> bool | None:
+@by_node(lambda view: (asked(view),))
+def _asking_else(node: NodeRecord, spec: JobSpec) -> bool | None:
     """Whether a worker of the node asks for anything else."""
     for worker in node.workers:
-        if worker.spec is not None and worker.spec is not asked and worker.spec != asked:
+        if worker.spec is not None and worker.spec is not spec and worker.spec != spec:
             return True
     return None
 
@@ -444,7 +426,7 @@ def _first(
         message = "every trainer has ended well without asking for a generation"
         return Finish(outcome=Outcome(ok=True, message=message)), message
     ready = ready_trainers(view)
-    if ready and job_spec(ready).dp is None and (pending := _pending_trainers(view)):
+    if ready and asked(view).dp is None and (pending := _pending_trainers(view)):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         if now_s < first_s + policy.start_wait_s:
             why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
@@ -463,6 +445,7 @@ def _gather(
 ) -> tuple[Decision, str]:
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
+        think_ahead(view)
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
@@ -473,7 +456,7 @@ def _gather(
     if text := _discord(view):
         return Finish(outcome=Outcome(ok=False, message=text)), text
     ready = ready_trainers(view)
-    least = job_spec(ready).least
+    least = asked(view).least
     seats = view.wanted.get(TRAINER, 0)
     if ready and least > seats:
         text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
@@ -525,7 +508,7 @@ def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecor
     """
     old = member_incarnations(view)
     survived = any(worker.incarnation in old for _, worker in ready)
-    if survived or view.generation is None or job_spec(ready).dp is not None:
+    if survived or view.generation is None or asked(view).dp is not None:
         return []
     return list(_pending_trainers(view))
 

@@ -135,15 +135,24 @@ def by_node(
 def _renewed(
     known: _ByNode, find: Callable[..., Any | None], nodes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    answers, added = dict(known.answers), False
+    """Return the answers with those of the changed nodes; the very same where they are the same."""
+    before = known.answers
+    removed, put, added = [], {}, False
     for node in known.changed:
         record = nodes.get(node)
         answer = None if record is None else find(record, *known.parts)
         if answer is None:
-            answers.pop(node, None)
-        else:
-            added = added or node not in answers
-            answers[node] = answer
+            if node in before:
+                removed.append(node)
+        elif node not in before:
+            put[node], added = answer, True
+        elif not isinstance(answer, str) or answer != before[node]:
+            put[node] = answer
+    if not put and not removed:
+        return before
+    answers = {**before, **put}
+    for node in removed:
+        del answers[node]
     return {node: answers[node] for node in sorted(answers)} if added else answers
 
 

@@ -226,10 +226,14 @@ def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
     return newest
 
 
-@by_node()
-def identities(node: NodeRecord) -> str:
-    """Return what tells the live nodes from themselves with another agent or sidecar."""
-    return identity(node)
+@by_node(lambda view: (view.generation,))
+def odd_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
+    """Return the live nodes that the newest generation does not know as they are.
+
+    They joined since, were started again, or have no sidecar now.
+    """
+    known = None if generation is None else generation.nodes.get(node.node)
+    return None if node.sidecar and known == identity(node) else node
 
 
 @once
@@ -306,7 +310,9 @@ def ready_trainers(view: View) -> list[Trainer]:
     These are the READY trainers of the nodes that have fenced the newest generation.
     """
     late, parked = late_nodes(view), _parked_trainers(view)
-    found = [pair for name, pairs in parked.items() if name not in late for pair in pairs]
+    if late:
+        parked = {name: pairs for name, pairs in parked.items() if name not in late}
+    found = [pair for pairs in parked.values() for pair in pairs]
     places = _seat_places(view)
     at = [places.get(worker.seat, -1) for _, worker in found]
     if -1 in at or len(set(at)) < len(at):  # a worker of no seat, or two of one
@@ -349,8 +355,16 @@ def _share(record: NodeRecord) -> None:
     for worker in record.workers:
         if worker.spec is not None:
             force_setattr(worker, "spec", _shared_spec(worker.spec))
-    if record.inventory is not None and record.inventory.sealed:
-        force_setattr(record.inventory, "sealed", _shared_entries(record.inventory.sealed))
+    if (inventory := record.inventory) is not None and inventory.sealed:
+        sealed = _shared_entries(inventory.sealed)
+        force_setattr(inventory, "sealed", sealed)
+        blocks = tuple([_among(sealed, entry) for entry in inventory.blocks])
+        force_setattr(inventory, "blocks", blocks)
+
+
+def _among(entries: tuple[BlockEntry, ...], entry: BlockEntry) -> BlockEntry:
+    rank = entry.rank
+    return next((each for each in entries if each.rank == rank and each == entry), entry)
 
 
 @lru_cache(64)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastic.findings import by_node
-from elastic.membership import View, identity, lost_nodes
-from elastic.records import GenerationRecord, NodeRecord, Setback
+from elastic.findings import once
+from elastic.membership import View, identity, lost_nodes, odd_nodes
+from elastic.records import Setback
 
 MAX_SETBACKS = 1024
 
@@ -87,16 +87,15 @@ def _forgiven(before: Setback, lived_s: float, patience: Patience) -> Setback:
     return Setback(losses=before.losses - int(forgotten), calm_s=calm_s)
 
 
-@by_node(lambda view: (view.generation,))
-def strangers(node: NodeRecord, generation: GenerationRecord | None) -> str | None:
+@once
+def strangers(view: View) -> dict[str, str]:
     """Return the live nodes the newest generation does not know as they are, with their marks.
 
     A node that was started again is one as well; its mark changes with every start.
     """
-    mark = identity(node)
-    if generation is not None and generation.nodes.get(node.node) == mark:
-        return None
-    return f"node:{node.node}:{mark}"
+    known = view.generation.nodes if view.generation else {}
+    marks = {name: identity(node) for name, node in odd_nodes(view).items()}
+    return {n: f"node:{n}:{mark}" for n, mark in marks.items() if mark != known.get(n)}
 
 
 def held_off(

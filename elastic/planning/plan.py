@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ckpt.groups import form_groups
+from ckpt.groups import Groups, form_groups
 from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
-from elastic.findings import by_node, once
+from elastic.findings import by_node, once, while_same
 from elastic.membership import (
     View,
     fenced_nodes,
-    identities,
     identity,
     lost_nodes,
     member_incarnations,
+    odd_nodes,
     ready_trainers,
 )
 from elastic.planning.holdings import Holdings, saved_mesh
@@ -43,6 +43,7 @@ _T = TypeVar("_T")
 MAX_TIMELINE = 64
 MAX_FALLBACKS = 4
 _NAMED_RANKS = 8
+_NO_SPEC = JobSpec()
 
 
 def plan(
@@ -86,7 +87,8 @@ def plan(
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
     ]
     reason = "; ".join(clause for clause in clauses if clause)
-    marks = identities(view)
+    known = view.generation.nodes if view.generation else {}
+    odd = odd_nodes(view)
     record = GenerationRecord(
         number=view.number + 1,
         members=members,
@@ -94,7 +96,9 @@ def plan(
         restore=restore,
         fallbacks=tuple(points[1 : 1 + MAX_FALLBACKS]),
         reason=reason,
-        nodes={name: marks[name] for name in nodes},
+        nodes={
+            name: known[name] if name not in odd else identity(node) for name, node in nodes.items()
+        },
         timeline=extend_timeline(
             view.generation.timeline if view.generation else (),
             Origin(generation=view.number + 1, step=restore.step if restore else -1),
@@ -138,8 +142,10 @@ def _shares(
     view: View, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
 ) -> tuple[tuple[int, ...], str]:
     """Return the shares of the data-parallel groups by their slowest rank; none: even ones."""
+    if not 0 < mesh.dp <= spec.microbatches:
+        return (), ""
     speeds = [worker.speed for _, worker in ranks]
-    if not 0 < mesh.dp <= spec.microbatches or not any(speeds):
+    if not any(speeds):
         return (), ""
     groups = [min(speeds[at : at + mesh.cell]) for at in range(0, mesh.ranks, mesh.cell)]
     old = view.generation
@@ -172,15 +178,13 @@ def _world(
 
     Parity that the nodes do not allow is lowered, and the reason says so.
     """
-    parity = min(spec.parity, len(nodes) - 1)
-    columns = min(spec.columns, len(nodes) - parity) if parity else 0
-    groups, survives = form_groups(
-        {name: node.domain for name, node in nodes.items()},
-        parity=parity,
-        size=spec.parity_group,
-        columns=columns,
-        previous=view.generation.snapshots.parity_groups() if view.generation else (),
-    )
+    parity, columns = _strength(spec, len(nodes))
+    domains = _domains(view)
+    if spec is asked(view) and domains.keys() == nodes.keys():
+        groups, survives = _groups(view)
+    else:
+        domains = {name: node.domain for name, node in nodes.items()}
+        groups, survives = _grouped(domains, spec, view.generation)
     world = SnapshotWorld(
         run=view.run,
         generation=view.number + 1,
@@ -201,9 +205,57 @@ def _world(
     return world, survives
 
 
+@by_node()
+def _domains(node: NodeRecord) -> str | None:
+    """Return the failure domains of the nodes that can guard snapshots."""
+    return node.domain if node.sidecar else None
+
+
+@once
+def asked(view: View) -> JobSpec:
+    """Return what the READY trainers ask for."""
+    return job_spec(ready_trainers(view))
+
+
+@while_same(lambda view: (_domains(view), asked(view), view.generation))
+def _groups(
+    domains: Mapping[str, str], spec: JobSpec, old: GenerationRecord | None
+) -> tuple[Groups, str]:
+    return _grouped(domains, spec, old)
+
+
+def _grouped(
+    domains: Mapping[str, str], spec: JobSpec, old: GenerationRecord | None
+) -> tuple[Groups, str]:
+    """Return the parity groups of these nodes, and what losses they survive."""
+    parity, columns = _strength(spec, len(domains))
+    return form_groups(
+        domains,
+        parity=parity,
+        size=spec.parity_group,
+        columns=columns,
+        previous=old.snapshots.parity_groups() if old else (),
+    )
+
+
+def _strength(spec: JobSpec, nodes: int) -> tuple[int, int]:
+    """Return the parity and the columns that so many nodes allow."""
+    parity = min(spec.parity, nodes - 1)
+    return parity, min(spec.columns, nodes - parity) if parity else 0
+
+
+def think_ahead(view: View) -> None:
+    """Find what a plan will ask for as far as it is known, while others are waited for.
+
+    So it takes less time when they are there: this view's findings go over into the next ones.
+    """
+    if asked(view) is not _NO_SPEC and _domains(view):
+        _groups(view)
+
+
 def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
     """Return what the trainers ask for (the first one's word; `agree` refuses a discord)."""
-    return next((worker.spec for _, worker in ready if worker.spec), JobSpec())
+    return next((worker.spec for _, worker in ready if worker.spec), _NO_SPEC)
 
 
 def choose_restore(
@@ -242,14 +294,24 @@ def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]
 
     Where nothing is so old, the oldest there is.
     """
+    back = _going_back(view)
+    if not back:
+        return points
     asked = [
         most
-        for _, worker in ready_trainers(view)
-        if isinstance(most := worker.info.get(RESTORE_AT_MOST), int)
+        for node, worker in ready_trainers(view)
+        if node.node in back
+        and isinstance(most := worker.info.get(RESTORE_AT_MOST), int)
         and worker.ready_after == view.number
     ]
     old = [point for point in points if point.step <= min(asked, default=point.step)]
     return old or points[-1:]
+
+
+@by_node()
+def _going_back(node: NodeRecord) -> bool | None:
+    """Whether a worker of the node asks for an older step."""
+    return any(RESTORE_AT_MOST in worker.info for worker in node.workers) or None
 
 
 def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
@@ -292,17 +354,17 @@ def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
     return f"generation {view.number + 1}: {len(members)} of {wanted} trainers ({', '.join(who)})"
 
 
-@by_node(lambda view: (view.generation,))
-def changed_nodes(node: NodeRecord, generation: GenerationRecord | None) -> str | None:
-    """Return by node of the newest generation's group what became of it, where it is there."""
-    was = generation.nodes.get(node.node) if generation else None
-    if was is None:
-        return None
-    if not node.sidecar:
-        return f"the sidecar of node {node.node} is down"
-    if identity(node) != was:
-        return f"node {node.node} was started again (its agent or sidecar ended)"
-    return None
+@once
+def changed_nodes(view: View) -> dict[str, str]:
+    """Return the live nodes of the newest generation's group that changed, and how."""
+    known = view.generation.nodes if view.generation else {}
+    said = {}
+    for name, node in odd_nodes(view).items():
+        if name in known and not node.sidecar:
+            said[name] = f"the sidecar of node {name} is down"
+        elif name in known:
+            said[name] = f"node {name} was started again (its agent or sidecar ended)"
+    return said
 
 
 @once
