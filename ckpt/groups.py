@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
@@ -47,20 +48,23 @@ def form_groups(
     labels = _labels(domains)
     if parity == 0 or len(domains) < 2 * least:
         groups: Groups = (_spread(sorted(domains), labels),)
-        return groups, explain(groups, domains, parity=parity, columns=columns)
+        return groups, _explain(groups, labels, parity=parity, columns=columns)
     count = _group_count(labels, parity, (least, max(size, least)), len(previous))
     draft = _Draft(labels, count=count)
     draft.keep(previous)
     draft.level()
-    groups = tuple(sorted(_spread(group, labels) for group in draft.groups))
-    return groups, explain(groups, domains, parity=parity, columns=columns)
+    groups = tuple(sorted([_spread(group, labels) for group in draft.groups]))
+    return groups, _explain(groups, labels, parity=parity, columns=columns)
 
 
 def explain(groups: Groups, domains: Mapping[str, str], *, parity: int, columns: int = 0) -> str:
     """Say what losses the groups survive, and the domains whose loss they do not."""
+    return _explain(groups, _labels(domains), parity=parity, columns=columns)
+
+
+def _explain(groups: Groups, labels: Mapping[str, str], *, parity: int, columns: int) -> str:
     if parity == 0:
         return "no parity: what a lost node held is lost with it"
-    labels = _labels(domains)
     text = f"{_sizes(groups)}, any {parity}{' of each' * (len(groups) > 1)} may be lost"
     if max(Counter(labels.values()).values()) == 1:
         return text
@@ -122,51 +126,71 @@ class _Draft:
         self._labels = labels
         self._fewest, self._most = len(labels) // count, -(-len(labels) // count)
         self.groups: list[list[str]] = [[] for _ in range(count)]
-        self._held: list[Counter[str]] = [Counter() for _ in range(count)]
+        self._held: list[dict[str, int]] = [{} for _ in range(count)]
 
     def keep(self, previous: Groups) -> None:
         """Take over what is left of the previous groups; place the other nodes.
 
         Where that would be many, all are dealt out afresh.
         """
-        left = [[node for node in group if node in self._labels] for group in previous]
+        left = self._left_of(previous)
         left.sort(key=lambda group: (-len(group), group))
         kept = left[: len(self.groups)]
         staying = sum(min(len(group), self._most) for group in kept)
         if len(self._labels) - staying > max(len(self._labels) // _PLACED_SHARE, _PLACED_MOST):
             kept = []
         for number, group in enumerate(kept):
-            for node in sorted(group):
-                self._put(node, number)
+            self.groups[number] = sorted(group)
+            self._held[number] = _counts([self._labels[node] for node in group])
             while len(self.groups[number]) > self._most:
                 self._take(self._most_alike(number), number)
-        placed = {node for group in self.groups for node in group}
-        rest = sorted(set(self._labels) - placed, key=lambda node: (self._labels[node], node))
+        placed = any(self.groups)
+        rest = sorted(
+            self._labels.keys() - chain.from_iterable(self.groups),
+            key=lambda node: (self._labels[node], node),
+        )
         for at, node in enumerate(rest):
             # a deal, one domain after the other, spreads each as evenly as can be
             self._put(node, self._best_for(node) if placed else at % len(self.groups))
+
+    def _left_of(self, previous: Groups) -> list[tuple[str, ...]]:
+        """Return the previous groups without the nodes that are gone: most are whole."""
+        labels = self._labels
+        lost = set(chain.from_iterable(previous)) - labels.keys()
+        if not lost:
+            return list(previous)
+        return [
+            group if lost.isdisjoint(group) else tuple(node for node in group if node in labels)
+            for group in previous
+        ]
 
     def level(self) -> None:
         """Even out the sizes, then the share that every domain has in every group."""
         while min(sizes := [len(group) for group in self.groups]) < self._fewest:
             poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
             have = self._held[poor]
-            node = min(self.groups[rich], key=lambda name: (have[self._labels[name]], name))
+            node = min(self.groups[rich], key=lambda name: (have.get(self._labels[name], 0), name))
             self._move(node, rich, poor)
         totals = Counter(self._labels.values())
-        shared = sorted((label, total) for label, total in totals.items() if total > 1)
+        fair = {label: -(-total // len(self.groups)) for label, total in totals.items()}
+        if not any(
+            most > fair[label]
+            for held, group in zip(self._held, self.groups, strict=True)
+            if len(held) < len(group)  # else it has no two of any domain
+            for label, most in held.items()
+        ):
+            return
         where: dict[str, list[int]] = {}  # a look at all groups for each domain would take long
         for number, held in enumerate(self._held):
             for label in held:
                 where.setdefault(label, []).append(number)
-        for label, total in shared:
-            fair = -(-total // len(self.groups))
-            while (over := self._over(label, fair, where[label])) is not None:
+        for label in sorted(label for label, total in totals.items() if total > 1):
+            while (over := self._over(label, fair[label], where[label])) is not None:
                 for moved in (label, self._swap_out(label, over)):
-                    where[moved] = [i for i, held in enumerate(self._held) if held[moved]]
+                    where[moved] = [i for i, held in enumerate(self._held) if moved in held]
 
     def _over(self, label: str, fair: int, where: Sequence[int]) -> int | None:
-        return next((number for number in where if self._held[number][label] > fair), None)
+        return next((number for number in where if self._held[number].get(label, 0) > fair), None)
 
     def _swap_out(self, label: str, over: int) -> str:
         """Exchange a node of a domain for one of a domain that is rarer here than there.
@@ -176,12 +200,14 @@ class _Draft:
         There always is one: the groups are of equal size but for one, and differ by two in
         ``label``. The sum of squared shares falls with each exchange, so this comes to an end.
         """
-        under = min(range(len(self.groups)), key=lambda i: (self._held[i][label], i))
+        under = min(range(len(self.groups)), key=lambda i: (self._held[i].get(label, 0), i))
         here, there = self._held[over], self._held[under]
-        back = min(
-            self.groups[under],
-            key=lambda node: (here[self._labels[node]] - there[self._labels[node]], node),
-        )
+
+        def rarer(node: str) -> tuple[int, str]:
+            its = self._labels[node]
+            return here.get(its, 0) - there[its], node
+
+        back = min(self.groups[under], key=rarer)
         out = max(node for node in self.groups[over] if self._labels[node] == label)
         self._move(out, over, under)
         self._move(back, under, over)
@@ -190,7 +216,7 @@ class _Draft:
     def _best_for(self, node: str) -> int:
         label = self._labels[node]
         open_ = [i for i, group in enumerate(self.groups) if len(group) < self._most]
-        return min(open_, key=lambda i: (self._held[i][label], len(self.groups[i]), i))
+        return min(open_, key=lambda i: (self._held[i].get(label, 0), len(self.groups[i]), i))
 
     def _most_alike(self, number: int) -> str:
         held = self._held[number]
@@ -203,11 +229,20 @@ class _Draft:
 
     def _take(self, node: str, number: int) -> None:
         self.groups[number].remove(node)
-        self._held[number][self._labels[node]] -= 1
+        held, label = self._held[number], self._labels[node]
+        held[label] -= 1
+        if not held[label]:
+            del held[label]
 
     def _move(self, node: str, source: int, target: int) -> None:
         self._take(node, source)
         self._put(node, target)
+
+
+def _counts(labels: Sequence[str]) -> dict[str, int]:
+    """Return how often each label is there; mostly once."""
+    once = dict.fromkeys(labels, 1)
+    return once if len(once) == len(labels) else dict(Counter(labels))
 
 
 def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -215,10 +250,10 @@ def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
 
     Where a stripe is shorter than its group, neighbours hold its fragments.
     """
-    own = sorted((labels[node], node) for node in group)
-    held = Counter(label for label, _ in own)
-    if len(held) == len(own):
-        return tuple(node for _, node in own)
+    own = [labels[node] for node in group]
+    if len(set(own)) == len(own):
+        return tuple([node for _, node in sorted(zip(own, group, strict=True))])
+    held = Counter(own)
     seen: Counter[str] = Counter()
     places = []
     for node in sorted(group):
@@ -229,13 +264,13 @@ def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _worst_losses(groups: Groups, labels: Mapping[str, str], stripe: int) -> dict[str, int]:
-    """Return by domain the most nodes it has in a stripe; ``stripe`` nodes long, 0 for a group."""
+    """Return by domain the most nodes it has in a stripe; ``stripe`` nodes long, 0 for a group.
+
+    Left out are domains that nowhere have two.
+    """
     worst: dict[str, int] = {}
     for group in groups:
-        domains = {labels[node] for node in group}
-        if len(domains) == len(group):
-            for label in domains:
-                worst.setdefault(label, 1)
+        if len({labels[node] for node in group}) == len(group):
             continue
         length = min(stripe or len(group), len(group))
         for start in range(len(group) if length < len(group) else 1):
