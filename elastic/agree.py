@@ -23,7 +23,6 @@ from itertools import islice
 
 from elastic.findings import by_node, once, while_same
 from elastic.membership import (
-    Trainer,
     View,
     late_nodes,
     lost_nodes,
@@ -36,7 +35,15 @@ from elastic.membership import (
 )
 from elastic.planning.holdoff import Patience, announced, held_off, setbacks_after, strangers
 from elastic.planning.meshes import choose_mesh
-from elastic.planning.plan import RestorePoints, asked, changed_nodes, changes, plan, think_ahead
+from elastic.planning.plan import (
+    RestorePoints,
+    asked,
+    changed_nodes,
+    changes,
+    plan,
+    some_spec,
+    think_ahead,
+)
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -135,7 +142,7 @@ class Seen:
 
 def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
     """Return what was seen up to now; call it with every new view before `decide`."""
-    names = [worker.incarnation for _, worker in _outside_trainers(view)]
+    names = [worker.incarnation for _, worker in outside_trainers(view)]
     names += strangers(view).values()
     same = seen.number == view.number
     fenced_s = seen.fenced_s if same else None
@@ -303,11 +310,6 @@ def _unfenced(view: View, *, group: bool) -> list[str]:
     return [name for name in late_nodes(view) if (name in inside) is group]
 
 
-def _outside_trainers(view: View) -> list[Trainer]:
-    """Return the READY trainers that are not in the newest generation."""
-    return [pair for pairs in outside_trainers(view).values() for pair in pairs]
-
-
 def _outside_nodes(view: View) -> dict[str, NodeRecord]:
     """Return the live nodes with a sidecar that are not in the newest generation's group."""
     inside = view.generation.nodes if view.generation else {}
@@ -348,7 +350,7 @@ def _joins(
 ) -> tuple[list[str], float | None]:
     """Return who may join now, as clauses, or until when to wait for that."""
     held = _held_off(view, seen, now_s=now_s, policy=policy)
-    trainers = [pair for pair in _outside_trainers(view) if pair[0].node not in held]
+    trainers = [pair for pair in outside_trainers(view) if pair[0].node not in held]
     if view.generation and trainers:
         members = len(view.generation.members)
         mesh, _ = choose_mesh(_spec_of_generation(view), trainers=members + len(trainers))
@@ -386,9 +388,9 @@ def _spec_of_generation(view: View) -> JobSpec:
     return JobSpec()
 
 
-@by_node(lambda view: (asked(view),))
+@by_node(lambda view: (some_spec(view),))
 def _asking_else(node: NodeRecord, spec: JobSpec) -> bool | None:
-    """Whether a worker of the node asks for anything else."""
+    """Say whether a worker of the node asks for anything else than one of the first node does."""
     for worker in node.workers:
         if worker.spec is not None and worker.spec is not spec and worker.spec != spec:
             return True
@@ -445,6 +447,7 @@ def _gather(
 ) -> tuple[Decision, str]:
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
+        _asking_else(view)
         think_ahead(view)
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)

@@ -275,32 +275,28 @@ def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
     return {seat: place for place, seat in enumerate(seats)}
 
 
-def _parked(node: NodeRecord, orders: _Orders) -> list[Trainer]:
-    """Return the node's READY trainers, where its sidecar serves.
+@by_node(lambda view: (_orders(view),))
+def _parked_trainers(node: NodeRecord, orders: _Orders) -> list[Trainer] | None:
+    """Return by node the READY trainers, where its sidecar serves.
 
     Left out is a worker whose seat was given to another: its agent is about to end it.
     """
     if not node.sidecar:
-        return []
-    name = node.node
-    return [
-        (node, worker)
-        for worker in node.workers
-        if worker.state is WorkerState.READY
-        and role_of(worker.seat) == TRAINER
-        and orders.get(worker.seat) in (None, (name, worker.attempt))
-    ]
+        return None
+    found = []
+    for worker in node.workers:
+        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
+            order = orders.get(worker.seat)
+            if order is None or order == (node.node, worker.attempt):
+                found.append((node, worker))
+    return found or None
 
 
-@by_node(lambda view: (_orders(view),))
-def _parked_trainers(node: NodeRecord, orders: _Orders) -> list[Trainer] | None:
-    return _parked(node, orders) or None
-
-
-@by_node(lambda view: (_orders(view), member_incarnations(view)))
-def outside_trainers(node: NodeRecord, orders: _Orders, inside: Set[str]) -> list[Trainer] | None:
-    """Return by node the READY trainers that are not in the newest generation."""
-    return [pair for pair in _parked(node, orders) if pair[1].incarnation not in inside] or None
+@once
+def outside_trainers(view: View) -> list[Trainer]:
+    """Return the READY trainers that are not in the newest generation."""
+    inside, parked = member_incarnations(view), _parked_trainers(view).values()
+    return [pair for pairs in parked for pair in pairs if pair[1].incarnation not in inside]
 
 
 @once

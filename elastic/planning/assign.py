@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 Gains: TypeAlias = Sequence[Mapping[int, int]]
 """What each taker brings to a place; places not named are worth nothing."""
@@ -13,6 +16,16 @@ EXACT_MOST = 32
 """Up to so many places the best assignment is found, beyond it a good one."""
 
 _PASSES = 2
+
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+class Edges(NamedTuple):
+    """The same as `Gains`: for every taker and place a number in each array; no pair twice."""
+
+    takers: _Numbers
+    places: _Numbers
+    gains: _Numbers
 
 
 def assign(gains: Gains, *, places: int) -> list[int | None]:
@@ -27,15 +40,22 @@ def assign(gains: Gains, *, places: int) -> list[int | None]:
     if any(not 0 <= place < places for row in gains for place in row):
         raise ValueError(f"gains name places outside the {places} there are")
     useful = [number for number, row in enumerate(gains) if row]
-    if len(useful) <= EXACT_MOST and places <= EXACT_MOST:
-        found = _exact([gains[number] for number in useful], places)
-    else:
-        found = _greedy([gains[number] for number in useful])
+    if len(useful) > EXACT_MOST or places > EXACT_MOST:
+        return assign_edges(edges_of(gains), takers=len(gains))
     result: list[int | None] = [None] * len(gains)
+    found = _exact([gains[number] for number in useful], places)
     for number, place in zip(useful, found, strict=True):
         if place is not None and gains[number].get(place, 0) > 0:
             result[number] = place
     return result
+
+
+def edges_of(gains: Gains) -> Edges:
+    """Return gains as arrays."""
+    takers = [taker for taker, row in enumerate(gains) for _ in row]
+    places = [place for row in gains for place in row]
+    values = [gain for row in gains for gain in row.values()]
+    return Edges(*(np.array(each, dtype=np.int64) for each in (takers, places, values)))
 
 
 def _exact(gains: Gains, places: int) -> list[int | None]:
@@ -86,28 +106,87 @@ def _least_cost(cost: Sequence[Sequence[int]], width: int) -> list[int | None]:
     return [row - 1 if row else None for row in row_of[1:]]
 
 
-def _greedy(gains: Gains) -> list[int | None]:
-    edges = [
-        (-gain, taker, place) for taker, row in enumerate(gains) for place, gain in row.items()
-    ]
-    edges.sort()
-    place_of: list[int | None] = [None] * len(gains)
+def assign_edges(edges: Edges, *, takers: int) -> list[int | None]:
+    """As `assign` with many places: the largest gains first, then exchanges that win."""
+    order = np.lexsort((edges.places, edges.takers, -edges.gains))
+    edges = Edges(*(each[order] for each in edges))
+    if not edges.gains.size:
+        return [None] * takers
+    worth = _Worth(edges)
+    place_of, taker_of = _largest_first(edges, takers)
+    for _ in range(_PASSES):
+        first = worth.first_to_win(place_of, taker_of)
+        if first is None or not _exchanges(edges, first, place_of, taker_of):
+            break
+    useful = worth.at(np.arange(takers), _or_none(place_of)) > 0
+    return [place if use else None for place, use in zip(place_of, useful.tolist(), strict=True)]
+
+
+class _Worth:
+    """What takers bring to places, looked up by arrays of them; -1 is nobody and nowhere."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._edges = edges
+        self._width = int(edges.places.max()) + 1
+        names = edges.takers * self._width + edges.places
+        self._order = np.argsort(names)
+        self._names = names[self._order]
+
+    def at(self, takers: _Numbers, places: _Numbers) -> _Numbers:
+        """Return the gain of each taker at its place."""
+        wanted = takers * self._width + places
+        found = np.minimum(np.searchsorted(self._names, wanted), len(self._names) - 1)
+        there = (self._names[found] == wanted) & (takers >= 0) & (places >= 0)
+        return np.where(there, self._edges.gains[self._order[found]], 0)
+
+    def first_to_win(
+        self, place_of: Sequence[int | None], taker_of: Mapping[int, int]
+    ) -> int | None:
+        """Return the first edge that would win by an exchange as things stand; mostly none.
+
+        All are weighed at once: nothing changes before the first exchange.
+        """
+        takers, places, gains = self._edges
+        owner = np.full(self._width, -1, dtype=np.int64)
+        owner[list(taker_of)] = list(taker_of.values())
+        mine, other = _or_none(place_of)[takers], owner[places]
+        now = self.at(takers, mine) + self.at(other, places)
+        then = gains + self.at(other, mine)
+        winning = np.flatnonzero((then > now) & (mine != places))
+        return int(winning[0]) if winning.size else None
+
+
+def _or_none(places: Sequence[int | None]) -> _Numbers:
+    return np.array([-1 if place is None else place for place in places], dtype=np.int64)
+
+
+def _largest_first(edges: Edges, takers: int) -> tuple[list[int | None], dict[int, int]]:
+    """Return every taker's place and every place's taker, the first edges served first."""
+    place_of: list[int | None] = [None] * takers
     taker_of: dict[int, int] = {}
-    for _, taker, place in edges:
+    for taker, place in zip(edges.takers.tolist(), edges.places.tolist(), strict=True):
         if place_of[taker] is None and place not in taker_of:
             place_of[taker], taker_of[place] = place, taker
-    for _ in range(_PASSES):
-        exchanged = 0
-        for loss, taker, place in edges:
-            if place_of[taker] != place:
-                exchanged += _exchange(gains, (-loss, taker, place), place_of, taker_of)
-        if not exchanged:
-            break
-    return place_of
+    return place_of, taker_of
+
+
+def _exchanges(
+    edges: Edges, first: int, place_of: list[int | None], taker_of: dict[int, int]
+) -> int:
+    """Go through the edges from the ``first`` one on; return how many exchanges were made."""
+    takers, places, gains = (each.tolist() for each in edges)
+    rows: dict[int, dict[int, int]] = {}
+    for taker, place, gain in zip(takers, places, gains, strict=True):
+        rows.setdefault(taker, {})[place] = gain
+    exchanged = 0
+    for taker, place, gain in zip(takers[first:], places[first:], gains[first:], strict=True):
+        if place_of[taker] != place:
+            exchanged += _exchange(rows, (gain, taker, place), place_of, taker_of)
+    return exchanged
 
 
 def _exchange(
-    gains: Gains,
+    gains: Mapping[int, Mapping[int, int]],
     edge: tuple[int, int, int],
     place_of: list[int | None],
     taker_of: dict[int, int],

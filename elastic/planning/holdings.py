@@ -10,11 +10,15 @@ is evenly cut. Plans that copy cells are made by the ranks, from the real layout
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ckpt.world import RestorePoint
+from elastic.planning.assign import Edges
 from elastic.planning.meshes import Coordinates, coordinates, rank_of
 from elastic.records import MeshSize, NodeRecord
 
@@ -77,16 +81,53 @@ class Holdings:
                 for tp, of_tp in parts:
                     yield rank_of(Coordinates(dp, pp, tp), mesh), of_dp * of_pp * of_tp
 
-    def needed(self, rank: int) -> int:
-        """Return how many bytes a rank of the new mesh needs."""
-        return self._sizes[rank] if self._same else self._even_bytes
+    def edges(self, nodes: Sequence[str]) -> Edges | None:
+        """Return as one what `of` says of many nodes; None where that is not so simple.
+
+        It is where the state was cut along one axis, is to be cut along one, and no node holds
+        blocks of two ranks.
+        """
+        if (ranks := self._single(nodes)) is None:
+            return None
+        before, after = self._saved.dp, self._mesh.dp
+        takers = np.flatnonzero(ranks >= 0)
+        held = ranks[takers]
+        first, behind = held * after // before, -(-(held + 1) * after // before)
+        counts = behind - first
+        ends = np.cumsum(counts)
+        steps = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        places = np.repeat(first, counts) + steps
+        gains = self._overlap(np.repeat(held, counts), places)
+        return Edges(np.repeat(takers, counts), places, gains)
+
+    def _single(self, nodes: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        """Return the one rank whose block each of the nodes holds, -1 for none."""
+        if self._same or not self._saved.cell == self._mesh.cell == 1:
+            return None
+        found = [self._held.get(node, ()) for node in nodes]
+        if max(map(len, found), default=0) > 1:
+            return None
+        return np.array([next(iter(held), -1) for held in found], dtype=np.int64)
+
+    def _overlap(
+        self, saved: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return how many bytes the shards of saved and of new ranks have in common."""
+        before, after = self._saved.dp, self._mesh.dp
+        start = np.maximum(saved * after, new * before)
+        end = np.minimum((saved + 1) * after, (new + 1) * before)
+        part = np.maximum(end - start, 0) / (before * after)
+        found: npt.NDArray[np.int64] = np.rint(part * self.total_bytes).astype(np.int64)
+        return found
 
     def moved_in_all(self, places: Iterable[tuple[int, str]]) -> int:
         """Return how many bytes these ranks on their nodes need and do not have there."""
-        if self._same:
-            return sum(self.moved(rank, node=node) for rank, node in places)
-        of, even = self.of, self._even_bytes
-        return sum([max(even - of(node).get(rank, 0), 0) for rank, node in places])
+        places = list(places)
+        if (held := self._single([node for _, node in places])) is None:
+            return sum([self.moved(rank, node=node) for rank, node in places])
+        ranks = np.array([rank for rank, _ in places], dtype=np.int64)
+        there = np.where(held >= 0, self._overlap(held, ranks), 0)
+        return int(np.maximum(self._even_bytes - there, 0).sum())
 
     def moved(self, rank: int, *, node: str) -> int:
         """Return how many bytes a rank needs and does not have in its own node's memory."""
@@ -122,10 +163,9 @@ def _blocks(
     held: dict[str, set[int]] = {}
     for name, node in nodes.items():
         if node.inventory is not None:
-            mine = held[name] = set()
             for entry in node.inventory.blocks:
                 if entry.step == step and entry.generation == generation:
-                    mine.add(entry.rank)
+                    held.setdefault(name, set()).add(entry.rank)
                     sizes[entry.rank] = entry.payload_bytes
     ranks = len(point.world.rank_nodes)
     for name in chain(_neighbours(point, sizes), nodes):

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias
 
 from elastic.membership import seat_order
-from elastic.planning.assign import assign
+from elastic.planning.assign import EXACT_MOST, assign, assign_edges
 from elastic.planning.holdings import Holdings
 from elastic.records import GenerationRecord, Member, MeshSize, NodeRecord, WorkerRecord
 
@@ -59,7 +60,7 @@ class Placer:
 
     def place(self, ready: Sequence[Trainer]) -> Placement:
         """Choose among the ready trainers, at least as many as ranks, and give each its rank."""
-        cells = form_cells(sorted(ready, key=self._standing), size=self._size)
+        cells = form_cells(self._in_order(ready), size=self._size)
         if self._size > 1:
             cells.sort(key=lambda cell: min(self._standing(trainer)[0] for trainer in cell))
         by_index, rest = self._settled(cells[: self._cells])
@@ -81,11 +82,11 @@ class Placer:
 
     def _taken(self, cells: Sequence[Cell], free: Sequence[int]) -> list[int | None]:
         """Return which of the free indices, by their number, each cell takes; None: whichever."""
-        if self._size == 1 and self._holdings and not self._homes:
-            of = self._holdings.of
-            gains = [{r: n * _WEIGHT for r, n in of(node.node).items()} for ((node, _),) in cells]
-        else:
-            gains = [self._cell_gains(cell) for cell in cells]
+        if self._size == 1 and self._holdings and not self._homes and len(free) > EXACT_MOST:
+            edges = self._holdings.edges([node.node for ((node, _),) in cells])
+            if edges is not None:
+                return assign_edges(edges, takers=len(cells))
+        gains = [self._cell_gains(cell) for cell in cells]
         if len(free) < self._cells:
             place_of = {index: place for place, index in enumerate(free)}
             gains = [
@@ -123,6 +124,18 @@ class Placer:
         if rank >= 0 and self._holdings and self._holdings.moved(rank, node=node.node):
             return -1
         return rank
+
+    def _in_order(self, ready: Sequence[Trainer]) -> list[Trainer]:
+        """Return the trainers by their standing."""
+        members = self._members
+        inside, others = [], []
+        for trainer in ready:
+            if (member := members.get(trainer[1].incarnation)) is None:
+                others.append(trainer)
+            else:
+                inside.append((member.rank, trainer))
+        inside.sort(key=itemgetter(0))
+        return [trainer for _, trainer in inside] + sorted(others, key=self._standing)
 
     def _standing(self, trainer: Trainer) -> tuple[int, tuple[str, int, str], str]:
         """Return a sort key: members of the old generation by rank, then the others by seat."""

@@ -180,7 +180,7 @@ def _world(
     """
     parity, columns = _strength(spec, len(nodes))
     domains = _domains(view)
-    if spec is asked(view) and domains.keys() == nodes.keys():
+    if spec is some_spec(view) and domains.keys() == nodes.keys():
         groups, survives = _groups(view)
     else:
         domains = {name: node.domain for name, node in nodes.items()}
@@ -217,7 +217,14 @@ def asked(view: View) -> JobSpec:
     return job_spec(ready_trainers(view))
 
 
-@while_same(lambda view: (_domains(view), asked(view), view.generation))
+@once
+def some_spec(view: View) -> JobSpec:
+    """Return what the first node's trainers ask for, ready or not."""
+    specs = (worker.spec for _, worker in view.workers() if worker.spec is not None)
+    return next(specs, _NO_SPEC)
+
+
+@while_same(lambda view: (_domains(view), some_spec(view), view.generation))
 def _groups(
     domains: Mapping[str, str], spec: JobSpec, old: GenerationRecord | None
 ) -> tuple[Groups, str]:
@@ -249,7 +256,8 @@ def think_ahead(view: View) -> None:
 
     So it takes less time when they are there: this view's findings go over into the next ones.
     """
-    if asked(view) is not _NO_SPEC and _domains(view):
+    _going_back(view)
+    if _domains(view):
         _groups(view)
 
 
