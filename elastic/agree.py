@@ -207,8 +207,8 @@ def faults(view: View) -> list[str]:
     if view.generation is None:
         return []
     clauses = list(changes(view))
-    lost = sorted(_lost_members(view), key=lambda each: each[0].rank)
-    clauses += [_how_lost(view, *each) for each in lost]
+    lost = [member for members in _lost_members(view).values() for member in members]
+    clauses += [_how_lost(view, member) for member in sorted(lost, key=lambda each: each.rank)]
     if not clauses and (fenced := _first_fenced(view)):
         clauses.append(f"node {fenced} fenced generation {view.number}")
     return clauses
@@ -236,40 +236,39 @@ def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
 
 
 @by_node(lambda view: (view.generation, _members_at(view)))
-def _idle_members(
+def _lost_members(
     node: NodeRecord, generation: GenerationRecord | None, members: _Members
-) -> list[tuple[Member, WorkerRecord | None]] | None:
-    """Return by node the members that work no more in the newest generation, with their workers.
+) -> tuple[Member, ...] | None:
+    """Return by node the members who are lost to the newest generation.
 
     Those of lost nodes are passed over: the node says it.
     """
-    if (mine := members.get(node.node)) is None:
-        return None
-    players = [(member, _worker(node, member)) for member in mine]
-    return [each for each in players if not _works(each[1], generation)] or None
+    found: tuple[Member, ...] = ()
+    for member in members.get(node.node, ()):
+        worker = _worker(node, member)
+        if worker is None or worker.state is WorkerState.DEAD or _has_left(worker, generation):
+            found = (*found, member)
+    return found or None
 
 
-def _works(worker: WorkerRecord | None, generation: GenerationRecord | None) -> bool:
-    if worker is None or worker.state in (WorkerState.DEAD, WorkerState.DONE):
+def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool:
+    if generation is None or worker.state is not WorkerState.READY:
         return False
-    if worker.state is not WorkerState.READY or generation is None:
-        return True
-    return worker.ready_after < generation.number
+    return worker.ready_after >= generation.number
 
 
-@once
-def _lost_members(view: View) -> list[tuple[Member, WorkerRecord | None]]:
-    """Return who of `_idle_members` is lost to the newest generation, not having completed it."""
-    return [
-        each
-        for idle in _idle_members(view).values()
-        for each in idle
-        if each[1] is None or each[1].state is not WorkerState.DONE
-    ]
+@by_node()
+def _with_done(node: NodeRecord) -> bool | None:
+    """Say whether a worker of the node is DONE."""
+    for worker in node.workers:
+        if worker.state is WorkerState.DONE:
+            return True
+    return None
 
 
-def _how_lost(view: View, member: Member, worker: WorkerRecord | None) -> str:
+def _how_lost(view: View, member: Member) -> str:
     """Say how a member is lost to the newest generation."""
+    worker = _worker(view.nodes[member.node], member)
     if worker is None:
         return f"{member.seat} on {member.node} is gone"
     if worker.state is WorkerState.DEAD:
@@ -284,19 +283,24 @@ def _finish(view: View) -> tuple[Finish | Idle, str] | None:
     A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
     of one means that the work of all is complete. The job ends when no member works any more.
     """
-    idle = _idle_members(view)
-    found = [
-        (member.rank, worker)
-        for each in idle.values()
-        for member, worker in each
-        if worker is not None and worker.state is WorkerState.DONE
-    ]
-    if view.generation is None or not found:
+    if view.generation is None or not _with_done(view):
         return None
-    done = [worker for _, worker in sorted(found, key=lambda each: each[0])]
-    resting = {member.rank for each in idle.values() for member, _ in each}
     members = view.generation.members
-    working = [m.seat for m in members if m.node in view.nodes and m.rank not in resting]
+    homes = [view.nodes.get(member.node) for member in members]
+    workers = [
+        None if home is None else _worker(home, member)
+        for home, member in zip(homes, members, strict=True)
+    ]
+    done = [worker for worker in workers if worker and worker.state is WorkerState.DONE]
+    if not done:
+        return None
+    working = [
+        member.seat
+        for member, worker in zip(members, workers, strict=True)
+        if worker is not None
+        and worker.state not in (WorkerState.DEAD, WorkerState.DONE)
+        and not _has_left(worker, view.generation)
+    ]
     if working:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
     result = next((worker.result for worker in done if worker.result is not None), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -275,28 +275,44 @@ def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
     return {seat: place for place, seat in enumerate(seats)}
 
 
-@by_node(lambda view: (_orders(view),))
-def _parked_trainers(node: NodeRecord, orders: _Orders) -> list[Trainer] | None:
-    """Return by node the READY trainers, where its sidecar serves.
+def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+    """Return the READY trainers of a node whose sidecar serves; None where there are none.
 
     Left out is a worker whose seat was given to another: its agent is about to end it.
     """
-    if not node.sidecar:
-        return None
-    found = []
-    for worker in node.workers:
+    found: tuple[WorkerRecord, ...] = ()
+    for worker in node.workers if node.sidecar else ():
         if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
             order = orders.get(worker.seat)
             if order is None or order == (node.node, worker.attempt):
-                found.append((node, worker))
+                found = (*found, worker)
     return found or None
+
+
+@by_node(lambda view: (_orders(view),))
+def _parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+    return _parked(node, orders)
+
+
+@by_node(lambda view: (_orders(view), member_incarnations(view)))
+def _parked_outside(
+    node: NodeRecord, orders: _Orders, inside: Set[str]
+) -> tuple[WorkerRecord, ...] | None:
+    found = _parked(node, orders)
+    if found is None or (len(found) == 1 and found[0].incarnation in inside):
+        return None
+    return tuple([worker for worker in found if worker.incarnation not in inside]) or None
 
 
 @once
 def outside_trainers(view: View) -> list[Trainer]:
     """Return the READY trainers that are not in the newest generation."""
-    inside, parked = member_incarnations(view), _parked_trainers(view).values()
-    return [pair for pairs in parked for pair in pairs if pair[1].incarnation not in inside]
+    return _with_nodes(view, _parked_outside(view))
+
+
+def _with_nodes(view: View, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
+    nodes = view.nodes
+    return [(nodes[name], worker) for name, workers in found.items() for worker in workers]
 
 
 @once
@@ -307,8 +323,8 @@ def ready_trainers(view: View) -> list[Trainer]:
     """
     late, parked = late_nodes(view), _parked_trainers(view)
     if late:
-        parked = {name: pairs for name, pairs in parked.items() if name not in late}
-    found = [pair for pairs in parked.values() for pair in pairs]
+        parked = {name: workers for name, workers in parked.items() if name not in late}
+    found = _with_nodes(view, parked)
     places = _seat_places(view)
     at = [places.get(worker.seat, -1) for _, worker in found]
     if -1 in at or len(set(at)) < len(at):  # a worker of no seat, or two of one

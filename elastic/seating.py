@@ -108,7 +108,10 @@ def _unchanged(view: View) -> str | None:
 
 @by_node()
 def _with_dead(node: NodeRecord) -> bool | None:
-    return any(worker.state is WorkerState.DEAD for worker in node.workers) or None
+    for worker in node.workers:
+        if worker.state is WorkerState.DEAD:
+            return True
+    return None
 
 
 @while_same(lambda view: (view.seating, view.wanted))
@@ -137,8 +140,15 @@ def _with_room(
     node: NodeRecord, seated: Mapping[str, tuple[Seating, ...]]
 ) -> tuple[str, ...] | None:
     """Return by node the roles for which it has a free slot."""
-    used = [role_of(order.seat) for order in seated.get(node.node, ())]
-    return tuple(role for role, slots in node.slots.items() if used.count(role) < slots) or None
+    used: dict[str, int] = {}
+    for order in seated.get(node.node, ()):
+        role = role_of(order.seat)
+        used[role] = used.get(role, 0) + 1
+    found = None
+    for role, slots in node.slots.items():
+        if used.get(role, 0) < slots:
+            found = (*(found or ()), role)
+    return found
 
 
 @lru_cache(8)

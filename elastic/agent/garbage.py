@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-_YOUNG_MOST = 100_000
-"""Some ten megabytes; a decision about ten thousand nodes makes as many objects, all to be kept or
+_YOUNG_MOST = 400_000
+"""Some forty megabytes; a change of ten thousand nodes makes as many objects, all to be kept or
 freed by their counts."""
 
 
