@@ -40,6 +40,7 @@ from elastic.planning.plan import (
     asked,
     changed_nodes,
     changes,
+    keep_ready,
     plan,
     some_spec,
     think_ahead,
@@ -142,6 +143,8 @@ class Seen:
 
 def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
     """Return what was seen up to now; call it with every new view before `decide`."""
+    keep_ready(view)
+    _asking_else(view)
     names = [worker.incarnation for _, worker in outside_trainers(view)]
     names += strangers(view).values()
     same = seen.number == view.number
@@ -451,7 +454,6 @@ def _gather(
 ) -> tuple[Decision, str]:
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
-        _asking_else(view)
         think_ahead(view)
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)

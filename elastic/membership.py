@@ -290,7 +290,8 @@ def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | Non
 
 
 @by_node(lambda view: (_orders(view),))
-def _parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+def parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+    """Return by node the trainers that could enter a generation once their node has fenced."""
     return _parked(node, orders)
 
 
@@ -321,7 +322,7 @@ def ready_trainers(view: View) -> list[Trainer]:
 
     These are the READY trainers of the nodes that have fenced the newest generation.
     """
-    late, parked = late_nodes(view), _parked_trainers(view)
+    late, parked = late_nodes(view), parked_trainers(view)
     if late:
         parked = {name: workers for name, workers in parked.items() if name not in late}
     found = _with_nodes(view, parked)

@@ -10,7 +10,7 @@ is evenly cut. Plans that copy cells are made by the ranks, from the real layout
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -43,6 +43,7 @@ class Holdings:
         self.total_bytes = sum(self._sizes.values())
         self._even_bytes = round(self.total_bytes / mesh.ranks)
         self._found: dict[str, dict[int, int]] = {}
+        self._only: dict[str, int] | None = None
 
     @property
     def known(self) -> bool:
@@ -52,10 +53,10 @@ class Holdings:
     def of(self, node: str) -> Mapping[int, int]:
         """Return by rank of the new mesh how many of the bytes it needs the node holds."""
         if (found := self._found.get(node)) is None:
-            found = self._found[node] = self._seen(self._held.get(node, frozenset()))
+            found = self._found[node] = self._seen(self._held.get(node, ()))
         return found
 
-    def _seen(self, held: Set[int]) -> dict[int, int]:
+    def _seen(self, held: Collection[int]) -> dict[int, int]:
         if self._same:
             return {rank: self._sizes[rank] for rank in held} if held else {}
         saved, mesh, total = self._saved, self._mesh, self.total_bytes
@@ -104,10 +105,12 @@ class Holdings:
         """Return the one rank whose block each of the nodes holds, -1 for none."""
         if self._same or not self._saved.cell == self._mesh.cell == 1:
             return None
-        found = [self._held.get(node, ()) for node in nodes]
-        if max(map(len, found), default=0) > 1:
+        if self._only is None:
+            self._only = {node: rank for node, held in self._held.items() for rank in held}
+        if len(self._only) < sum(map(len, self._held.values())):
             return None
-        return np.array([next(iter(held), -1) for held in found], dtype=np.int64)
+        only = self._only
+        return np.array([only.get(node, -1) for node in nodes], dtype=np.int64)
 
     def _overlap(
         self, saved: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
@@ -156,17 +159,18 @@ def _overlaps_along(index: int, before: int, after: int) -> _Range:
 
 def _blocks(
     point: RestorePoint, nodes: Mapping[str, NodeRecord]
-) -> tuple[dict[int, int], dict[str, set[int]]]:
+) -> tuple[dict[int, int], dict[str, Collection[int]]]:
     """Return the size of every rank's block, if all are known, and whose blocks each node has."""
     generation, step = point.world.generation, point.step
     sizes: dict[int, int] = {}
-    held: dict[str, set[int]] = {}
+    held: dict[str, Collection[int]] = {}
     for name, node in nodes.items():
         if node.inventory is not None:
             for entry in node.inventory.blocks:
                 if entry.step == step and entry.generation == generation:
-                    held.setdefault(name, set()).add(entry.rank)
-                    sizes[entry.rank] = entry.payload_bytes
+                    rank = entry.rank
+                    held[name] = {*held[name], rank} if name in held else (rank,)
+                    sizes[rank] = entry.payload_bytes
     ranks = len(point.world.rank_nodes)
     for name in chain(_neighbours(point, sizes), nodes):
         if len(sizes) >= ranks:

@@ -16,6 +16,7 @@ from elastic.membership import (
     lost_nodes,
     member_incarnations,
     odd_nodes,
+    parked_trainers,
     ready_trainers,
 )
 from elastic.planning.holdings import Holdings, saved_mesh
@@ -251,12 +252,18 @@ def _strength(spec: JobSpec, nodes: int) -> tuple[int, int]:
     return parity, min(spec.columns, nodes - parity) if parity else 0
 
 
-def think_ahead(view: View) -> None:
-    """Find what a plan will ask for as far as it is known, while others are waited for.
+def keep_ready(view: View) -> None:
+    """Answer for this view what a plan asks of every node, few of which changed.
 
-    So it takes less time when they are there: this view's findings go over into the next ones.
+    The next view takes the answers over: so they are at hand when a plan is asked for.
     """
+    parked_trainers(view)
     _going_back(view)
+    _domains(view)
+
+
+def think_ahead(view: View) -> None:
+    """Find the parity groups of a plan while others are waited for: they are known by now."""
     if _domains(view):
         _groups(view)
 
@@ -319,7 +326,10 @@ def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]
 @by_node()
 def _going_back(node: NodeRecord) -> bool | None:
     """Whether a worker of the node asks for an older step."""
-    return any(RESTORE_AT_MOST in worker.info for worker in node.workers) or None
+    for worker in node.workers:
+        if RESTORE_AT_MOST in worker.info:
+            return True
+    return None
 
 
 def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
