@@ -309,8 +309,11 @@ class _Remains:
         if known is not entry and known != entry:
             self.conflict = f"rank {entry.rank} was sealed twice, as {known} and {entry}"
 
-    def hold(self, rank: int, holder: str) -> None:
-        """Note who has a block."""
+    def hold(self, entry: BlockEntry, holder: str) -> None:
+        """Take it that somebody has a block."""
+        rank = entry.rank
+        if self.entries.get(rank) is not entry:
+            self.add(entry)
         if self.holders.setdefault(rank, holder) is not holder:
             self.others.setdefault(rank, []).append(holder)
 
@@ -368,19 +371,21 @@ def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[in
             found = remains[key] = _Remains(world, entry.step)
         return found
 
+    def hear(sealed: tuple[BlockEntry, ...]) -> None:
+        first = (sealed[0].generation, sealed[0].step, sealed[0].rank)
+        if repeats or heard.get(first) != sealed:
+            heard[first] = sealed
+            for entry in sealed:
+                if (known := of(entry)) is not None:
+                    known.add(entry)
+
     for inventory in inventories:
-        if sealed := inventory.sealed:
-            first = (sealed[0].generation, sealed[0].step, sealed[0].rank)
-            if repeats or heard.get(first) != sealed:
-                heard[first] = sealed
-                for entry in sealed:
-                    if (known := of(entry)) is not None:
-                        known.add(entry)
         name = inventory.node
+        if inventory.sealed:
+            hear(inventory.sealed)
         for entry in inventory.blocks:
             if (known := of(entry)) is not None:
-                known.add(entry)
-                known.hold(entry.rank, name)
+                known.hold(entry, name)
         for entry in inventory.spoiled:
             if (known := of(entry)) is not None:
                 known.spoiled.add(entry.rank)

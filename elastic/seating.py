@@ -62,8 +62,11 @@ def seat(
         return Keep(), reason
     kept: dict[str, Seating] = {}
     reasons: list[str] = []
+    wanted, dead = _complete(view), _with_dead(view)
     for old in view.seating:
-        if not _is_wanted(view, old.seat):
+        if old.node in view.nodes and old.node not in dead and wanted:
+            kept[old.seat] = old
+        elif not _is_wanted(view, old.seat):
             reasons.append(f"{old.seat} is no longer wanted")
         elif old.node and old.node not in view.nodes:
             kept[old.seat] = msgspec.structs.replace(old, node=NOWHERE)
@@ -188,10 +191,11 @@ def _exhausted(order: Seating, worker: WorkerRecord) -> str:
     )
 
 
-def _seats_wanted(view: View) -> list[str]:
+@lru_cache(8)
+def _seats_wanted(wanted: tuple[tuple[str, int], ...]) -> list[str]:
     """Return the wanted seats, trainers first: they are what must spread over the nodes."""
-    roles = sorted(view.wanted, key=lambda role: (role != TRAINER, role))
-    return [f"{role}/{i}" for role in roles for i in range(view.wanted[role])]
+    roles = sorted(wanted, key=lambda each: (each[0] != TRAINER, each[0]))
+    return [f"{role}/{i}" for role, count in roles for i in range(count)]
 
 
 def _place(
@@ -199,14 +203,16 @@ def _place(
 ) -> tuple[tuple[Seating, ...], list[str]]:
     """Give every empty wanted seat a node with a free slot of its role, where there is one."""
     seats = dict(kept)
-    room = _Room(view, kept)
+    wanted = tuple(sorted(view.wanted.items()))
+    empty = [
+        name
+        for name in _seats_wanted(wanted)
+        if (old := seats.get(name)) is None or old.node == NOWHERE
+    ]
     reasons: list[str] = []
-    for name in _seats_wanted(view):
-        old = seats.get(name)
-        if old is None:
-            old = Seating(seat=name, node=NOWHERE, attempt=0)
-        elif old.node:
-            continue
+    room = _Room(view, kept if empty else {})
+    for name in empty:
+        old = seats.get(name) or Seating(seat=name, node=NOWHERE, attempt=0)
         if (node := room.take(role_of(name))) is None:
             seats[name] = old
             continue
@@ -214,6 +220,8 @@ def _place(
             old, node=node, attempt=old.attempt + 1, progress=max(progress, old.progress)
         )
         reasons.append(f"{name} goes to {node}")
+    if list(seats) == _in_order(wanted):
+        return tuple(seats.values()), reasons
     return tuple(seats[name] for name in sorted(seats, key=seat_order)), reasons
 
 
