@@ -27,7 +27,6 @@ from elastic.membership import (
     late_nodes,
     lost_nodes,
     member_incarnations,
-    newest_worker,
     odd_nodes,
     outside_trainers,
     ready_trainers,
@@ -52,11 +51,10 @@ from elastic.records import (
     Member,
     NodeRecord,
     Outcome,
-    Seating,
     WorkerRecord,
     WorkerState,
 )
-from elastic.seating import seated_at
+from elastic.seating import pending_trainers
 
 _Members = Mapping[str, Sequence[Member]]
 
@@ -323,31 +321,6 @@ def _outside_nodes(view: View) -> dict[str, NodeRecord]:
     return {n: node for n, node in odd_nodes(view).items() if node.sidecar and n not in inside}
 
 
-@while_same(lambda view: (view.seating,))
-def _seat_numbers(seating: tuple[Seating, ...]) -> dict[str, int]:
-    return {order.seat: number for number, order in enumerate(seating)}
-
-
-@by_node(lambda view: (seated_at(view),))
-def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) -> list[str] | None:
-    """Return by node the trainers' seats there of which no worker has become READY."""
-    found = []
-    for order in seated.get(node.node, ()):
-        if role_of(order.seat) == TRAINER:
-            worker = newest_worker(node, order.seat)
-            if worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD):
-                found.append(order.seat)
-    return found or None
-
-
-@once
-def _pending_trainers(view: View) -> dict[str, str]:
-    """Return the seated trainers that have yet to become READY, each with its node."""
-    pending = {seat: node for node, seats in _pending_seats(view).items() for seat in seats}
-    numbers = _seat_numbers(view)
-    return {seat: pending[seat] for seat in sorted(pending, key=numbers.__getitem__)}
-
-
 def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
     return held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
 
@@ -366,7 +339,7 @@ def _joins(
     marks = strangers(view)
     nodes = [node for name, node in _outside_nodes(view).items() if name not in held]
     if nodes:
-        waiting = set(_pending_trainers(view).values())
+        waiting = set(pending_trainers(view).values())
         nodes = [node for node in nodes if node.node not in waiting]
     ready_s = [seen.since.get(worker.incarnation, now_s) for _, worker in trainers]
     nodes_s = [seen.since.get(marks[node.node], now_s) for node in nodes]
@@ -435,7 +408,7 @@ def _first(
         message = "every trainer has ended well without asking for a generation"
         return Finish(outcome=Outcome(ok=True, message=message)), message
     ready = ready_trainers(view)
-    if ready and asked(view).dp is None and (pending := _pending_trainers(view)):
+    if ready and asked(view).dp is None and (pending := pending_trainers(view)):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         if now_s < first_s + policy.start_wait_s:
             why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
@@ -503,7 +476,7 @@ def _shortage(view: View, *, ready: int, least: int) -> str:
     text = f"{ready} of {least} trainers are ready, waiting for {least - ready} more"
     seats = [order for order in view.seating if role_of(order.seat) == TRAINER]
     where = []
-    if pending := _pending_trainers(view):
+    if pending := pending_trainers(view):
         where.append(f"{_names(pending)} starting")
     if unseated := [order.seat for order in seats if order.node not in view.nodes]:
         where.append(f"no free slot for {_names(unseated)}: start another node")
@@ -519,7 +492,7 @@ def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecor
     survived = any(worker.incarnation in old for _, worker in ready)
     if survived or view.generation is None or asked(view).dp is not None:
         return []
-    return list(_pending_trainers(view))
+    return list(pending_trainers(view))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heapreplace
 import msgspec
 
 from elastic.findings import by_node, once, while_same
-from elastic.membership import View, role_of, seat_order
+from elastic.membership import View, newest_worker, role_of, seat_order
 from elastic.records import TRAINER, NodeRecord, Seating, WorkerRecord, WorkerState
 
 NOWHERE = ""
@@ -158,6 +158,31 @@ def _with_room(
 def _in_order(wanted: tuple[tuple[str, int], ...]) -> list[str]:
     """Return the wanted seats in the order in which they are stored."""
     return [f"{role}/{i}" for role, count in wanted for i in range(count)]
+
+
+@while_same(lambda view: (view.seating,))
+def _seat_numbers(seating: tuple[Seating, ...]) -> dict[str, int]:
+    return {order.seat: number for number, order in enumerate(seating)}
+
+
+@by_node(lambda view: (seated_at(view),))
+def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) -> list[str] | None:
+    """Return by node the trainers' seats there of which no worker has become READY."""
+    found = []
+    for order in seated.get(node.node, ()):
+        if role_of(order.seat) == TRAINER:
+            worker = newest_worker(node, order.seat)
+            if worker is None or worker.state in (WorkerState.STARTING, WorkerState.DEAD):
+                found.append(order.seat)
+    return found or None
+
+
+@once
+def pending_trainers(view: View) -> dict[str, str]:
+    """Return the seated trainers that have yet to become READY, each with its node."""
+    pending = {seat: node for node, seats in _pending_seats(view).items() for seat in seats}
+    numbers = _seat_numbers(view)
+    return {seat: pending[seat] for seat in sorted(pending, key=numbers.__getitem__)}
 
 
 def _is_wanted(view: View, name: str) -> bool:

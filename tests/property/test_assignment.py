@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.planning import assign as assigning
-from elastic.planning.assign import assign
+from elastic.planning.assign import assign, assign_edges, edges_of
 from elastic.planning.holdings import Holdings
 from elastic.planning.placing import Placer
 from elastic.planning.shares import MOST_RATIO, by_speed, even, part, step_time
@@ -55,10 +54,55 @@ def test_large_assignments_are_at_least_half_as_good(
     case: tuple[int, list[dict[int, int]]],
 ) -> None:
     _, rows = case
-    found = assigning._greedy(rows)
+    found = assign_edges(edges_of(rows), takers=len(rows))
     used = [place for place in found if place is not None]
     assert len(used) == len(set(used))
     assert 2 * value(rows, found) >= best(rows)
+
+
+def one_by_one(rows: list[dict[int, int]]) -> list[int | None]:
+    """Serve the largest gain first, then try each exchange: no arrays, nothing passed over."""
+    edges = sorted((-gain, t, place) for t, row in enumerate(rows) for place, gain in row.items())
+    place_of: list[int | None] = [None] * len(rows)
+    for _, taker, place in edges:
+        if place_of[taker] is None and place not in place_of:
+            place_of[taker] = place
+    for _ in range(2):
+        for loss, taker, place in edges:
+            mine = place_of[taker]
+            other = place_of.index(place) if place in place_of else None
+            if mine == place:
+                continue
+            theirs = rows[other] if other is not None else {}
+            now = (rows[taker].get(mine, 0) if mine is not None else 0) + theirs.get(place, 0)
+            then = -loss + (theirs.get(mine, 0) if mine is not None else 0)
+            if then > now:
+                if other is not None:
+                    place_of[other] = mine
+                place_of[taker] = place
+    return [
+        place if place is not None and row.get(place, 0) > 0 else None
+        for row, place in zip(rows, place_of, strict=True)
+    ]
+
+
+many = st.integers(33, 45).flatmap(
+    lambda places: st.tuples(
+        st.just(places),
+        st.lists(
+            st.dictionaries(st.integers(0, places - 1), st.integers(0, 5), max_size=4), max_size=45
+        ),
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(many)
+def test_many_places_are_given_out_as_if_one_by_one(
+    case: tuple[int, list[dict[int, int]]],
+) -> None:
+    places, rows = case
+    assert assign(rows, places=places) == one_by_one(rows)
 
 
 speeds = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.0]), min_size=1, max_size=4)
@@ -139,3 +183,35 @@ def test_trainers_of_a_world_cut_anew_move_the_fewest_bytes(
     placed = Placer(mesh, old=None, holdings=held).place(ready).ranks
     here = sum(held.of(node.node).get(rank, 0) for rank, (node, _) in enumerate(placed))
     assert abs(here - best([dict(held.of(node.node)) for node in there])) <= 2 * saved
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 50), st.data())
+def test_many_nodes_hold_together_what_each_of_them_holds(
+    saved: int, cut: int, data: st.DataObject
+) -> None:
+    names = [f"n{rank}" for rank in range(saved)]
+    ranks = [(name, fakes.worker(f"trainer/{name[1:]}")) for name in names]
+    old = fakes.generation(1, [fakes.node(name) for name in names], ranks=ranks)
+    there = {
+        name: fakes.node(name, inventory=fakes.inventory(name, old.snapshots, 5)) for name in names
+    }
+    held = Holdings(
+        fakes.held(old.snapshots, 5),
+        nodes=there,
+        saved=MeshSize(dp=saved),
+        mesh=MeshSize(dp=cut),
+    )
+    asked = data.draw(st.lists(st.sampled_from([*names, "new"]), max_size=60))
+    edges = held.edges(asked)
+    if saved == cut:
+        assert edges is None
+    else:
+        assert edges is not None
+        found: list[dict[int, int]] = [{} for _ in asked]
+        for taker, place, gain in zip(*(each.tolist() for each in edges), strict=True):
+            found[taker][place] = gain
+        assert found == [dict(held.of(node)) for node in asked]
+    places = [(data.draw(st.integers(0, cut - 1)), node) for node in asked]
+    alone = [held.moved(rank, node=node) for rank, node in places]
+    assert held.moved_in_all(places) == sum(alone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.base import Entry
+from elastic.coordinator.base import Entry, Event, EventKind
 from elastic.errors import CoordinatorError
 from elastic.membership import (
     View,
@@ -106,3 +106,51 @@ def test_ready_trainers_are_those_of_fenced_nodes_with_a_sidecar() -> None:
 def test_seats_sort_by_number() -> None:
     names = ["trainer/10", "trainer/9", "rollout/1"]
     assert sorted(names, key=seat_order) == ["rollout/1", "trainer/9", "trainer/10"]
+
+
+def put(key: str, value: object, revision: int) -> Event:
+    found = entry(key, value, revision)
+    return Event(kind=EventKind.PUT, key=key, value=found.value, revision=revision)
+
+
+def test_a_view_takes_changes_and_leaves_what_is_older_than_it_knows() -> None:
+    a, b = node_key("run", "a"), node_key("run", "b")
+    view = View.from_entries([entry(a, fakes.node("a"), 5)], run="run", wanted=WANTED)
+    late = put(a, fakes.node("a", fenced=9), 4)
+    twice = [put(b, fakes.node("b", fenced=1), 6), put(b, fakes.node("b", fenced=2), 7)]
+    after = view.after([late, *twice], revision=7)
+    assert after.revision == 7
+    assert {name: node.fenced for name, node in after.nodes.items()} == {"a": 0, "b": 2}
+    assert after.nodes["a"] is view.nodes["a"]
+    gone = after.after([Event(kind=EventKind.DELETE, key=a, value="", revision=8)])
+    assert list(gone.nodes) == ["b"]
+    assert list(view.nodes) == ["a"], "a view is a value"
+
+
+def test_nodes_stay_in_order_when_others_come() -> None:
+    view = View(run="run", nodes={}, wanted=WANTED)
+    for revision, name in enumerate(("m", "z", "a"), start=1):
+        view = view.after([put(node_key("run", name), fakes.node(name), revision)])
+    assert list(view.nodes) == ["a", "m", "z"]
+
+
+def test_a_garbled_change_is_named_by_its_key() -> None:
+    view = View(run="run", nodes={}, wanted=WANTED)
+    with pytest.raises(CoordinatorError, match="run/nodes/a: not a readable record"):
+        view.after([put("run/nodes/a", "{", 1)])
+
+
+def test_records_name_the_same_object_for_what_all_nodes_repeat() -> None:
+    nodes = [fakes.node(name, fakes.worker(f"trainer/{name}")) for name in ("a", "b")]
+    world = fakes.generation(1, nodes, ranks=[(n.node, n.workers[0]) for n in nodes]).snapshots
+    told = [
+        fakes.node(n.node, *n.workers, inventory=fakes.inventory(n.node, world, 3)) for n in nodes
+    ]
+    entries = [entry(node_key("run", node.node), node) for node in told]
+    a, b = View.from_entries(entries, run="run", wanted=WANTED).nodes.values()
+    assert a.workers[0].spec is b.workers[0].spec
+    assert a.inventory is not None
+    assert b.inventory is not None
+    assert a.inventory.sealed is b.inventory.sealed
+    assert a.inventory.blocks[0] in a.inventory.sealed
+    assert any(a.inventory.blocks[0] is each for each in b.inventory.sealed)
