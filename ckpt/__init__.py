@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from ckpt.flatten import PerRank, Stateful
     from ckpt.held import FlatPart, Part
+    from ckpt.model_parts import ModelParts
     from ckpt.restore import RestoreReport
     from ckpt.view import Checkpoint, TensorView
 
@@ -35,6 +36,7 @@ __all__ = [
     "FencedError",
     "FlatPart",
     "MismatchError",
+    "ModelParts",
     "NotFoundError",
     "Part",
     "PeerError",
@@ -54,6 +56,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Checkpoint", "TensorView"), "ckpt.view"),
     **dict.fromkeys(("PerRank", "Stateful"), "ckpt.flatten"),
     **dict.fromkeys(("FlatPart", "Part"), "ckpt.held"),
+    "ModelParts": "ckpt.model_parts",
     "RestoreReport": "ckpt.restore",
 }
 

@@ -1,6 +1,6 @@
 """Take a training state apart into named tensors and plain values; nothing is copied here.
 
-A state is a mapping of names to modules, optimizers, objects with ``state_dict`` and
+A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
 ``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
 the result are dotted paths: ``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``,
 ``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path.
@@ -22,6 +22,7 @@ from ckpt import dtypes, plain
 from ckpt.errors import StateError
 from ckpt.fsdp1 import FLAT_PARAMETER, flat_module, reshard
 from ckpt.held import LEAVES, FlatPart, Leaf, Part, local_of
+from ckpt.model_parts import ModelParts
 from ckpt.names import WRAPPER_ATTRIBUTES, join
 from ckpt.optimizers import Member, OptimizerParts, Setter, flatten_optimizer
 from ckpt.trace import Trace, TracedTree
@@ -132,6 +133,10 @@ class _Flattener:
     def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:
         if isinstance(value, nn.Module):
             self._module(name, value)
+        elif isinstance(value, ModelParts):
+            self._trace.holders.append(value)
+            for part in value:
+                self._module(name, part)
         elif isinstance(value, Optimizer):
             self._pending.append((name, value))
         elif isinstance(value, LEAVES):

@@ -29,6 +29,7 @@ from ckpt.flatten import (
     flatten,
 )
 from ckpt.held import LEAVES, FlatPart, Leaf, Part, local_of
+from ckpt.model_parts import ModelParts
 from ckpt.optimizers import OptimizerParts, state_prefix
 from ckpt.trace import Trace, TracedTree
 from ckpt.types import Json
@@ -150,7 +151,7 @@ def _is_value(value: object) -> bool:
     """Say whether a flatten takes ``value`` as a plain one, or refuses it."""
     if type(value) in _SCALARS:
         return True
-    if isinstance(value, (nn.Module, Optimizer, PerRank, Stateful, *LEAVES)):
+    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Stateful, *LEAVES)):
         return False
     return not isinstance(value, Mapping | list | tuple) or plain.is_plain(value)
 

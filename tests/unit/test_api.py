@@ -208,6 +208,7 @@ def test_the_public_names() -> None:
         "FencedError",
         "FlatPart",
         "MismatchError",
+        "ModelParts",
         "NotFoundError",
         "Part",
         "PeerError",
