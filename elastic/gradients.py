@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ckpt.model_parts import ModelParts
 from elastic.buckets import Buckets
 from elastic.config import Exact
 from elastic.errors import ConfigError
@@ -53,7 +54,7 @@ class Gradients:
 
     def __init__(
         self,
-        modules: Mapping[str, nn.Module],
+        modules: Mapping[str, nn.Module | ModelParts],
         reducer: Reducer,
         *,
         microbatches: int,
@@ -91,6 +92,13 @@ class Gradients:
         """Communicate only in the last backward of the share."""
         self._wrapped.begin_microbatch(last=last)
         self._buckets.begin_microbatch(last=last)
+
+    def begin_schedule(self) -> None:
+        """Leave the microbatches to the stages of a pipeline: nothing is complete before the end.
+
+        They have FSDP2 communicate when their schedule says so.
+        """
+        self._wrapped.begin_microbatch(last=True)
 
     def end_backward(self) -> None:
         """Say that a backward is over, before anything else may communicate."""

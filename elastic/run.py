@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ckpt.model_parts import ModelParts
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import RunKey
 from ckpt.types import Json
@@ -37,9 +38,7 @@ from elastic.reform import World
 from elastic.seeding import seed_all
 
 if TYPE_CHECKING:
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-
-    from elastic.pipeline import Feed, Stage
+    from elastic.pipeline import Feed, Schedule, Stage
 
 _MAX_PASSES = 3
 
@@ -144,16 +143,21 @@ class Run:
     def track(self, **state: Any) -> None:
         """Name the state to keep, and restore it in place where there is something to restore.
 
-        ``state``: modules, optimizers, objects with ``state_dict``/``load_state_dict``, tensors
-        and plain values. Raises ``ConfigError`` when a setting contradicts the saved run's, and
-        ``ckpt``'s ``MismatchError`` when the saved state is another model's.
+        ``state``: modules, `ckpt.ModelParts` (of a rank's stages), optimizers, objects with
+        ``state_dict``/``load_state_dict``, tensors and plain values. Raises ``ConfigError`` when a
+        setting contradicts the saved run's, and ``ckpt``'s ``MismatchError`` when the saved state
+        is another model's.
         """
         if self._gradients is not None:
             raise ConfigError("run.track was called twice; name all state in one call")
         with self._pulse.phase(Phase.IDLE):
             self._keeper.track(state)
         self._gradients = Gradients(
-            {name: value for name, value in state.items() if isinstance(value, nn.Module)},
+            {
+                name: value
+                for name, value in state.items()
+                if isinstance(value, nn.Module | ModelParts)
+            },
             self._world,
             replicas=self._world.dp,
             unite=self._world.unite,
@@ -349,24 +353,36 @@ class Run:
         return self._work.share
 
     def stage(self, module: nn.Module) -> Stage:
-        """Return this rank's stage of a pipeline, for a schedule of torch.distributed.pipelining.
+        """Return the one stage of this rank, as of `stages`."""
+        return self.stages([module])[0]
 
-        ``module`` is its part of the model, with the names it has in the whole one.
+    def stages(self, modules: Iterable[nn.Module]) -> list[Stage]:
+        """Return this rank's stages, for a schedule of torch.distributed.pipelining.
+
+        ``modules`` (as `ckpt.ModelParts`) are its parts of the model, with the names they have in
+        the whole one: rank ``r`` of the axis ``pp`` has the stages ``r``, ``r + pp``, … in this
+        order, every rank as many. Collective. Raises ``ConfigError`` for what cannot be stages.
         """
-        from elastic.pipeline import Stage  # a second to import, for those who need it
+        from elastic.pipeline import stages_of  # a second to import, for those who need it
 
-        return Stage(module, self.mesh, check=self.check)
+        return stages_of(
+            list(modules),
+            self._world,
+            check=self.check,
+            exact=bool(self._settings.exact),
+            shares_are_even=self._work.sharing.is_even,
+        )
 
     def pipeline(
         self,
-        schedule: PipelineScheduleSingle,
+        schedule: Schedule,
         dataset: Samples[Any] | Loader,
         *,
         feed: Feed | None = None,
     ) -> None:
         """Run this group's microbatches through the stages: in place of `microbatches`.
 
-        ``schedule`` is one of single stages, for a `stage`, with ``n_microbatches=run.share`` and
+        ``schedule`` is for a `stage`, or for `stages`, with ``n_microbatches=run.share`` and
         ``scale_grads=False``. ``feed`` makes of a microbatch the input of the first stage and the
         target of the loss, whose mean is logged as ``loss`` (without it a microbatch is such a
         pair). Afterwards every ``.grad`` is the mean over all microbatches.
@@ -374,7 +390,7 @@ class Run:
         from elastic.pipeline import pair, run_schedule
 
         for pieces in self._passes(dataset):
-            self._tracked().begin_microbatch(last=True)
+            self._tracked().begin_schedule()
             losses = run_schedule(
                 schedule, pieces, feed=feed or pair, seed=self.seed, step=self.completed
             )

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from ckpt.model_parts import ModelParts
 from ckpt.names import clean
 from elastic.errors import ConfigError
 
@@ -23,9 +24,13 @@ class Wrapped:
     of DDP for its own reduction have no effect. Their buffers are broadcast once per pass.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = modules
-        parts = [(key, part) for key, module in modules.items() for part in module.modules()]
+    def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
+        self._modules = [
+            (key, module)
+            for key, tracked in modules.items()
+            for module in (tracked if isinstance(tracked, ModelParts) else (tracked,))
+        ]
+        parts = [(key, part) for key, module in self._modules for part in module.modules()]
         for key, part in parts:
             _refuse(key, part)
         self._fsdp = [part for _, part in parts if isinstance(part, FSDPModule)]
@@ -48,7 +53,7 @@ class Wrapped:
         """Return every parameter once, with its name free of wrappers."""
         seen: set[int] = set()
         found = []
-        for key, module in self._modules.items():
+        for key, module in self._modules:
             wrappers = _module_attributes(module)
             for fqn, parameter in module.named_parameters():
                 if id(parameter) not in seen:
@@ -58,7 +63,7 @@ class Wrapped:
 
     def shards(self) -> Iterator[tuple[str, FSDPModule]]:
         """Yield every FSDP2 module, with the name that its parameters begin with."""
-        for key, module in self._modules.items():
+        for key, module in self._modules:
             wrappers = _module_attributes(module)
             for path, part in module.named_modules():
                 if isinstance(part, FSDPModule):
@@ -82,7 +87,7 @@ class Wrapped:
 
     def refuse_moving_buffers(self) -> None:
         """Raise ``ConfigError`` for statistics that follow a rank's own microbatches."""
-        for key, module in self._modules.items():
+        for key, module in self._modules:
             for path, part in module.named_modules():
                 if isinstance(part, _BatchNorm) and part.training and part.track_running_stats:
                     raise ConfigError(

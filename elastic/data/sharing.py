@@ -59,6 +59,11 @@ class Sharing:
         """Return this rank's microbatches, the same until `settle`."""
         return self._of(self._groups.index)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all groups have equally many."""
+        return len({len(self._of(group)) for group in range(self._groups.size)}) == 1
+
     def begin(self) -> None:
         """Begin with this rank's microbatches."""
         self._began_s = self._clock()

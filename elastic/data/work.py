@@ -52,7 +52,7 @@ class Work:
         self._settings, self._world, self._channel = settings, world, channel
         self._loaders: dict[str, Loader] = {}
         # The schedule of a pipeline is built for as many microbatches as its group has.
-        may_change = settings.shares_by_speed and world.record.mesh.pp == 1
+        may_change = settings.shares_by_speed and settings.mesh.pp == 1
         self.sharing = Sharing(
             world.dp,
             settings.batch.microbatches,
