@@ -1,14 +1,18 @@
-"""One small model cut in every way a mesh allows, and trained on any of these meshes."""
+"""One small model cut in every way a mesh allows, and trained on any of these meshes.
+
+The stages of a pipeline have a model of their own, in `pipeline_bodies`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rank_bodies import run_of
-from ranks import enter
+from ranks import enter, ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -129,28 +133,34 @@ def train(
     losses += run.metrics.values()
     return {
         "hash": state_hash({"model": model, "optimizer": optimizer}),
-        "weights": _whole(model),
+        "weights": {name: whole(parameter) for name, parameter in model.named_parameters()},
         "norms": norms,
         "losses": losses,
         "seen": seen,
     }
 
 
-def _whole(model: nn.Module) -> dict[str, list[float]]:
-    found = {}
-    for name, parameter in model.named_parameters():
-        value = parameter.detach()
-        full = value.full_tensor() if isinstance(value, DTensor) else value
-        found[name] = full.flatten().tolist()
-    return found
+def whole(tensor: torch.Tensor) -> list[float]:
+    """Return all elements of a tensor, wherever they lie; collective for a DTensor."""
+    value = tensor.detach()
+    return (value.full_tensor() if isinstance(value, DTensor) else value).flatten().tolist()
 
+
+Train = Callable[..., dict[str, Any]]
+"""Trains ``(run, kind, *, steps)``: `train`, or that of `pipeline_bodies`."""
 
 Turn = tuple[MeshSize, Mesh, list[str], bool]
 """A mesh, how it was asked for, what to train on it, and whether exactly."""
 
 
 def train_in_turn(
-    rank: int, stores: list[str], folder: Path, *, turns: list[Turn], steps: int = STEPS
+    rank: int,
+    stores: list[str],
+    folder: Path,
+    *,
+    turns: list[Turn],
+    train: Train = train,
+    steps: int = STEPS,
 ) -> list[Any]:
     """Train on one mesh after the other in the same process, each in a generation of its own."""
     found = []
@@ -165,3 +175,12 @@ def train_in_turn(
         world.barrier()
         reform.leave()
     return found
+
+
+def all_ranks(
+    turns: list[Turn], folder: Path, *, train: Train = train, steps: int = STEPS
+) -> list[tuple[dict[str, Any], ...]]:
+    """Run `train_in_turn` on as many processes as there are ranks; return theirs by training."""
+    body = functools.partial(train_in_turn, turns=turns, train=train, steps=steps)
+    with ranks(turns[0][0].ranks, body, folder, with_world=False) as running:
+        return list(zip(*running.results(), strict=True))

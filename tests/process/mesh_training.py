@@ -22,9 +22,8 @@ import elastic
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
-    tp = tuple(map(int, args.tp.split(",")))
-    mesh = elastic.Mesh(tp=tp if len(tp) > 1 else tp[0], pp=args.pp)
-    train = pipeline_bodies.train if args.pp > 1 else mesh_bodies.train
+    mesh = elastic.Mesh(tp=args.tp, pp=args.pp, shard=args.shard)
+    train = mesh_bodies.train if args.pp == 1 else pipeline_bodies.train
 
     def hold(run: elastic.Run) -> None:
         said = False
@@ -40,19 +39,27 @@ def main(args: argparse.Namespace) -> None:
     @elastic.resilient(mesh=mesh, batch=BATCH, exact=args.exact, seed=7)
     def body(run: elastic.Run) -> None:
         found = train(run, args.kind, steps=args.steps, hold=hold)
-        if run.is_leader:
-            Path(args.result).write_text(json.dumps({**found, "mesh": run.mesh.shape}))
+        Path(args.results, f"{run.rank}.json").write_text(
+            json.dumps({**found, "mesh": run.mesh.shape})
+        )
 
     body()
+
+
+def sizes(text: str) -> int | tuple[int, ...]:
+    """Return the size of an axis, or several in the order of preference."""
+    found = tuple(map(int, text.split(",")))
+    return found if len(found) > 1 else found[0]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--progress")  # of other workers
-    parser.add_argument("--result", required=True)
-    parser.add_argument("--tp", default="2")
-    parser.add_argument("--pp", type=int, default=1)
-    parser.add_argument("--kind", default="fsdp_tp")
+    parser.add_argument("--results", required=True)
+    parser.add_argument("--tp", type=sizes, default=1)
+    parser.add_argument("--pp", type=sizes, default=1)
+    parser.add_argument("--shard", type=sizes)
+    parser.add_argument("--kind", required=True)
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--first", type=int, default=3)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from mesh_bodies import BATCH, STEPS, TOKENS, WIDTH
-from rank_bodies import run_of
-from ranks import enter
+from mesh_bodies import STEPS, TOKENS, WIDTH, samples, whole
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
-from elastic import reform
-from elastic.config import Mesh, Settings
-from elastic.records import MeshSize
+from ckpt import ModelParts
 from elastic.run import Run
 
-BLOCKS = 4
+BLOCKS = STAGES = 4
 
 
 class Block(nn.Module):
@@ -67,45 +67,62 @@ def feed(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return batch, (batch + 1) % TOKENS
 
 
-def samples() -> torch.Tensor:
-    return torch.arange(40 * 8).reshape(40, 8) * 7 % TOKENS
+SCHEDULES: dict[str, Any] = {
+    "1f1b": Schedule1F1B,
+    "gpipe": ScheduleGPipe,
+    "bfs": ScheduleLoopedBFS,
+    "interleaved": ScheduleInterleaved1F1B,
+}
 
 
-def whole(tensor: torch.Tensor) -> list[float]:
-    value = tensor.detach()
-    return (value.full_tensor() if isinstance(value, DTensor) else value).flatten().tolist()
+def schedule_of(kind: str) -> Any:
+    """Return the kind of schedule that a kind of training names, None without stages."""
+    return next((SCHEDULES[word] for word in kind.split() if word in SCHEDULES), None)
 
 
-def build(run: Run, kind: str) -> Deep:
-    """Return this rank's stage: ``fsdp`` of it sharded; ``dropout`` is in the name or is not."""
+def part_of(kind: str, run: Run, *, stage: int, stages: int) -> Deep:
+    """Return a stage: sharded with ``fsdp`` in its name, with ``dropout`` in it or without."""
     torch.manual_seed(1)
-    model = Deep(0.1 if "dropout" in kind else 0.0)
-    if "pp" in run.mesh.mesh_dim_names:
-        axis = run.mesh["pp"]
-        model.keep(axis.get_local_rank(), axis.size())
+    model = Deep(0.1 if "dropout" in kind else 0.0).keep(stage, stages)
     if "fsdp" in kind:
         for block in model.blocks.values():
             fully_shard(block, mesh=run.mesh["dp"])
         fully_shard(model, mesh=run.mesh["dp"])
+    assert isinstance(model, FSDPModule) == ("fsdp" in kind)
     return model
+
+
+def build(run: Run, kind: str) -> tuple[Deep | ModelParts, Any]:
+    """Return what this rank has of the model, and the schedule of its stages, if it is cut.
+
+    With a schedule for several stages per rank there are `STAGES` of them, whatever the mesh.
+    """
+    schedule = schedule_of(kind)
+    if schedule is None:
+        return part_of(kind, run, stage=0, stages=1), None
+    rank, size = run.mesh["pp"].get_local_rank(), run.mesh["pp"].size()
+    options = {"n_microbatches": run.share, "loss_fn": loss_of, "scale_grads": False}
+    if issubclass(schedule, PipelineScheduleMulti):
+        model = ModelParts(
+            part_of(kind, run, stage=i, stages=STAGES) for i in range(rank, STAGES, size)
+        )
+        return model, schedule(run.stages(model), **options)
+    part = part_of(kind, run, stage=rank, stages=size)
+    return part, schedule(run.stage(part), **options)
 
 
 def train(
     run: Run, kind: str, *, steps: int = STEPS, hold: Callable[[Run], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Train a few steps; return this stage's weights and what was seen on the way."""
-    model = build(run, kind)
+    """Train a few steps; return the weights this rank has and what was seen on the way."""
+    model, schedule = build(run, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run.track(model=model, optimizer=optimizer)
-    if staged := "pp" in run.mesh.mesh_dim_names:
-        schedule = (ScheduleGPipe if "gpipe" in kind else Schedule1F1B)(
-            run.stage(model), n_microbatches=run.share, loss_fn=loss_of, scale_grads=False
-        )
     norms, losses = [], []
     for _ in run.steps(steps):
         losses += run.metrics.values()
         hold(run)
-        if staged:
+        if schedule is not None:
             run.pipeline(schedule, samples(), feed=feed)
         else:
             for batch in run.microbatches(samples()):
@@ -117,26 +134,13 @@ def train(
         run.step(optimizer)
     losses += run.metrics.values()
     weights = {name: whole(parameter) for name, parameter in model.named_parameters()}
-    assert isinstance(model, FSDPModule) == ("fsdp" in kind)
     return {"weights": weights, "norms": norms, "losses": losses}
 
 
-Turn = tuple[MeshSize, Mesh, list[str]]
-
-
-def train_in_turn(
-    rank: int, stores: list[str], folder: Path, *, turns: list[Turn], steps: int = STEPS
-) -> list[Any]:
-    """Train exactly on one mesh after the other, each in a generation of its own."""
-    found = []
-    for number, (size, mesh, kinds) in enumerate(turns, start=1):
-        world = enter(rank, stores, folder, number=number, mesh=size, axes=mesh.axes)
-        for kind in kinds:
-            settings = Settings(mesh=mesh, batch=BATCH, exact=True, seed=7)
-            run, _ = run_of(world, settings)
-            found.append(train(run, kind, steps=steps))
-            run.finish()
-            run.close()
-        world.barrier()
-        reform.leave()
+def weights_of(results: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the weights of all stages; ranks that have the same ones agree on them."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for name, values in result["weights"].items():
+            assert found.setdefault(name, values) == values
     return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mesh_bodies import Turn, train_in_turn
-from ranks import ranks
+from mesh_bodies import Turn, all_ranks
 
 from elastic.config import Mesh
 from elastic.records import MeshSize
@@ -18,12 +16,8 @@ CUT = ["sequence", "fsdp_tp"]
 
 def _train(turns: list[Turn], folder: Path) -> list[dict[str, Any]]:
     """Return what all ranks agree on, and under ``seen`` what each of them was given."""
-    size = turns[0][0].ranks
-    body = functools.partial(train_in_turn, turns=turns)
-    with ranks(size, body, folder, with_world=False) as running:
-        by_rank = running.results()
     found = []
-    for results in zip(*by_rank, strict=True):
+    for results in all_ranks(turns, folder):
         seen = [result.pop("seen") for result in results]
         assert all(result == results[0] for result in results)
         found.append({**results[0], "seen": seen})
