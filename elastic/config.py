@@ -78,7 +78,8 @@ class Batch:
     """A step's work: ``microbatches`` of ``size`` samples each, whatever the world size.
 
     ``by_speed``: faster ranks run more of them. Without a word they do in exact mode, where that
-    changes no bit of the result; elsewhere it changes in which order gradients are added up.
+    changes no bit of the result, unless there are pipeline stages, whose schedules want certain
+    numbers; elsewhere it changes in which order gradients are added up.
     """
 
     microbatches: int
@@ -159,8 +160,13 @@ class Settings:
 
     @property
     def shares_by_speed(self) -> bool:
-        """Whether faster ranks run more microbatches."""
-        return bool(self.exact) if self.batch.by_speed is None else self.batch.by_speed
+        """Whether faster ranks run more microbatches.
+
+        With pipeline stages only where it is asked for: few schedules take any number of them.
+        """
+        if self.batch.by_speed is not None:
+            return self.batch.by_speed
+        return bool(self.exact) and self.mesh.pp == 1
 
     def _check_parity(self) -> None:
         if self.parity != "replicate" and (not isinstance(self.parity, int) or self.parity < 0):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt.types import Json
-from elastic.config import Batch, Settings
+from elastic.config import Batch, Mesh, Settings
 from elastic.data.sharing import LOOK_EVERY, Sharing
 from elastic.errors import ConfigError
 
@@ -104,11 +104,31 @@ def test_more_ranks_than_microbatches_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exact", "by_speed", "planned"),
-    [(True, None, 6), (False, None, 0), (True, False, 0), (False, True, 6)],
+    ("exact", "by_speed", "pp", "planned"),
+    [
+        (True, None, 1, 6),
+        (False, None, 1, 0),
+        (True, False, 1, 0),
+        (False, True, 1, 6),
+        (True, None, 2, 0),
+        (True, None, (2, 1), 0),
+        (True, True, 2, 6),
+    ],
 )
 def test_shares_follow_speed_where_no_bit_changes_or_where_it_is_asked(
-    exact: bool, by_speed: bool | None, planned: int
+    exact: bool, by_speed: bool | None, pp: int | tuple[int, ...], planned: int
 ) -> None:
-    settings = Settings(batch=Batch(microbatches=6, by_speed=by_speed), exact=exact)
+    batch = Batch(microbatches=6, by_speed=by_speed)
+    settings = Settings(mesh=Mesh(pp=pp), batch=batch, exact=exact)
     assert settings.job().microbatches == planned
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "shares", "even"), [(6, (), True), (7, (), False), (6, (2, 4), False)]
+)
+def test_shares_say_whether_they_are_even(
+    microbatches: int, shares: tuple[int, ...], even: bool
+) -> None:
+    groups = FakeGroups(0, [1.0, 1.0])
+    sharing = Sharing(groups, microbatches, shares=shares, clock=lambda: 0.0)
+    assert sharing.is_even == even
