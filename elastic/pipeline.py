@@ -9,6 +9,8 @@ on GPU Clusters", and Lamy-Poirier, "Breadth-First Pipeline Parallelism").
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,13 +18,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic import randomness
 from elastic.data.loaders import Piece
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, Fenced
 from elastic.reform import World
 from elastic.seeding import seed_all
 
@@ -37,6 +39,14 @@ Feed = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 
 Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
 """What ``torch.distributed.pipelining`` has for one stage per rank, and for several."""
+
+
+def _is_no_fence(_: logging.LogRecord) -> bool:
+    return not isinstance(sys.exc_info()[1], Fenced)
+
+
+# Where a generation ends under a schedule, that would log an error and all that it had planned.
+schedules.logger.addFilter(_is_no_fence)
 
 
 class Stage(PipelineStage):

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic.data.loaders import Piece
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, Fenced
 from elastic.pipeline import Stage, pair, run_schedule, stages_of
 
 
@@ -145,6 +145,22 @@ def test_a_schedule_that_hides_gradients_from_exact_mode_is_refused(mesh: Device
                 run_schedule(split, work, feed=pair, seed=0, step=0)
         else:
             assert len(run_schedule(split, work, feed=pair, seed=0, step=0)) == 2
+
+
+@pytest.mark.parametrize(("error", "told"), [(Fenced, False), (ValueError, True)])
+def test_the_end_of_a_generation_is_no_error_of_its_schedule(
+    error: type[Exception], told: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    def over() -> None:
+        raise error("over")
+
+    stages = stages_of(linears(2), OneRank(mesh), check=over, exact=True, shares_are_even=True)
+    looped = ScheduleLoopedBFS(
+        stages, n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=False
+    )
+    with pytest.raises(error, match="over"):
+        run_schedule(looped, pieces(4, 4, width=3), feed=pair, seed=0, step=0)
+    assert ("caught exception" in caplog.text) == told
 
 
 def test_a_schedule_with_other_places_for_the_stages_is_refused(mesh: DeviceMesh) -> None:
