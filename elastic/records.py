@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from math import lcm
 
 import msgspec
 
@@ -38,7 +37,7 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
 
     The experts are spread over ``ep`` groups that follow each other (1: every group has all).
     ``shard`` groups that follow each other share the state, and the next ones have it again
-    (1: the state is not replicated in that way).
+    (1: the state is not replicated in that way); ``ep`` divides it then.
     """
 
     dp: int = 1
@@ -53,6 +52,8 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
         for axis, size in (("ep", self.ep), ("shard", self.shard)):
             if self.dp % size and self.dp > 1:
                 raise ValueError(f"mesh {self.text}: dp is no multiple of {axis}")
+        if self.shard > 1 and self.shard % self.ep:
+            raise ValueError(f"mesh {self.text}: shard {self.shard} is no multiple of ep {self.ep}")
 
     @property
     def cell(self) -> int:
@@ -62,7 +63,7 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def near(self) -> int:
         """How many ranks that follow each other have most to tell each other."""
-        return self.shard * self.cell
+        return max(self.shard, self.ep) * self.cell
 
     @property
     def ranks(self) -> int:
@@ -79,10 +80,13 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
 
     def along(self, axes: Sequence[str]) -> tuple[int, ...]:
         """Return the sizes of the named axes of a device mesh."""
+        carved = self.shard if "replicate" in axes else self.dp
         sizes = {
             "dp": self.dp,
             "replicate": self.dp // self.shard,
             "shard": self.shard,
+            "edp": carved // self.ep,
+            "ep": self.ep,
             "pp": self.pp,
             "tp": self.tp,
         }
@@ -94,7 +98,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``dp`` is the number of data-parallel groups to wait for, None to take whoever is ready, from
     ``min_dp`` up to ``max_dp`` (None: all); who is ready beyond that is a spare. ``tp``, ``pp``,
-    ``ep`` and ``shard`` are the sizes accepted of each, preferred ones first. ``microbatches`` is
+    ``ep`` and ``shard`` are the sizes accepted of each, preferred ones first; of ``ep`` and
+    ``shard``, where it is asked for, only such as divide each other. ``microbatches`` is
     the work of a step, 0 when it is not to be shared by speed. ``parity_group`` is the preferred
     size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
     """
@@ -142,6 +147,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         for axis, sizes in (("ep", self.ep), ("shard", self.shard)):
             if self.dp is not None and all(self.dp % size for size in sizes):
                 raise ValueError(f"dp is {self.dp}, no multiple of an accepted {axis} {sizes}")
+        if not any(self.goes(ep=ep, shard=shard) for ep in self.ep for shard in self.shard):
+            raise ValueError(f"no accepted ep {self.ep} divides an accepted shard {self.shard}")
+
+    def goes(self, *, ep: int, shard: int) -> bool:
+        """Say whether experts can be spread so: over the shards of one replica, where there are."""
+        return self.shard == (1,) or shard % ep == 0
 
     @property
     def least_dp(self) -> int:
@@ -155,7 +166,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def _least_groups(self) -> int:
-        steps = [lcm(ep, shard) for ep in self.ep for shard in self.shard]
+        pairs = [(ep, shard) for ep in self.ep for shard in self.shard]
+        steps = [max(ep, shard) for ep, shard in pairs if self.goes(ep=ep, shard=shard)]
         return min(-(-self.least_dp // step) * step for step in steps)
 
     @property
@@ -269,8 +281,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     node of the group to its identity (`membership.identity`), by which a changed one is known.
     ``timeline`` is what `plan.on_timeline` needs to refuse snapshots of rolled-back futures.
     ``mesh`` is the grid of the ranks, ``shares`` how many of a step's microbatches each of its
-    data-parallel groups runs (empty: even shares). ``setbacks`` are the nodes that were lost
-    before, by which those that come and go are held off.
+    data-parallel groups runs (empty: even shares), the same for those that share experts.
+    ``setbacks`` are the nodes that were lost before, by which those that come and go are held off.
     """
 
     number: int

@@ -29,6 +29,7 @@ from elastic.data.plan import (
     check_batch,
     next_step,
     parts,
+    round_of,
     steps_from,
     weight_of,
 )
@@ -42,6 +43,7 @@ from elastic.errors import ConfigError
 class Site:
     """What a loader knows of its run. ``states`` are the saved places of all loaders, by name.
 
+    So many microbatches are run ``abreast``, see `shares.part`.
     ``mine`` gives the microbatches of this rank, ``gather`` every rank's value (collective),
     ``check`` raises when the generation is over, ``beat`` shows progress. With ``repeats`` a pass
     may be run again, so batches are handed out as copies.
@@ -49,6 +51,7 @@ class Site:
 
     seed: int
     microbatches: int
+    abreast: int
     repeats: bool
     states: Callable[[], dict[str, Json]]
     mine: Callable[[], Sequence[int]]
@@ -228,7 +231,7 @@ class MapLoader(Loader):
                 epoch=place.epoch, offset=place.offset, length=self._length, batch=self.batch
             )
         mine = self._site.mine()
-        self._parts = parts(self._step, mine, microbatches=self._site.microbatches)
+        self._parts = self._parts_of(self._step, mine)
         if self._feed is not None and mine != self._feeds:
             self.close()
             self._batches = []
@@ -274,7 +277,11 @@ class MapLoader(Loader):
             batch=self.batch,
         )
         for later in after:
-            yield from parts(later, mine, microbatches=self._site.microbatches)
+            yield from self._parts_of(later, mine)
+
+    def _parts_of(self, step: Step, mine: Sequence[int]) -> list[Part]:
+        site = self._site
+        return parts(step, mine, microbatches=site.microbatches, abreast=site.abreast)
 
     def _moved(self) -> dict[str, Json]:
         step, fetched = self._step, len(self._batches)
@@ -400,21 +407,25 @@ class StreamLoader(Loader):
     def _draw(self) -> list[Piece]:
         drawn = self._ahead()
         total, microbatches = sum(drawn.counts), self._site.microbatches
-        found = [
-            Piece(
-                microbatch=row.microbatch,
-                weight=weight_of(row.count, total=total, microbatches=microbatches),
-                samples=row.count,
-                fetch=functools.partial(self._handed_out, row.batch),
-            )
-            for row in drawn.rows
-            if row.count
-        ]
-        return found or [
-            Piece(microbatch=drawn.rows[0].microbatch, weight=0.0, samples=0, fetch=self._stand_in)
-        ]
+        found = []
+        for row in drawn.rows:
+            beside = round_of(row.microbatch, abreast=self._site.abreast)
+            if row.count:
+                piece = Piece(
+                    microbatch=row.microbatch,
+                    weight=weight_of(row.count, total=total, microbatches=microbatches),
+                    samples=row.count,
+                    fetch=functools.partial(self._handed_out, row.batch),
+                )
+                found.append(piece)
+            elif any(drawn.counts[microbatch] for microbatch in beside):
+                found.append(self._stand_in(row.microbatch))
+        return found or [self._stand_in(drawn.rows[0].microbatch)]
 
-    def _stand_in(self) -> Any:
+    def _stand_in(self, microbatch: int) -> Piece:
+        return Piece(microbatch=microbatch, weight=0.0, samples=0, fetch=self._any_batch)
+
+    def _any_batch(self) -> Any:
         """Return the first batch of any shard, for a rank whose own have ended."""
         plan = self._plan(self._epoch_ahead)
         for microbatch in range(self._site.microbatches):

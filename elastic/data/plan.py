@@ -9,7 +9,7 @@ here knows the number of ranks, except who runs which microbatch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic.errors import ConfigError
 
@@ -34,7 +34,8 @@ class Part:
 
     The weight is 1 where all microbatches are equally large. It is 0 for a stand-in: a rank
     none of whose microbatches has samples repeats another's without effect, because its part in
-    the collectives of the backward pass is needed.
+    the collectives of the backward pass is needed. So does one whose microbatch of a round has no
+    samples, where another of the round has.
     """
 
     microbatch: int
@@ -58,17 +59,32 @@ def steps_from(*, epoch: int, offset: int, length: int, batch: int) -> Iterator[
         epoch, offset = step.epoch, step.start + step.count
 
 
-def parts(step: Step, mine: Sequence[int], *, microbatches: int) -> list[Part]:
-    """Return what a rank with the microbatches ``mine`` does in a step; never nothing."""
-    found = [_part(step, m, of=microbatches) for m in mine]
-    found = [part for part in found if part.weight]
-    if found:
-        return found
+def parts(step: Step, mine: Sequence[int], *, microbatches: int, abreast: int = 1) -> list[Part]:
+    """Return what a rank with the microbatches ``mine`` does in a step; never nothing.
+
+    Microbatches are run in rounds of so many ``abreast``, see `shares.part`; the ranks of a round
+    do equally many.
+    """
+    found = []
+    for m in mine:
+        part = _part(step, m, of=microbatches)
+        if part.weight:
+            found.append(part)
+        elif any(step.part(other, of=microbatches) for other in round_of(m, abreast=abreast)):
+            found.append(_stand_in(step, microbatches=microbatches))
+    return found or [_stand_in(step, microbatches=microbatches)]
+
+
+def round_of(microbatch: int, *, abreast: int) -> range:
+    """Return the microbatches that are run at the same time as this one, and itself."""
+    first = microbatch - microbatch % abreast
+    return range(first, first + abreast)
+
+
+def _stand_in(step: Step, *, microbatches: int) -> Part:
     others = (_part(step, m, of=microbatches) for m in range(microbatches))
     model = next(part for part in others if part.weight)
-    return [
-        Part(microbatch=model.microbatch, epoch=step.epoch, positions=model.positions, weight=0.0)
-    ]
+    return replace(model, weight=0.0)
 
 
 def _part(step: Step, microbatch: int, *, of: int) -> Part:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ckpt.types import Json
 from elastic.errors import ConfigError
-from elastic.planning.shares import by_speed, part
+from elastic.planning.shares import alongside, by_speed, part
 
 LOOK_EVERY = 16
 """After so many steps the ranks compare how fast they are."""
@@ -28,6 +28,7 @@ class Groups(Protocol):
 class Sharing:
     """The shares of one generation: ``shares`` as in its record, none for even ones.
 
+    ``abreast`` is how many groups run theirs at the same time, see `part`.
     With ``gather``, which returns every rank's value, group after group, they follow the speed of
     each group's slowest rank. All compute the same from what they gathered, so there is nobody to
     ask and nothing to agree on. ``clock`` stands while this rank waits for others;
@@ -40,13 +41,14 @@ class Sharing:
         microbatches: int,
         *,
         shares: Sequence[int] = (),
+        abreast: int = 1,
         gather: Callable[[Json], list[Json]] | None = None,
         clock: Callable[[], float],
         tell: Callable[[str, Sequence[int]], None] = lambda _reason, _shares: None,
     ) -> None:
         self._groups, self._microbatches, self._tell = groups, microbatches, tell
-        self._shares = tuple(shares)
-        self._gather = gather if 1 < groups.size < microbatches else None
+        self._shares, self._abreast = tuple(shares), abreast
+        self._gather = gather if abreast < groups.size < microbatches else None
         self._seconds: deque[float] = deque(maxlen=LOOK_EVERY)
         self._steps, self._clock, self._began_s = 0, clock, clock()
         if groups.size > microbatches:
@@ -81,16 +83,25 @@ class Sharing:
         known = len(self._seconds) >= _LEAST_STEPS and median(self._seconds) > 0
         mine = 1.0 / median(self._seconds) if known else 0.0
         speeds = [float(str(speed)) for speed in self._gather(mine)]
-        count = self._groups.size
-        cell = len(speeds) // count
+        count, abreast = self._groups.size, self._abreast
+        cell = len(speeds) // count * abreast
         slowest = [min(speeds[at : at + cell]) for at in range(0, len(speeds), cell)]
-        shares, reason = by_speed(
-            self._microbatches, slowest, previous=self._shares, least_gain=_LEAST_GAIN
+        rounds, reason = by_speed(
+            self._microbatches // abreast,
+            slowest,
+            previous=self._shares[::abreast],
+            least_gain=_LEAST_GAIN,
         )
+        shares = alongside(rounds, abreast)
         if list(shares) != [len(self._of(group)) for group in range(count)]:
             self._shares = shares
             self._tell(reason, shares)
 
     def _of(self, group: int) -> range:
-        count = self._groups.size
-        return part(self._microbatches, rank=group, ranks=count, shares=self._shares)
+        return part(
+            self._microbatches,
+            rank=group,
+            ranks=self._groups.size,
+            shares=self._shares,
+            abreast=self._abreast,
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import lcm
 
 from elastic.records import JobSpec, MeshSize
 
@@ -40,7 +39,8 @@ def accepted(spec: JobSpec) -> Iterator[MeshSize]:
     choices = list(product(*(enumerate(accepted) for accepted in sizes)))
     choices.sort(key=lambda each: (sum(at for at, _ in each), [at for at, _ in each]))
     for (_, tp), (_, pp), (_, ep), (_, shard) in choices:
-        yield MeshSize(dp=1, tp=tp, pp=pp, ep=ep, shard=shard)
+        if spec.goes(ep=ep, shard=shard):
+            yield MeshSize(dp=1, tp=tp, pp=pp, ep=ep, shard=shard)
 
 
 def choose_mesh(spec: JobSpec, *, trainers: int) -> tuple[MeshSize | None, str]:
@@ -75,7 +75,7 @@ def _fit(spec: JobSpec, mesh: MeshSize, trainers: int) -> MeshSize | None:
         dp = spec.dp if dp >= spec.dp else 0
     elif spec.max_dp is not None:
         dp = min(dp, spec.max_dp)
-    dp -= dp % lcm(mesh.ep, mesh.shard)
+    dp -= dp % max(mesh.ep, mesh.shard)  # one divides the other
     if dp < max(spec.least_dp, 1):
         return None
     return MeshSize(dp=dp, tp=mesh.tp, pp=mesh.pp, ep=mesh.ep, shard=mesh.shard)

@@ -1,10 +1,10 @@
 """Which trainer plays which rank: data-parallel groups kept whole, the fewest bytes moved. Pure.
 
 The trainers are cut into *cells* of ``tp × pp`` ranks, one for each data-parallel group (or for
-each ``shard`` groups, where replicas of the state are sharded over so many): inside a node where
-that can be, else inside a failure domain, so that what is lost together is whole groups. Then cells
-take their places, and the trainers of a cell its ranks, by what their nodes hold already of the
-state to restore.
+each ``shard`` groups, where replicas of the state are sharded over so many, or each ``ep`` groups,
+which have the experts between them): inside a node where that can be, else inside a failure domain,
+so that what is lost together is whole groups. Then cells take their places, and the trainers of a
+cell its ranks, by what their nodes hold already of the state to restore.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from elastic.planning.holdings import Holdings, saved_mesh
 from elastic.planning.inventories import whole
 from elastic.planning.meshes import choose_mesh
 from elastic.planning.placing import Placement, Placer, Trainer, members_of
-from elastic.planning.shares import by_speed, even
+from elastic.planning.shares import alongside, by_speed, even
 from elastic.records import (
     RESTORE_AT_MOST,
     GenerationRecord,
@@ -142,22 +142,27 @@ def _holdings(view: View, restore: RestorePoint | None, *, mesh: MeshSize) -> Ho
 def _shares(
     view: View, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
 ) -> tuple[tuple[int, ...], str]:
-    """Return the shares of the data-parallel groups by their slowest rank; none: even ones."""
+    """Return the shares of the data-parallel groups by their slowest rank; none: even ones.
+
+    Groups that have the experts between them run their microbatches at the same time: they have
+    the same share.
+    """
     if not 0 < mesh.dp <= spec.microbatches:
         return (), ""
     speeds = [worker.speed for _, worker in ranks]
     if not any(speeds):
         return (), ""
-    groups = [min(speeds[at : at + mesh.cell]) for at in range(0, mesh.ranks, mesh.cell)]
+    size, rounds = mesh.ep * mesh.cell, spec.microbatches // mesh.ep
+    groups = [min(speeds[at : at + size]) for at in range(0, mesh.ranks, size)]
     old = view.generation
     same = old is not None and [member.incarnation for member in old.members] == [
         worker.incarnation for _, worker in ranks
     ]
-    previous = old.shares if old and same else ()
-    shares, reason = by_speed(spec.microbatches, groups, previous=previous)
-    if shares == even(spec.microbatches, mesh.dp):
+    previous = old.shares[:: mesh.ep] if old and same else ()
+    shares, reason = by_speed(rounds, groups, previous=previous)
+    if shares == even(rounds, len(groups)):
         return (), ""
-    return shares, reason
+    return alongside(shares, mesh.ep), reason
 
 
 def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: int) -> str:

@@ -19,17 +19,30 @@ def even(microbatches: int, ranks: int) -> tuple[int, ...]:
     return tuple(after - before for before, after in pairwise(ends))
 
 
-def part(microbatches: int, *, rank: int, ranks: int, shares: Sequence[int] = ()) -> range:
+def part(
+    microbatches: int, *, rank: int, ranks: int, shares: Sequence[int] = (), abreast: int = 1
+) -> range:
     """Return the microbatches of data-parallel index ``rank``: contiguous, in rank order.
 
+    So many ranks ``abreast``, which follow each other, run theirs in *rounds*: in each they have as
+    many microbatches that follow each other, one per rank, at the same time. Which those are
+    depends on nothing else, so what they compute together is the same however many ranks there are.
     ``shares`` as in a generation record: none for even ones. Raises ``ValueError`` where they are
     not those of so many microbatches and ranks.
     """
-    sizes = tuple(shares) or even(microbatches, ranks)
+    sizes = tuple(shares) or alongside(even(microbatches // abreast, ranks // abreast), abreast)
     if len(sizes) != ranks or sum(sizes) != microbatches:
         raise ValueError(f"shares {sizes} are not of {microbatches} microbatches on {ranks} ranks")
-    start = sum(sizes[:rank])
-    return range(start, start + sizes[rank])
+    lane = rank % abreast
+    if len(set(sizes[rank - lane : rank - lane + abreast])) > 1:
+        raise ValueError(f"shares {sizes} differ between {abreast} ranks abreast")
+    start = sum(sizes[: rank - lane]) + lane
+    return range(start, start + sizes[rank] * abreast, abreast)
+
+
+def alongside(shares: Sequence[int], abreast: int) -> tuple[int, ...]:
+    """Return the shares of all ranks out of those of the ranks ``abreast`` together."""
+    return tuple(share for share in shares for _ in range(abreast))
 
 
 def step_time(shares: Sequence[int], speeds: Sequence[float]) -> float:

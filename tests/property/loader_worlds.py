@@ -89,6 +89,7 @@ def alone(
         **{
             "seed": SEED,
             "microbatches": microbatches,
+            "abreast": 1,
             "repeats": False,
             "states": lambda: states,
             "mine": mine or (lambda: range(microbatches)),
@@ -121,8 +122,9 @@ class World:
         microbatches: int,
         make: Callable[[Site], Loader],
         shares: Sequence[int] = (),
+        abreast: int = 1,
     ) -> None:
-        self.shares = shares
+        self.shares, self._abreast = shares, abreast
         self._rows: dict[int, Json] = {}
         self._whole = make(alone(copy.deepcopy(states), microbatches, gather=self._note))
         self._states = [copy.deepcopy(states) for _ in range(size)]
@@ -132,6 +134,7 @@ class World:
                     self._states[rank],
                     microbatches,
                     mine=functools.partial(self._part, microbatches, rank, size),
+                    abreast=abreast,
                     gather=self._answer,
                 )
             )
@@ -139,7 +142,7 @@ class World:
         ]
 
     def _part(self, microbatches: int, rank: int, size: int) -> range:
-        return part(microbatches, rank=rank, ranks=size, shares=self.shares)
+        return part(microbatches, rank=rank, ranks=size, shares=self.shares, abreast=self._abreast)
 
     def _note(self, value: Any) -> list[Json]:
         self._rows = {row[0]: row for row in value}
@@ -157,9 +160,13 @@ class World:
         self._history: list[dict[int, Json]] = []
         whole = _run(self._whole)
         parts = []
+        counts = []
         for loader in self._loaders:
             self._asked = 0
             parts.append(_run(loader))
+            counts.append(len(loader.pieces()))
+        for at in range(0, len(counts), self._abreast):
+            assert len(set(counts[at : at + self._abreast])) == 1, "a rank would wait for ever"
         samples = {m: drawn for each in parts for m, drawn in each.samples.items()}
         assert samples == whole.samples
         assert sum(len(each.samples) for each in parts) == len(samples), "a microbatch ran twice"

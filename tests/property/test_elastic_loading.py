@@ -17,12 +17,13 @@ from ckpt.types import Json
 from elastic.data.loaders import Loader, Site
 from elastic.data.order import Order, Sequential, Shuffled, Weighted
 from elastic.data.plan import next_step, parts, steps_from
-from elastic.planning.shares import part
+from elastic.planning.shares import alongside, part
 
 Make = Callable[[Site], Loader]
 
-# One turn of a history: the ranks of a generation, how many steps it completes, whether it dies
-# in the middle of another, how many steps the next generation goes back, and what cuts the shares.
+# One turn of a history: the ranks of a generation (times those abreast), how many steps it
+# completes, whether it dies in the middle of another, how many steps the next generation goes
+# back, and what cuts the shares.
 turns = st.lists(
     st.tuples(
         st.integers(1, 6),
@@ -50,18 +51,21 @@ def undisturbed(steps: int, *, microbatches: int, make: Make) -> list[Seen]:
     return [world.step() for _ in range(steps)]
 
 
-def disturbed(history: list[Any], *, microbatches: int, make: Make) -> list[Seen]:
+def disturbed(history: list[Any], *, microbatches: int, make: Make, abreast: int = 1) -> list[Seen]:
     """Return what is trained, roll-backs taken out, over a history of worlds."""
+    rounds = microbatches // abreast
     seen: list[Seen] = []
     saved: list[dict[str, Json]] = [{}]
     for ranks, steps, dies, back, how in history:
-        size = min(ranks, microbatches)
-        world = World(size, saved[-1], microbatches=microbatches, make=make)
+        size = min(ranks, rounds)
+        world = World(
+            size * abreast, saved[-1], microbatches=microbatches, make=make, abreast=abreast
+        )
         for _ in range(steps):
             if how.random() < 0.5:
                 world.look_ahead()
             if how.random() < 0.5:
-                world.shares = cut(microbatches, size, how)
+                world.shares = alongside(cut(rounds, size, how), abreast)
             seen.append(world.step())
             saved.append(world.states)
         if dies:
@@ -74,19 +78,22 @@ def disturbed(history: list[Any], *, microbatches: int, make: Make) -> list[Seen
 
 @given(
     size=st.integers(1, 30),
-    microbatches=st.integers(1, 6),
+    rounds=st.integers(1, 6),
+    abreast=st.integers(1, 3),
     more=st.integers(0, 8),
     history=turns,
     order=st.sampled_from([Sequential(), Shuffled()]),
 )
 @settings(max_examples=50, deadline=None)
 def test_no_history_of_worlds_shows_in_an_indexed_data_set(
-    size: int, microbatches: int, more: int, history: list[Any], order: Order
+    size: int, rounds: int, abreast: int, more: int, history: list[Any], order: Order
 ) -> None:
+    microbatches = rounds * abreast
+
     def make(site: Site) -> Loader:
         return make_loader(Numbers(size), site, batch=microbatches + more, order=order)
 
-    seen = disturbed(history, microbatches=microbatches, make=make)
+    seen = disturbed(history, microbatches=microbatches, make=make, abreast=abreast)
     expected = undisturbed(len(seen), microbatches=microbatches, make=make)
     assert [(s.epoch, s.samples) for s in seen] == [(s.epoch, s.samples) for s in expected]
     assert all(step.weight == pytest.approx(microbatches) for step in seen)
@@ -96,18 +103,21 @@ def test_no_history_of_worlds_shows_in_an_indexed_data_set(
 @pytest.mark.parametrize("kind", [Stream, StatefulStream])
 @given(
     size=st.integers(1, 30),
-    microbatches=st.integers(1, 5),
+    rounds=st.integers(1, 4),
+    abreast=st.integers(1, 2),
     more=st.integers(0, 6),
     history=turns,
 )
 @settings(max_examples=25, deadline=None)
 def test_no_history_of_worlds_shows_in_an_iterable_data_set(
-    kind: type[Stream], size: int, microbatches: int, more: int, history: list[Any]
+    kind: type[Stream], size: int, rounds: int, abreast: int, more: int, history: list[Any]
 ) -> None:
+    microbatches = rounds * abreast
+
     def make(site: Site) -> Loader:
         return make_loader(kind(size), site, batch=microbatches + more)
 
-    seen = disturbed(history, microbatches=microbatches, make=make)
+    seen = disturbed(history, microbatches=microbatches, make=make, abreast=abreast)
     expected = undisturbed(len(seen), microbatches=microbatches, make=make)
     assert [(s.epoch, s.samples) for s in seen] == [(s.epoch, s.samples) for s in expected]
     assert all(step.weight == pytest.approx(microbatches) for step in seen)
@@ -130,25 +140,33 @@ def check_epochs(seen: list[Seen], size: int) -> None:
 @given(
     length=st.integers(1, 60),
     batch=st.integers(1, 20),
-    microbatches=st.integers(1, 20),
-    ranks=st.integers(1, 20),
+    rounds=st.integers(1, 10),
+    groups=st.integers(1, 10),
+    abreast=st.integers(1, 4),
 )
 @settings(deadline=None)
 def test_the_weights_of_a_step_make_the_mean_over_its_samples(
-    length: int, batch: int, microbatches: int, ranks: int
+    length: int, batch: int, rounds: int, groups: int, abreast: int
 ) -> None:
-    ranks = min(ranks, microbatches)
+    microbatches, ranks = rounds * abreast, min(groups, rounds) * abreast
     for step in steps_from(epoch=0, offset=0, length=length, batch=batch):
         if step.epoch:
             break
         everyone = [
-            parts(step, part(microbatches, rank=rank, ranks=ranks), microbatches=microbatches)
+            parts(
+                step,
+                part(microbatches, rank=rank, ranks=ranks, abreast=abreast),
+                microbatches=microbatches,
+                abreast=abreast,
+            )
             for rank in range(ranks)
         ]
+        counts = [len(of_rank) for of_rank in everyone]
+        assert all(len(set(counts[at : at + abreast])) == 1 for at in range(0, ranks, abreast))
         assert all(everyone), "a rank has nothing to run"
         real = [part for of_rank in everyone for part in of_rank if part.weight]
         visited = [position for part in real for position in part.positions]
-        assert visited == list(range(step.start, step.start + step.count))
+        assert sorted(visited) == list(range(step.start, step.start + step.count))
         value = sum(p.weight * (sum(p.positions) / len(p.positions)) for p in real) / microbatches
         assert value == pytest.approx(sum(visited) / len(visited))
 

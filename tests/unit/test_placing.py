@@ -33,7 +33,10 @@ def labelled(record: NodeRecord, domain: str) -> NodeRecord:
         (JobSpec(shard=(4, 2)), 9, MeshSize(dp=8, shard=4)),
         (JobSpec(shard=(4, 2)), 6, MeshSize(dp=6, shard=2)),
         (JobSpec(shard=(2,), tp=(2,)), 7, MeshSize(dp=2, tp=2, shard=2)),
-        (JobSpec(shard=(2,), ep=(3,)), 11, MeshSize(dp=6, ep=3, shard=2)),
+        (JobSpec(shard=(4,), ep=(2,)), 11, MeshSize(dp=8, ep=2, shard=4)),
+        (JobSpec(shard=(4, 2), ep=(4, 2)), 7, MeshSize(dp=6, ep=2, shard=2)),
+        (JobSpec(ep=(2, 1)), 3, MeshSize(dp=3)),
+        (JobSpec(ep=(2, 1)), 5, MeshSize(dp=4, ep=2)),
         (JobSpec(shard=(2,)), 1, None),
         (JobSpec(dp=2, tp=(8, 4)), 16, MeshSize(dp=2, tp=8)),
         (JobSpec(dp=2, tp=(8, 4)), 15, MeshSize(dp=2, tp=4)),
@@ -69,6 +72,7 @@ def test_least_and_most_count_trainers() -> None:
         ({"pp": (2, 2)}, "pp is"),
         ({"dp": 3, "ep": (2,)}, "no multiple of an accepted ep"),
         ({"dp": 3, "shard": (2,)}, "no multiple of an accepted shard"),
+        ({"shard": (4, 2), "ep": (3,)}, "no accepted ep .* divides an accepted shard"),
         ({"max_dp": 1, "min_dp": 2}, "max_dp is 1, at least 2"),
         ({"microbatches": -1}, "microbatches is -1"),
     ],
@@ -123,11 +127,39 @@ def test_the_ranks_of_a_replica_lie_on_one_node_and_leave_together() -> None:
     assert "1 trainer spare" in reason
 
 
+def test_ranks_with_the_experts_between_them_lie_on_one_node_and_leave_together() -> None:
+    spec = JobSpec(ep=(2,), parity=1)
+    nodes = [fakes.node(n, *trainers(2, first=2 * i, spec=spec)) for i, n in enumerate("abc")]
+    old, reason = plan(fakes.view(*nodes, wanted={"trainer": 6}))
+    assert "mesh dp 6 × ep 2, 3 groups of 2 ranks, 3 of 3 groups within" in reason
+    left = [
+        fakes.node(
+            node.node,
+            *(msgspec.structs.replace(worker, ready_after=1) for worker in node.workers[at:]),
+            fenced=1,
+            inventory=fakes.inventory(node.node, old.snapshots, 5),
+        )
+        for node, at in zip(nodes, (0, 1, 0), strict=True)
+    ]
+    record, reason = plan(fakes.view(*left, generation=old, wanted={"trainer": 6}))
+    assert record.mesh == MeshSize(dp=4, ep=2)
+    assert [member.node for member in record.members] == ["a", "a", "c", "c"]
+    assert "1 trainer spare" in reason
+
+
 def test_the_sizes_along_the_axes_of_a_device_mesh() -> None:
     mesh = MeshSize(dp=6, tp=2, shard=3)
     assert mesh.along(("dp", "tp")) == (6, 2)
     assert mesh.along(("replicate", "shard", "tp")) == (2, 3, 2)
     assert (mesh.cell, mesh.near, mesh.ranks) == (2, 6, 12)
+    experts = MeshSize(dp=8, tp=2, ep=2)
+    assert experts.along(("edp", "ep", "tp")) == (4, 2, 2)
+    assert experts.near == 4
+    both = MeshSize(dp=8, ep=2, shard=4)
+    assert both.along(("replicate", "edp", "ep")) == (2, 2, 2)
+    assert both.near == 4
+    with pytest.raises(ValueError, match="shard 4 is no multiple of ep 3"):
+        MeshSize(dp=12, ep=3, shard=4)
 
 
 def meshed(number: int, view: View, mesh: MeshSize) -> GenerationRecord:
@@ -225,6 +257,17 @@ def test_microbatches_follow_the_measured_speeds() -> None:
     unmeasured = trainers(2, spec=spec)
     record, _ = plan(fakes.view(fakes.node("a", unmeasured[0]), fakes.node("b", unmeasured[1])))
     assert record.shares == ()
+
+
+def test_those_who_share_experts_share_their_speed() -> None:
+    spec = JobSpec(microbatches=12, ep=(2,))
+    speeds = (1.0, 4.0, 2.0, 2.0)
+    ready = [
+        msgspec.structs.replace(worker, speed=speed)
+        for worker, speed in zip(trainers(4, spec=spec), speeds, strict=True)
+    ]
+    record, _ = plan(fakes.view(fakes.node("a", *ready[:2]), fakes.node("b", *ready[2:])))
+    assert record.shares == (2, 2, 4, 4)
 
 
 def test_ranks_that_are_about_equally_fast_share_evenly_and_nothing_is_said_of_it() -> None:

@@ -89,6 +89,28 @@ def test_a_group_is_as_fast_as_its_slowest_rank() -> None:
     assert sharing.mine() == range(4)
 
 
+def test_groups_abreast_have_as_many_side_by_side_and_the_speed_of_the_slowest() -> None:
+    speeds = [9.0, 3.0, 9.0, 9.0]
+    parts, told = [], []
+    for rank in range(4):
+        ranks = FakeGroups(rank, speeds)
+        sharing = Sharing(
+            ranks,
+            8,
+            abreast=2,
+            gather=ranks.gather,
+            clock=ranks.clock,
+            tell=lambda _reason, shares: told.append(list(shares)),
+        )
+        before = list(sharing.mine())
+        for _ in range(LOOK_EVERY):
+            ranks.train(sharing, 2 / speeds[rank], 2)
+        parts.append((before, list(sharing.mine())))
+    assert [before for before, _ in parts] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert [after for _, after in parts] == [[0], [1], [2, 4, 6], [3, 5, 7]]
+    assert told == [[1, 1, 3, 3]] * 4
+
+
 def test_a_rank_without_steps_of_its_own_says_so() -> None:
     ranks = FakeGroups(0, [0.0, 1.0])
     sharing = Sharing(ranks, 8, gather=ranks.gather, clock=ranks.clock)
