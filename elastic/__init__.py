@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic.alltoall import all_to_all
     from elastic.config import Batch, Mesh
     from elastic.data.loaders import Loader
     from elastic.data.order import Weighted
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "Stopped",
     "Weighted",
+    "all_to_all",
     "resilient",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "Mesh": "config",
     "Run": "run",
     "Weighted": "data.order",
+    "all_to_all": "alltoall",
     "resilient": "loop",
 }
 

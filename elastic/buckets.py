@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic.errors import ConfigError
 from elastic.shards import local_of
+from elastic.summing import Reducer
 
 BUCKET_BYTES = 25 << 20
 """How much is summed in one collective at most, unless one gradient is larger. As DDP's."""
@@ -21,14 +22,15 @@ class _Bucket:
     """Gradients summed together; ``waits_for`` are those the last backward has yet to make."""
 
     parameters: list[nn.Parameter]
+    reducer: Reducer
     waits_for: set[int]
     flat: torch.Tensor | None = None
     wait: Callable[[], None] = lambda: None
 
-    def begin(self, start_sum: Callable[[torch.Tensor], Callable[[], None]]) -> None:
+    def begin(self) -> None:
         """Start the sum; a gradient that is not there counts as zeros."""
         self.flat = torch.cat([_gradient(p).reshape(-1) for p in self.parameters])
-        self.wait = start_sum(self.flat)
+        self.wait = self.reducer.start_sum(self.flat)
 
     def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Yield every parameter with its sum, once that is there."""
@@ -39,17 +41,15 @@ class _Bucket:
 
 
 class Buckets:
-    """The gradients of parameters that every rank has alike, summed over the ranks.
+    """The gradients of parameters, each summed over the ranks that hold the same part of it.
 
     Buckets follow the parameters from the last to the first, as a backward pass does, and are
     started in that order on every rank. With ``early`` those that are complete are started inside
     the last backward of the pass, so that it hides them (Li et al., "PyTorch Distributed").
     """
 
-    def __init__(
-        self, start_sum: Callable[[torch.Tensor], Callable[[], None]], *, early: bool
-    ) -> None:
-        self._start_sum, self._early = start_sum, early
+    def __init__(self, reducer_of: Callable[[nn.Parameter], Reducer], *, early: bool) -> None:
+        self._reducer_of, self._early = reducer_of, early
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._begun = 0
@@ -60,8 +60,12 @@ class Buckets:
     def begin_pass(self, parameters: Sequence[nn.Parameter]) -> None:
         """Start a pass in which these parameters should get gradients, the same on all ranks."""
         self._buckets = [
-            _Bucket(parameters=bucket, waits_for=set(map(id, bucket)))
-            for bucket in _cut(parameters[::-1])
+            _Bucket(
+                parameters=bucket,
+                reducer=self._reducer_of(bucket[0]),
+                waits_for=set(map(id, bucket)),
+            )
+            for bucket in _cut(parameters[::-1], self._reducer_of)
         ]
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._begun, self._is_last = 0, False
@@ -94,7 +98,7 @@ class Buckets:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        self._buckets[self._begun].begin(self._start_sum)
+        self._buckets[self._begun].begin()
         self._begun += 1
 
     def end_backward(self) -> None:
@@ -135,16 +139,18 @@ def _gradient(parameter: nn.Parameter, *, keep: bool = False) -> torch.Tensor:
     return local_of(gradient)
 
 
-def _cut(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Cut into runs of one dtype and device that are not too large."""
+def _cut(
+    parameters: Sequence[nn.Parameter], reducer_of: Callable[[nn.Parameter], Reducer]
+) -> Iterator[list[nn.Parameter]]:
+    """Cut into runs of one dtype, device and reducer that are not too large."""
     bucket: list[nn.Parameter] = []
     size_bytes = 0
     for parameter in parameters:
         own_bytes = local_of(parameter).nbytes
         fits = size_bytes + own_bytes <= BUCKET_BYTES
-        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (
-            parameter.dtype,
-            parameter.device,
+        alike = not bucket or (
+            (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+            and reducer_of(bucket[0]) is reducer_of(parameter)
         )
         if bucket and not (fits and alike):
             yield bucket

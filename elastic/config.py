@@ -28,20 +28,22 @@ class Mesh:
     With ``"auto"`` the run goes on with any number of groups from ``min_dp`` up. Each has ``tp`` ×
     ``pp`` ranks, which share its work by tensor parallelism and as the stages of a pipeline;
     several sizes, as in ``tp=(4, 2)``, are accepted in that order. ``shard`` cuts the groups into
-    replicas of so many, each of which has all of the state (hybrid sharding). `axes` are the names
+    replicas of so many, each of which has all of the state (hybrid sharding). ``ep`` groups that
+    follow each other have the experts of a mixture between them. `axes` are the names
     of the axes of ``run.mesh``. A script started by hand is alone, and all axes have the size 1.
     """
 
     dp: int | Literal["auto"] = "auto"
     tp: int | tuple[int, ...] = 1
     pp: int | tuple[int, ...] = 1
+    ep: int | tuple[int, ...] = 1
     shard: int | tuple[int, ...] | None = None
     min_dp: int = 1
 
     def __post_init__(self) -> None:
         if self.dp != "auto" and (not isinstance(self.dp, int) or self.dp < 1):
             raise ConfigError(f"Mesh(dp={self.dp!r}): give a positive number or 'auto'")
-        for name in ("tp", "pp", "shard"):
+        for name in ("tp", "pp", "ep", "shard"):
             self._check_sizes(name, getattr(self, name))
         if self.min_dp < 1:
             raise ConfigError(f"Mesh(min_dp={self.min_dp!r}): at least one rank must train")
@@ -49,6 +51,17 @@ class Mesh:
             raise ConfigError(f"Mesh(dp={self.dp}, min_dp={self.min_dp}): min_dp exceeds dp")
         if self.dp != "auto" and all(self.dp % size for size in sizes_of(self.shard)):
             raise ConfigError(f"Mesh(dp={self.dp}, shard={self.shard}): dp is no multiple of shard")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        sizes, shards = sizes_of(self.ep), sizes_of(self.shard)
+        if self.dp != "auto" and all(self.dp % size for size in sizes):
+            raise ConfigError(f"Mesh(dp={self.dp}, ep={self.ep}): dp is no multiple of ep")
+        if self.shard is not None and all(shard % ep for shard in shards for ep in sizes):
+            raise ConfigError(
+                f"Mesh(shard={self.shard}, ep={self.ep}): experts are spread over the shards of "
+                "one replica; give an ep that divides shard"
+            )
 
     def _check_sizes(self, name: str, value: object) -> None:
         found = value if isinstance(value, tuple) else (1 if value is None else value,)
@@ -61,8 +74,14 @@ class Mesh:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of ``run.mesh``: what the job asks for, whatever the sizes come to."""
-        data = ("dp",) if self.shard is None else ("replicate", "shard")
+        """The axes of ``run.mesh``: what the job asks for, whatever the sizes come to.
+
+        With ``ep`` the last data-parallel axis is two, ``edp`` of those with the same experts and
+        ``ep``; it is there under its own name as well.
+        """
+        data: tuple[str, ...] = ("dp",) if self.shard is None else ("replicate", "shard")
+        if self.ep != 1:
+            data = (*data[:-1], "edp", "ep")
         return (*data, *(name for name in ("pp", "tp") if getattr(self, name) != 1))
 
 
@@ -152,10 +171,25 @@ class Settings:
         if self.collective_timeout_s <= 0:
             raise ConfigError(f"collective_timeout_s={self.collective_timeout_s!r}: be positive")
         self._check_loss_guard()
+        self._check_cut()
+
+    def _check_cut(self) -> None:
+        for ep in sizes_of(self.mesh.ep):
+            if self.batch.microbatches % ep:
+                raise ConfigError(
+                    f"Batch(microbatches={self.batch.microbatches}) with Mesh(ep={self.mesh.ep}): "
+                    f"ranks that have the experts between them run microbatches at the same time; "
+                    f"give a multiple of {ep}"
+                )
         if self.exact and len(sizes_of(self.mesh.tp)) > 1:
             raise ConfigError(
                 f"exact=True with Mesh(tp={self.mesh.tp}): another number of tensor-parallel ranks "
                 "adds in another order; give one size, or set exact=False"
+            )
+        if self.exact and len(sizes_of(self.mesh.ep)) > 1:
+            raise ConfigError(
+                f"exact=True with Mesh(ep={self.mesh.ep}): an expert adds up the tokens of so many "
+                "microbatches at once; give one size, or set exact=False"
             )
 
     @property
@@ -254,6 +288,7 @@ class Settings:
             min_dp=min_dp,
             tp=sizes_of(self.mesh.tp),
             pp=sizes_of(self.mesh.pp),
+            ep=sizes_of(self.mesh.ep),
             shard=sizes_of(self.mesh.shard),
             parity=1 if self.parity == "replicate" else self.parity,
             columns=1 if self.parity == "replicate" else 0,

@@ -14,9 +14,9 @@ from elastic.errors import ConfigError
 KEY = "holdfast"
 """The name under which the cursor is tracked beside the user's state."""
 
-_ONLY_EXACT = ("exact", "threads", "torch", "tp")
+_ONLY_EXACT = ("exact", "threads", "torch", "tp", "ep")
 
-_UNSAID: dict[str, Json] = {"tp": 1}
+_UNSAID: dict[str, Json] = {"tp": 1, "ep": 1}
 """What held in runs whose cursor does not say so."""
 
 
@@ -31,10 +31,11 @@ class _Saved(msgspec.Struct, kw_only=True):
 class Cursor:
     """Completed steps, last metrics, gradient bounds and the places of the data loaders.
 
-    A Stateful, tracked with the user's. ``tp`` is how many ranks add up a microbatch's work.
+    A Stateful, tracked with the user's. ``tp`` is how many ranks add up a microbatch's work, ``ep``
+    how many microbatches an expert adds up at once.
     """
 
-    def __init__(self, settings: Settings, *, tp: int = 1) -> None:
+    def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.bounds: dict[str, int] = {}
@@ -47,6 +48,7 @@ class Cursor:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "tp": tp,
+            "ep": ep,
         }
 
     def places(self) -> dict[str, Json]:

@@ -2,7 +2,7 @@
 
 Works on FSDP2 modules, HSDP included (their own reductions, once per step, summing), and on plain
 ones and DDP's (summed here, in buckets under the last backward), each of them cut by tensor
-parallelism or not. With ``exact`` every
+parallelism or not, and with experts that ranks have between them. With ``exact`` every
 microbatch's gradient is rounded to its parameter's grid before anything is added to it, so the
 sum is the same in any grouping.
 """
@@ -10,7 +10,6 @@ sum is the same in any grouping.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,25 +20,12 @@ from elastic.buckets import Buckets
 from elastic.config import Exact
 from elastic.errors import ConfigError
 from elastic.rounding import Rounding
-from elastic.shards import is_reduced_by_fsdp, local_of, settle, with_local
-from elastic.summing import sum_shards, sum_whole
+from elastic.shards import experts_of, is_reduced_by_fsdp, local_of, settle, with_local
+from elastic.summing import Reducer, Replicas, sum_shards, sum_whole
 from elastic.wrapped import Parameters, Wrapped
 
 _ABSENT, _WHOLE, _BESIDE = 0, 1, 2
 """Where a parameter's gradient of the pass is: nowhere (or with FSDP2), in ``.grad``, beside it."""
-
-
-class Reducer(Protocol):
-    """Reduces a tensor over some ranks, in place."""
-
-    def max_(self, tensor: torch.Tensor) -> None:
-        """Take the largest."""
-
-    def sum_(self, tensor: torch.Tensor) -> None:
-        """Add."""
-
-    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start to add; return what waits for it."""
 
 
 class Gradients:
@@ -60,25 +46,29 @@ class Gradients:
         microbatches: int,
         exact: Exact,
         bounds: dict[str, int],
-        replicas: Reducer | None = None,
+        replicas: Replicas | None = None,
         unite: Callable[[list[str]], list[str]] = list,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._reducer, self._microbatches = reducer, microbatches
-        self._replicas = replicas or reducer
+        self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
         self.wished = False
         self._wrapped = Wrapped(modules)
         self._unite, self._mine = unite, [name for name, _ in self._wrapped.parameters()]
         self._names = unite(self._mine)
         # other collectives in the backward have an order of their own, which would have to fit in
-        early = self._replicas is reducer and not self._wrapped.is_sharded
-        self._buckets = Buckets(self._replicas.start_sum, early=early)
+        early = self._replicas.experts is reducer and not self._wrapped.is_sharded
+        self._buckets = Buckets(self._reducer_of, early=early)
         self._expected: set[str] = set()
         self._rounding: Rounding | None = None
         if exact:
             self._rounding = Rounding(
                 self._wrapped, exact=exact, terms=microbatches, bounds=bounds, check=check
             )
+
+    def _reducer_of(self, parameter: nn.Parameter) -> Reducer:
+        replicas = self._replicas
+        return replicas.dense if experts_of(parameter) is None else replicas.experts
 
     def begin_pass(self) -> None:
         """Start a pass over this rank's microbatches."""
@@ -170,8 +160,15 @@ class Gradients:
         for parameter in late:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-        sum_whole([local_of(p.grad) for p in late if p.grad is not None], self._replicas.sum_)
+        self._sum_now(late, [local_of(p.grad) for p in late if p.grad is not None])
         self._expected = {name for name, _ in present}
+
+    def _sum_now(self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
+        """Add up a tensor of each parameter over the ranks that hold the same of it, in place."""
+        pairs = list(zip(parameters, tensors, strict=True))
+        replicas = self._replicas
+        sum_whole([t for p, t in pairs if experts_of(p) is None], replicas.dense.sum_)
+        sum_whole([t for p, t in pairs if experts_of(p) is not None], replicas.experts.sum_)
 
     def _divide(self, parameters: Sequence[nn.Parameter]) -> None:
         gradients = [local_of(p.grad) for p in parameters if p.grad is not None]
@@ -186,7 +183,7 @@ class Gradients:
         sharded = [(n, p) for n, p in parameters if is_reduced_by_fsdp(p)]
         whole = [(n, p) for n, p in parameters if not is_reduced_by_fsdp(p)]
         totals = [rounding.take_total(name, p) for name, p in whole]
-        sum_whole(totals, self._replicas.sum_)
+        self._sum_now([p for _, p in whole], totals)
         like = [p for _, p in sharded if isinstance(p, DTensor)]
         totals += sum_shards([rounding.take_total(name, p) for name, p in sharded], like)
         for (name, parameter), total in zip(whole + sharded, totals, strict=True):

@@ -50,7 +50,7 @@ class Keeper:
         self._channel, self._settings, self._world = channel, settings, world
         self._pulse, self._maps, self._anew, self._ahead = pulse, maps, anew, ahead
         self.client = SidecarClient(channel.sidecar, channel.key)
-        self.cursor = Cursor(settings, tp=world.record.mesh.tp)
+        self.cursor = Cursor(settings, tp=world.record.mesh.tp, ep=world.record.mesh.ep)
         self._state: dict[str, Any] = {}
         self._snapshots: Snapshotter | None = None
         self._watch: CheckpointWatch | None = None

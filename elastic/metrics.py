@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from elastic.gradients import Reducer
+from elastic.summing import Reducer
 
 
 class Metrics:

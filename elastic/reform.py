@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
@@ -70,6 +71,14 @@ class Peers:
         return functools.partial(_wait, work)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of a rank that sum gradients: see `World.dp` and `World.edp`. None: all ranks."""
+
+    dp: dist.ProcessGroup | None
+    edp: dist.ProcessGroup | None
+
+
 class World(Peers):
     """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
 
@@ -80,13 +89,17 @@ class World(Peers):
         rank: int,
         guard: Guard,
         mesh: DeviceMesh,
-        dp: dist.ProcessGroup | None,
+        data_mesh: DeviceMesh,
+        groups: Groups,
         plans: StoreGather,
     ) -> None:
         super().__init__(None, index=rank, size=record.mesh.ranks)
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
+        self.data_mesh = data_mesh
         self._place = coordinates(rank, record.mesh)
-        self._dp = Peers(dp, index=self._place.dp, size=record.mesh.dp)
+        self._dp = Peers(groups.dp, index=self._place.dp, size=record.mesh.dp)
+        copies = record.mesh.dp // record.mesh.ep
+        self._edp = Peers(groups.edp, index=self._place.dp // record.mesh.ep, size=copies)
         self.plans = plans
         self._aside: Peers | None = None
 
@@ -99,6 +112,11 @@ class World(Peers):
     def dp(self) -> Peers:
         """The ranks that do what this one does with other microbatches; the world if all do."""
         return self if self.record.mesh.cell == 1 else self._dp
+
+    @property
+    def edp(self) -> Peers:
+        """Those of `dp` that have the same experts as this one."""
+        return self.dp if self.record.mesh.ep == 1 else self._edp
 
     @property
     def speaks(self) -> bool:
@@ -232,21 +250,41 @@ def form(
         )
     finally:
         sys.excepthook = hook  # torch wraps it anew at every call
-    mesh = init_device_mesh("cpu", record.mesh.along(axes), mesh_dim_names=axes)
+    mesh, data_mesh = meshes_of(record.mesh, axes)
+    groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
     plans = StoreGather(
         PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
     )
-    dp = data_group(mesh, record.mesh)
-    return World(record, rank=rank, guard=guard, mesh=mesh, dp=dp, plans=plans)
+    return World(
+        record, rank=rank, guard=guard, mesh=mesh, data_mesh=data_mesh, groups=groups, plans=plans
+    )
 
 
-def data_group(mesh: DeviceMesh, size: MeshSize) -> dist.ProcessGroup | None:
-    """Return the group of the ranks that differ in their data alone, None for all ranks."""
-    if size.cell == 1:
-        return None
-    if "dp" in (mesh.mesh_dim_names or ()):
-        return mesh.get_group("dp")
-    rows = [list(range(first, size.ranks, size.cell)) for first in range(size.cell)]
+def meshes_of(size: MeshSize, axes: tuple[str, ...]) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return a mesh with the named axes, and one of its data-parallel axes alone; collective."""
+    mesh = init_device_mesh("cpu", size.along(axes), mesh_dim_names=axes)
+    replicates = "replicate" in axes
+    if "ep" not in axes:
+        return mesh, mesh["replicate", "shard"] if replicates else mesh["dp"]
+    carved = mesh["edp", "ep"]._flatten("shard" if replicates else "dp")
+    return mesh, DeviceMesh._concatenate([mesh["replicate"], carved]) if replicates else carved
+
+
+def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> Groups:
+    """Return the groups that sum gradients; collective."""
+    replicates = data_mesh.ndim > 1
+    dp: dist.ProcessGroup | None = None
+    if size.cell > 1:
+        dp = _every(size.cell, size) if replicates else data_mesh.get_group()
+    edp: dist.ProcessGroup | None = None
+    if size.ep > 1:
+        edp = _every(size.ep * size.cell, size) if replicates else mesh["edp"].get_group()
+    return Groups(dp=dp, edp=edp)
+
+
+def _every(step: int, size: MeshSize) -> dist.ProcessGroup:
+    """Return the group of this rank and every ``step``-th before and after it."""
+    rows = [list(range(first, size.ranks, step)) for first in range(step)]
     mine: dist.ProcessGroup
     mine, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
     return mine

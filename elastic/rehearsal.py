@@ -26,7 +26,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ckpt.ahead import Ahead
@@ -112,10 +111,18 @@ def stage(
     finally:
         sys.excepthook = hook  # torch wraps it anew at every call
     try:
-        mesh = init_device_mesh("cpu", record.mesh.along(axes), mesh_dim_names=axes)
-        dp = reform.data_group(mesh, record.mesh)
+        mesh, data_mesh = reform.meshes_of(record.mesh, axes)
+        groups = reform.groups_of(mesh, record.mesh, data_mesh=data_mesh)
         plans = StoreGather(store, rank=rank, size=len(record.members), poll=guard.check)
-        yield StageWorld(record, rank=rank, guard=guard, mesh=mesh, dp=dp, plans=plans)
+        yield StageWorld(
+            record,
+            rank=rank,
+            guard=guard,
+            mesh=mesh,
+            data_mesh=data_mesh,
+            groups=groups,
+            plans=plans,
+        )
     finally:
         reform.leave()
 

@@ -36,6 +36,7 @@ from elastic.pulse import Pulse
 from elastic.records import Roster
 from elastic.reform import World
 from elastic.seeding import seed_all
+from elastic.summing import Replicas
 
 if TYPE_CHECKING:
     from elastic.pipeline import Feed, Schedule, Stage
@@ -69,6 +70,11 @@ class Run:
     def mesh(self) -> DeviceMesh:
         """The mesh of this generation's ranks."""
         return self._world.mesh
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The data-parallel axes of the mesh: what ``fully_shard`` shards over, but for experts."""
+        return self._world.data_mesh
 
     @property
     def rank(self) -> int:
@@ -159,7 +165,7 @@ class Run:
                 if isinstance(value, nn.Module | ModelParts)
             },
             self._world,
-            replicas=self._world.dp,
+            replicas=Replicas(dense=self._world.dp, experts=self._world.edp),
             unite=self._world.unite,
             microbatches=self._settings.batch.microbatches,
             exact=self._settings.exact,

@@ -1,7 +1,9 @@
 """Parameters and gradients that are cut over the ranks of a mesh: who reduces, who counts them.
 
 FSDP2 reduces the gradients of what it shards. Everything else is summed over the data-parallel
-axis by us: plain tensors, and DTensors that only tensor parallelism cuts.
+axis by us: plain tensors, and DTensors that only tensor parallelism cuts. Experts that are cut over
+``ep`` are summed over those ranks alone that hold the same ones: what the others gave them to do
+they have seen.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
-MODEL_AXES = frozenset({"tp"})
-"""Axes along which ranks share the work on the same samples."""
+EXPERTS = "ep"
+"""The axis along which ranks have different experts."""
+
+MODEL_AXES = frozenset({"tp", EXPERTS})
+"""Axes along which ranks hold parts of the model, not of what FSDP2 shards."""
 
 
 def is_reduced_by_fsdp(parameter: torch.Tensor) -> bool:
@@ -22,6 +27,14 @@ def is_reduced_by_fsdp(parameter: torch.Tensor) -> bool:
         return False
     axes = parameter.device_mesh.mesh_dim_names
     return axes is None or not MODEL_AXES.issuperset(axes)
+
+
+def experts_of(parameter: torch.Tensor) -> Placement | None:
+    """Return how a parameter lies along the axis of the experts, None where it does not."""
+    if not isinstance(parameter, DTensor):
+        return None
+    axes = parameter.device_mesh.mesh_dim_names or ()
+    return parameter.placements[axes.index(EXPERTS)] if EXPERTS in axes else None
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

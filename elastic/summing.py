@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,27 @@ from elastic.errors import ConfigError
 
 BUCKET_BYTES = 32 << 20
 """How much is summed in one collective at most, unless one tensor is larger."""
+
+
+class Reducer(Protocol):
+    """Reduces a tensor over some ranks, in place."""
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Take the largest."""
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add."""
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add; return what waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Who sums a gradient: the ranks with the same ``dense`` part, those with the same experts."""
+
+    dense: Reducer
+    experts: Reducer
 
 
 def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ckpt.model_parts import ModelParts
 from ckpt.names import clean
 from elastic.errors import ConfigError
+from elastic.shards import EXPERTS, experts_of, is_reduced_by_fsdp
 
 Parameters = list[tuple[str, nn.Parameter]]
 
@@ -35,6 +37,7 @@ class Wrapped:
             _refuse(key, part)
         self._fsdp = [part for _, part in parts if isinstance(part, FSDPModule)]
         self._ddp = [part for _, part in parts if isinstance(part, DistributedDataParallel)]
+        self._refuse_loose()
         self.reshard()
         for fsdp in self._fsdp:
             fsdp.set_reshard_after_forward(False, recurse=False)
@@ -84,6 +87,25 @@ class Wrapped:
         """Put FSDP2's parameters back into shards, wherever a forward left them whole."""
         for part in self._fsdp:
             part.reshard()
+
+    def _refuse_loose(self) -> None:
+        """Raise ``ConfigError`` for parameters whose gradients nobody would sum rightly."""
+        reduced = {id(p) for part in self._fsdp for p in cast(nn.Module, part).parameters()}
+        for name, parameter in self.parameters():
+            if not parameter.requires_grad:
+                continue
+            along = experts_of(parameter)
+            if along is not None and not along.is_shard():
+                raise ConfigError(
+                    f"{name} is a DTensor that lies {along} along the axis {EXPERTS!r}, whose "
+                    "ranks see other samples: cut it by Shard, or leave it a plain tensor"
+                )
+            if is_reduced_by_fsdp(parameter) and id(parameter) not in reduced:
+                raise ConfigError(
+                    f"{name} is a DTensor over data-parallel axes and not one of fully_shard's, "
+                    "so nobody sums its gradient: distribute it along 'tp' or "
+                    f"{EXPERTS!r} alone, and give the other axes to fully_shard"
+                )
 
     def refuse_moving_buffers(self) -> None:
         """Raise ``ConfigError`` for statistics that follow a rank's own microbatches."""

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import expert_bodies
 import torch
+from expert_bodies import TOKENS
 from rank_bodies import run_of
 from ranks import enter, ranks
 from torch import nn
@@ -26,11 +28,11 @@ from torch.distributed.tensor.parallel import (
 
 from ckpt.hashing import state_hash
 from elastic import reform
-from elastic.config import Batch, Mesh, Settings
+from elastic.config import Batch, Exact, Mesh, Settings
 from elastic.records import MeshSize
 from elastic.run import Run
 
-WIDTH, TOKENS, STEPS = 16, 48, 4
+WIDTH, STEPS = 16, 4
 BATCH = Batch(microbatches=5, size=3)
 
 
@@ -92,14 +94,16 @@ def shard(model: Any, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-BUILDS: dict[str, Callable[[DeviceMesh], nn.Module]] = {
-    "sequence": lambda mesh: cut_sequence(Net(dropout=0.0), mesh),
-    "fsdp_tp": lambda mesh: shard(cut(Net(), mesh), mesh["dp"]),
-    "fsdp": lambda mesh: shard(Net(), mesh["dp"]),
-    "sequence_alone": lambda mesh: Net(dropout=0.0),
-    "hsdp": lambda mesh: shard(Net(), mesh["replicate", "shard"]),
-    "hsdp_tp": lambda mesh: shard(cut(Net(), mesh), mesh["replicate", "shard"]),
-    "plain": lambda mesh: Net(),
+BUILDS: dict[str, Callable[[Run], nn.Module]] = {
+    "sequence": lambda run: cut_sequence(Net(dropout=0.0), run.mesh),
+    "fsdp_tp": lambda run: shard(cut(Net(), run.mesh), run.mesh["dp"]),
+    "fsdp": lambda run: shard(Net(), run.mesh["dp"]),
+    "sequence_alone": lambda run: Net(dropout=0.0),
+    "hsdp": lambda run: shard(Net(), run.mesh["replicate", "shard"]),
+    "hsdp_tp": lambda run: shard(cut(Net(), run.mesh), run.data_mesh),
+    "plain": lambda run: Net(),
+    "experts": expert_bodies.build,
+    "experts_fsdp": expert_bodies.build_sharded,
 }
 
 
@@ -116,7 +120,7 @@ def train(
     ``hold`` is called at the start of every step.
     """
     torch.manual_seed(1)
-    model = BUILDS[kind](run.mesh)
+    model = BUILDS[kind](run)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run.track(model=model, optimizer=optimizer)
     norms, seen, losses = [], [], []
@@ -149,7 +153,7 @@ def whole(tensor: torch.Tensor) -> list[float]:
 Train = Callable[..., dict[str, Any]]
 """Trains ``(run, kind, *, steps)``: `train`, or that of `pipeline_bodies`."""
 
-Turn = tuple[MeshSize, Mesh, list[str], bool]
+Turn = tuple[MeshSize, Mesh, list[str], Exact]
 """A mesh, how it was asked for, what to train on it, and whether exactly."""
 
 
@@ -161,13 +165,14 @@ def train_in_turn(
     turns: list[Turn],
     train: Train = train,
     steps: int = STEPS,
+    batch: Batch = BATCH,
 ) -> list[Any]:
     """Train on one mesh after the other in the same process, each in a generation of its own."""
     found = []
     for number, (size, mesh, kinds, exact) in enumerate(turns, start=1):
         world = enter(rank, stores, folder, number=number, mesh=size, axes=mesh.axes)
         for kind in kinds:
-            settings = Settings(mesh=mesh, batch=BATCH, exact=exact, seed=7)
+            settings = Settings(mesh=mesh, batch=batch, exact=exact, seed=7)
             run, _ = run_of(world, settings)
             found.append(train(run, kind, steps=steps))
             run.finish()

@@ -22,7 +22,8 @@ import elastic
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
-    mesh = elastic.Mesh(tp=args.tp, pp=args.pp, shard=args.shard)
+    mesh = elastic.Mesh(tp=args.tp, ep=args.ep, pp=args.pp, shard=args.shard)
+    batch = elastic.Batch(microbatches=args.microbatches, size=BATCH.size)
     train = mesh_bodies.train if args.pp == 1 else pipeline_bodies.train
 
     def hold(run: elastic.Run) -> None:
@@ -36,7 +37,7 @@ def main(args: argparse.Namespace) -> None:
                 said = True
             time.sleep(0.005)
 
-    @elastic.resilient(mesh=mesh, batch=BATCH, exact=args.exact, seed=7)
+    @elastic.resilient(mesh=mesh, batch=batch, exact=args.exact, seed=7)
     def body(run: elastic.Run) -> None:
         found = train(run, args.kind, steps=args.steps, hold=hold)
         Path(args.results, f"{run.rank}.json").write_text(
@@ -57,8 +58,10 @@ if __name__ == "__main__":
     parser.add_argument("--progress")  # of other workers
     parser.add_argument("--results", required=True)
     parser.add_argument("--tp", type=sizes, default=1)
+    parser.add_argument("--ep", type=sizes, default=1)
     parser.add_argument("--pp", type=sizes, default=1)
     parser.add_argument("--shard", type=sizes)
+    parser.add_argument("--microbatches", type=int, default=BATCH.microbatches)
     parser.add_argument("--kind", required=True)
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--steps", type=int, default=9)

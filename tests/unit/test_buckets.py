@@ -19,7 +19,11 @@ class Sums:
     def __init__(self) -> None:
         self.started: list[int] = []
 
-    def start(self, tensor: torch.Tensor) -> Callable[[], None]:
+    def max_(self, tensor: torch.Tensor) -> None: ...
+
+    def sum_(self, tensor: torch.Tensor) -> None: ...
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
         self.started.append(tensor.numel())
 
         def wait() -> None:
@@ -47,7 +51,7 @@ def test_the_last_backward_starts_what_it_completes_in_order_and_its_end_the_res
     weights: list[nn.Parameter],
 ) -> None:
     sums = Sums()
-    buckets = Buckets(sums.start, early=True)
+    buckets = Buckets(lambda _: sums, early=True)
     for _ in range(2):  # the second pass as the first
         sums.started.clear()
         buckets.begin_pass(weights)
@@ -70,7 +74,7 @@ def test_what_no_rank_has_stays_without_and_nothing_is_early_where_it_must_not_b
     weights: list[nn.Parameter],
 ) -> None:
     sums = Sums()
-    buckets = Buckets(sums.start, early=False)
+    buckets = Buckets(lambda _: sums, early=False)
     buckets.begin_pass(weights)
     buckets.begin_microbatch(last=True)
     _backward(weights[1])
@@ -82,7 +86,7 @@ def test_what_no_rank_has_stays_without_and_nothing_is_early_where_it_must_not_b
 def test_a_gradient_that_comes_after_its_sum_was_started_is_told(
     weights: list[nn.Parameter],
 ) -> None:
-    buckets = Buckets(Sums().start, early=True)
+    buckets = Buckets(lambda _: Sums(), early=True)
     buckets.begin_pass(weights)
     buckets.begin_microbatch(last=True)
     _backward(weights[2])
@@ -92,7 +96,7 @@ def test_a_gradient_that_comes_after_its_sum_was_started_is_told(
 
 def test_small_gradients_of_one_dtype_share_a_bucket() -> None:
     sums = Sums()
-    buckets = Buckets(sums.start, early=False)
+    buckets = Buckets(lambda _: sums, early=False)
     wide = nn.Parameter(torch.ones(7, dtype=torch.float64))
     some = [nn.Parameter(torch.ones(size)) for size in (1, 2, 3)]
     buckets.begin_pass([some[0], wide, *some[1:]])

@@ -21,6 +21,19 @@ from elastic.errors import ConfigError
         (Mesh, {"tp": (2, 2)}, "tp=(2, 2)"),
         (Mesh, {"shard": -1}, "shard=-1"),
         (Mesh, {"dp": 3, "shard": 2}, "dp is no multiple of shard"),
+        (Mesh, {"ep": 0}, "ep=0"),
+        (Mesh, {"dp": 3, "ep": 2}, "dp is no multiple of ep"),
+        (Mesh, {"shard": 3, "ep": 2}, "give an ep that divides shard"),
+        (
+            Settings,
+            {"mesh": Mesh(ep=(4, 2)), "batch": Batch(microbatches=6)},
+            "Batch(microbatches=6) with Mesh(ep=(4, 2))",
+        ),
+        (
+            Settings,
+            {"exact": True, "mesh": Mesh(ep=(2, 1)), "batch": Batch(microbatches=6)},
+            "exact=True with Mesh(ep=(2, 1))",
+        ),
         (Settings, {"exact": True, "mesh": Mesh(tp=(2, 1))}, "give one size, or set exact=False"),
         (Mesh, {"min_dp": 0}, "min_dp=0"),
         (Mesh, {"dp": 2, "min_dp": 3}, "min_dp exceeds dp"),
@@ -62,6 +75,10 @@ def test_the_axes_are_those_that_are_asked_for() -> None:
     assert Mesh(tp=(2, 1)).axes == ("dp", "tp")
     assert Mesh(shard=1).axes == ("replicate", "shard")
     assert Mesh(shard=(4, 2), tp=2).axes == ("replicate", "shard", "tp")
+    assert Mesh(ep=2).axes == ("edp", "ep")
+    assert Mesh(shard=4, ep=(2, 1), tp=2).axes == ("replicate", "edp", "ep", "tp")
+    spread = Settings(mesh=Mesh(ep=(2, 1)), batch=Batch(microbatches=2)).job()
+    assert (spread.ep, spread.least) == ((2, 1), 1)
     spec = Settings(mesh=Mesh(shard=(4, 2), tp=2)).job()
     assert (spec.shard, spec.tp, spec.least) == ((4, 2), (2,), 4)
 

@@ -42,16 +42,17 @@ def test_threads_and_build_matter_in_exact_mode_only() -> None:
             _cursor(exact=exact).load_state_dict(state)
 
 
-def test_exact_weights_go_on_with_as_many_tensor_parallel_ranks_only() -> None:
+@pytest.mark.parametrize("axis", ["tp", "ep"])
+def test_exact_weights_go_on_with_as_many_ranks_that_add_up_together_only(axis: str) -> None:
     for exact in (True, False):
         settings = Settings(batch=Batch(microbatches=4), exact=exact)
         old = Cursor(settings).state_dict()
-        del old["fingerprint"]["tp"]  # as it was before there was any
+        del old["fingerprint"][axis]  # as it was before there was any
         Cursor(settings).load_state_dict(old)
-        two = Cursor(settings, tp=2)
+        two = Cursor(settings, **{axis: 2})
         two.load_state_dict(two.state_dict())
         if exact:
-            with pytest.raises(ConfigError, match="tp=1, this one tp=2"):
+            with pytest.raises(ConfigError, match=f"{axis}=1, this one {axis}=2"):
                 two.load_state_dict(old)
         else:
             two.load_state_dict(old)

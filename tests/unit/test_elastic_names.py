@@ -23,6 +23,7 @@ NAMES = [
     "Run",
     "Stopped",
     "Weighted",
+    "all_to_all",
     "resilient",
 ]
 
