@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elastic.findings import once
+from elastic.findings import by_node, once
 from elastic.membership import View, identity, lost_nodes, odd_nodes
-from elastic.records import Setback
+from elastic.records import NodeRecord, Setback
 
 MAX_SETBACKS = 1024
 

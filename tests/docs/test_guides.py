@@ -24,6 +24,7 @@ def test_the_programs_of_the_guide_to_data_train_whole_epochs(tmp_path: Path) ->
         pytest.param("exactness", 0, r"30 steps, loss [\d.]+\n", id="DDP in fixed point"),
         pytest.param("meshes", 0, r"60 steps, loss [0-3]\.\d+\n", id="a mesh of one"),
         pytest.param("meshes", 1, r"60 steps in 4 stages, loss 0\.\d+\n", id="several stages"),
+        pytest.param("meshes", 2, r"60 steps, loss 0\.[01]\d\n", id="experts"),
     ],
 )
 def test_a_program_of_a_guide_trains(tmp_path: Path, guide: str, number: int, said: str) -> None:
