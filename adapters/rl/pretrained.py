@@ -46,12 +46,15 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any
     ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
+        keys, values = self.keys, self.values
+        assert keys is not None
+        assert values is not None
         slots = torch.arange(len(self.positions))
-        self.keys[slots, :, self.positions] = key_states[:, :, 0]
-        self.values[slots, :, self.positions] = value_states[:, :, 0]
-        return self.keys, self.values
+        keys[slots, :, self.positions] = key_states[:, :, 0]
+        values[slots, :, self.positions] = value_states[:, :, 0]
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._context, 0
@@ -149,7 +152,7 @@ def load_pretrained(directory: str, *, context: int) -> Pretrained:
 def _from(directory: str, kind: Any, **options: Any) -> Any:
     if not Path(directory).is_dir():
         raise ConfigError(f"{directory}: no such directory; save a model and its tokenizer there")
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     try:
         return kind.from_pretrained(directory, local_files_only=True, **options)
     except (OSError, ValueError) as error:

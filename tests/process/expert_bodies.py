@@ -40,11 +40,16 @@ class Experts(nn.Module):
 class Mixture(nn.Module):
     """Sends every token to the experts it scores highest with, wherever they are, and back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dropout: float = 0.1) -> None:
         super().__init__()
         self.norm, self.router = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, EXPERTS, bias=False)
-        self.dropout, self.experts = nn.Dropout(0.1), Experts()
+        self.dropout, self.experts = nn.Dropout(dropout), Experts()
         self.axis: DeviceMesh | None = None
+
+    def spread(self, axis: DeviceMesh) -> None:
+        """Have the ranks of an axis have the experts between them."""
+        self.axis = axis
+        self.experts.spread(axis)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.norm(x).flatten(0, -2)
@@ -94,8 +99,7 @@ def build(run: Run) -> nn.Module:
     model = Net()
     for block in model.blocks:
         assert isinstance(block, Mixture)
-        block.axis = run.mesh["ep"]
-        block.experts.spread(block.axis)
+        block.spread(run.mesh["ep"])
     return model
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from expert_bodies import Mixture
 from mesh_bodies import STEPS, TOKENS, WIDTH, samples, whole
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -35,10 +37,10 @@ class Block(nn.Module):
 class Deep(nn.Module):
     """All of the model, or after `keep` the blocks of one stage under the same names."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, block: Callable[[], nn.Module] = Block) -> None:
         super().__init__()
         self.embed: nn.Module | None = nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleDict({str(i): Block() for i in range(BLOCKS)})
+        self.blocks = nn.ModuleDict({str(i): block() for i in range(BLOCKS)})
         self.dropout = nn.Dropout(dropout)
         self.head: nn.Module | None = nn.Linear(WIDTH, TOKENS)
 
@@ -81,9 +83,17 @@ def schedule_of(kind: str) -> Any:
 
 
 def part_of(kind: str, run: Run, *, stage: int, stages: int) -> Deep:
-    """Return a stage: sharded with ``fsdp`` in its name, with ``dropout`` in it or without."""
+    """Return a stage: sharded with ``fsdp`` in its name, with ``dropout`` in it or without.
+
+    Its blocks are mixtures of ``experts``, or are not.
+    """
     torch.manual_seed(1)
-    model = Deep(0.1 if "dropout" in kind else 0.0).keep(stage, stages)
+    mixture = functools.partial(Mixture, dropout=0.0)
+    model = Deep(0.1 if "dropout" in kind else 0.0, mixture if "experts" in kind else Block)
+    model.keep(stage, stages)
+    for block in model.blocks.values():
+        if isinstance(block, Mixture):
+            block.spread(run.mesh["ep"])
     if "fsdp" in kind:
         for block in model.blocks.values():
             fully_shard(block, mesh=run.mesh["dp"])

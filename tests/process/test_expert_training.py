@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mesh_bodies
+import pipeline_bodies
 import pytest
 from mesh_bodies import Turn
 from ranks import ranks
@@ -63,13 +64,20 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "fixed": (FOUR, Mesh(ep=2), ["experts"], "int64"),
         "fsdp": (FOUR, Mesh(ep=2), ["experts_fsdp"], True),
         "hsdp": (shards, Mesh(shard=2, ep=2), ["experts_fsdp"], True),
+        "tensor": (MeshSize(dp=2, tp=2, ep=2), Mesh(tp=2, ep=2), ["experts"], True),
     }
     return _train(turns, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize(
     ("kind", "reference"),
-    [("plain", "plain"), ("fsdp", "plain"), ("hsdp", "plain"), ("fixed", "fixed")],
+    [
+        ("plain", "plain"),
+        ("fsdp", "plain"),
+        ("hsdp", "plain"),
+        ("tensor", "plain"),
+        ("fixed", "fixed"),
+    ],
 )
 def test_how_often_the_experts_are_there_does_not_show_in_a_bit(
     kind: str, reference: str, two: dict[str, Any], four: dict[str, Any]
@@ -89,6 +97,27 @@ def test_those_who_have_the_experts_between_them_run_as_many_microbatches_side_b
     rounds = list(zip(*two["plain"]["seen"], strict=True))
     others = [list(zip(*four["plain"]["seen"][at : at + 2], strict=True)) for at in (0, 2)]
     assert sorted(others[0] + others[1]) == sorted(rounds)
+
+
+def test_the_stages_of_a_pipeline_have_their_experts_between_ranks_too(tmp_path: Path) -> None:
+    turns: list[Turn] = [
+        (FOUR, Mesh(ep=2), ["experts"], True),
+        (MeshSize(dp=2, pp=2, ep=2), Mesh(pp=2, ep=2), ["experts 1f1b"], True),
+    ]
+    body = functools.partial(
+        mesh_bodies.train_in_turn,
+        turns=turns,
+        train=pipeline_bodies.train,
+        steps=2,
+        batch=BATCH,
+    )
+    with ranks(4, body, tmp_path, with_world=False) as running:
+        by_rank = running.results()
+    for whole, stage in by_rank:
+        assert stage["norms"] == whole["norms"]
+        assert stage["losses"] == whole["losses"]
+        assert all(values == whole["weights"][name] for name, values in stage["weights"].items())
+    assert by_rank[0][1]["weights"].keys() != by_rank[1][1]["weights"].keys()
 
 
 @pytest.mark.parametrize("kind", ["loose", "alike"])
