@@ -18,18 +18,15 @@ from adapters.rl.tokens import Tokens
 from elastic.errors import ConfigError
 
 try:
-    import transformers  # type: ignore[import-not-found, unused-ignore]
-    from transformers.cache_utils import (  # type: ignore[import-not-found, unused-ignore]
-        Cache,
-        CacheLayerMixin,
-    )
+    import transformers
+    from transformers.cache_utils import Cache, CacheLayerMixin
 except ImportError as error:
     raise ConfigError(
         "a pretrained model needs transformers: pip install 'holdfast[hf]'"
     ) from error
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer [slots, heads, context, head width]; every slot writes where
     `positions` says."""
 
@@ -66,7 +63,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self._context
 
 
-class _SlotCache(Cache):  # type: ignore[misc, unused-ignore]
+class _SlotCache(Cache):  # type: ignore[misc]
     """The caches of all layers, and the position that each slot is at."""
 
     def __init__(self, layers: int, *, slots: int, context: int) -> None:
@@ -152,7 +149,7 @@ def load_pretrained(directory: str, *, context: int) -> Pretrained:
 def _from(directory: str, kind: Any, **options: Any) -> Any:
     if not Path(directory).is_dir():
         raise ConfigError(f"{directory}: no such directory; save a model and its tokenizer there")
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    transformers.utils.logging.disable_progress_bar()
     try:
         return kind.from_pretrained(directory, local_files_only=True, **options)
     except (OSError, ValueError) as error:
