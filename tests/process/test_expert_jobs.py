@@ -70,19 +70,6 @@ def test_a_lost_worker_takes_its_partner_along_and_both_come_back_without_a_trac
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
 
-def test_a_lost_machine_leaves_all_experts_and_not_a_bit_differs(tmp_path: Path) -> None:
-    results, kind = tmp_path / "results", "experts"
-    flags = flags_of(results, "--ep", "2", "--kind", kind, "--exact")
-    with job(tmp_path, *flags, nodes=2, per_node=2, script=SCRIPT) as running:
-        running.await_event(lambda e: e["kind"] == "held")
-        running.launcher.lose_machine("n1")
-        assert "mesh dp 2 × ep 2" in running.world_of(2)["reason"]
-        assert running.finish().ok
-    found = result_in(results)
-    assert found["mesh"] == [1, 2]
-    assert found["hash"] == undisturbed(tmp_path, kind, ep=2, exact=True)["hash"]
-
-
 def test_the_last_machine_takes_over_the_experts_that_only_the_other_had(tmp_path: Path) -> None:
     results, kind = tmp_path / "results", "experts"
     flags = flags_of(results, "--ep", "2,1", "--kind", kind, "--ranks", "2")
