@@ -159,7 +159,7 @@ def test_the_plan_of_small_worlds_in_a_table_of_its_own(
 
 def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
     before, target = left_in_memory(), tmp_path / "figures.json"
-    words = ("memory", "--quick", "--megabytes", "4", "--repeat", "1", "--json", target)
+    words = ("memory", "--quick", "--megabytes", "16", "--repeat", "1", "--json", target)
     done = subprocess.run(
         [*COMMAND, *words, "--dir", tmp_path],
         capture_output=True,
@@ -174,16 +174,16 @@ def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
         held = {
             name.rpartition(": ")[2]: each["value"]
             for name, each in figures.items()
-            if name.startswith(f"4 MiB a node, {guard}")
+            if name.startswith(f"16 MiB a node, {guard}")
         }
-        assert held["slots"] > 4
+        assert held["slots"] > 16
         assert held["sidecar, PSS beyond"] > 0
         assert held["beyond slots and parity"] > 0
-        assert f"4 MiB a node, {guard}" in done.stdout
-    parity = [figures[f"4 MiB a node, {guard}: parity"]["value"] for guard in ("parity 1 of 3",)]
-    copies = figures["4 MiB a node, a whole copy: parity"]["value"]
+        assert f"16 MiB a node, {guard}" in done.stdout
+    parity = [figures[f"16 MiB a node, {guard}: parity"]["value"] for guard in ("parity 1 of 3",)]
+    copies = figures["16 MiB a node, a whole copy: parity"]["value"]
     assert 0 < parity[0] < copies
-    assert figures["4 MiB a node, parity 1 of 3: all of it"]["ratio"] < 1
+    assert figures["16 MiB a node, parity 1 of 3: all of it"]["ratio"] < 1
 
 
 def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Path) -> None:
