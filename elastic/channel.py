@@ -114,10 +114,14 @@ class Channel(Protocol):
         """Whether the job is over for this worker."""
 
     def leaving(self) -> bool:
-        """Whether this node is to leave after the present step; one read of shared memory."""
+        """Whether this node is to leave; one read of shared memory.
+
+        Trainers hear of it when it is their turn, and leave after the present step; other roles at
+        once, and have about two seconds to hand over what would be missed.
+        """
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Say that ``step`` is safe without this node, which may leave now."""
+        """Say that ``step`` is safe without this worker, whose node may leave now."""
 
     def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
         """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang.

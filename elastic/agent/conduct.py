@@ -269,12 +269,14 @@ class Conductor:
     def _depart(self, now_s: float) -> None:
         if self._leave_by_s is None or self.left:
             return
+        self._crew.tell_others()
         decision, reason = leaving.depart(
             self.view,
             node=self._config.node,
             handed=self._crew.handed(self.view.number),
             since_s=now_s - self._told_s,
             due_s=self._leave_by_s - now_s,
+            others=self._crew.others(),
         )
         match decision:
             case leaving.HandOver():

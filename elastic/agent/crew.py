@@ -20,6 +20,8 @@ from elastic.phases import Phase
 from elastic.process import Change, ChildStatus, describe_exit
 from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
 
+_AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
+
 
 class Crew:
     """The workers of one node."""
@@ -165,9 +167,10 @@ class Crew:
 
     def _on_handed_over(self, worker: Worker, message: messages.HandedOver) -> None:
         worker.handed = message.generation
-        self._reporter.emit(
-            "handed_over", seat=worker.seat, generation=message.generation, step=message.step
-        )
+        if worker.role == TRAINER:
+            self._reporter.emit(
+                "handed_over", seat=worker.seat, generation=message.generation, step=message.step
+            )
 
     # -- what the kernel and the clock say ------------------------------------------------------
 
@@ -301,6 +304,19 @@ class Crew:
         for worker in self.table.living():
             if worker.role == TRAINER:
                 worker.page.set_leaving()
+
+    def tell_others(self) -> None:
+        """Have the workers of other roles hand over at once."""
+        for worker in self.table.living():
+            if worker.role != TRAINER:
+                worker.page.set_leaving()
+
+    def others(self) -> int:
+        """Return how many of them are at work and have yet to hand over."""
+        return sum(
+            worker.role != TRAINER and worker.state in _AT_WORK and not worker.handed
+            for worker in self.table.living()
+        )
 
     def handed(self, generation: int) -> set[str]:
         """Return the incarnations of those that stand at a safe step of ``generation``."""
