@@ -10,6 +10,7 @@ import msgspec
 from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
+from adapters.rl.scheduling import Scheduling
 from adapters.rl.tokens import Ascii, Tokenizer
 from adapters.rl.trajectory import Limits
 from elastic.errors import ConfigError
@@ -60,6 +61,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     microbatches: int = 8
     mode: Mode = Mode.FIXED_LAG
     eta: int = 2
+    scheduling: Scheduling = Scheduling()
     max_new_tokens: int = 8
     lr: float = 1e-3
     lr_warmup_steps: int = 5
@@ -85,6 +87,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.eta < 0:
             raise ValueError(f"eta is {self.eta}, needed: 0 or more")
+        self.scheduling.check(mode=self.mode.value, eta=self.staleness)
         if not 0 <= self.exact_weight <= 1:
             raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
         if self.log_every_ticks < 1:
@@ -100,6 +103,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             steps=self.steps,
             limits=self.limits,
             mode=self.mode,
+            scheduling=self.scheduling,
         )
 
     @property

@@ -128,6 +128,14 @@ class Engine:
         """Return how many tokens each running trajectory has."""
         return {slot.start.key: len(slot.tokens) for slot in self._slots if slot is not None}
 
+    def oldest(self) -> dict[SampleId, int]:
+        """Return the oldest version of each running trajectory's tokens, of those to come too."""
+        return {
+            slot.start.key: min((stamp.version for stamp in slot.stamps), default=self.version or 0)
+            for slot in self._slots
+            if slot is not None
+        }
+
     def drop(self, keys: set[SampleId]) -> None:
         """Empty the slots of these samples."""
         self._slots = [

@@ -6,6 +6,9 @@ staleness never exceeds eta, whatever fails, and in the first steps after it as 
 version samples them entirely, or any from it on. An ordinal moves by `TRANSITIONS`; what is not
 listed there is an error.
 
+With `Order.ARRIVAL` a step takes the ordinals that are complete, by the rules of `order`, within
+the same bound.
+
 The ledger is part of the trainer's tracked state: a restored ledger and restored weights are one
 consistent cut. Claims are not in it; after a restore what ran is pending until its workers
 announce it again.
@@ -13,16 +16,24 @@ announce it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
+from adapters.rl.budget import Pressure, TokenBudget, pressure
+from adapters.rl.order import Order
+from adapters.rl.schedule import Candidate, Lengths, queue, remaining
+from adapters.rl.scheduling import Scheduling
+from adapters.rl.taking import Taking
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, SampleId, Trajectory
 from ckpt.types import Json
 from elastic.errors import ElasticError
+
+_RECORDED_STEPS = 64
 
 
 class LedgerError(ElasticError):
@@ -68,6 +79,7 @@ class Verdict(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     ROLLED_BACK = "rolled_back"
+    TOO_OLD = "too_old"
     UNKNOWN = "unknown"
 
 
@@ -97,6 +109,12 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     limits: Limits
     mode: Mode = Mode.FIXED_LAG
+    scheduling: Scheduling = Scheduling()
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether steps take ordinals as they are complete."""
+        return self.scheduling.order == Order.ARRIVAL
 
     @property
     def pinned(self) -> bool:
@@ -113,7 +131,8 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def admitted(self, completed: int) -> int:
         """Return how many ordinals may be sampled once ``completed`` steps are done."""
-        return self.groups * min(completed + self.eta + 1, self.steps)
+        ahead = self.scheduling.ahead(groups=self.groups, eta=self.eta)
+        return min(self.groups * (completed + 1) + ahead, self.groups * self.steps)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +146,9 @@ class Counters(msgspec.Struct, kw_only=True):
     """What happened to tokens and samples; a lower bound after a rollback of the ledger.
 
     ``tokens_recovered`` came out of a lost worker's log; ``tokens_resampled`` had been reported
-    by a lost worker and were not in its log.
+    by a lost worker and were not in its log. Set aside are samples that were beyond the token
+    budget; too old are those that a late worker held when others were already promised the steps
+    that could have taken them.
     """
 
     samples_accepted: int = 0
@@ -138,6 +159,9 @@ class Counters(msgspec.Struct, kw_only=True):
     redelivered: int = 0
     rolled_back: int = 0
     workers_lost: int = 0
+    workers_left: int = 0
+    samples_set_aside: int = 0
+    samples_too_old: int = 0
 
 
 @dataclass(slots=True)
@@ -148,6 +172,13 @@ class _Entry:
     done: dict[int, Trajectory] = field(default_factory=dict)
     partial: dict[int, Trajectory] = field(default_factory=dict)
     claims: dict[int, str] = field(default_factory=dict)
+    charged: dict[int, int] = field(default_factory=dict)
+    """The tokens of each sample that the token budget was charged with."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held."""
+        return sum(len(each.tokens) for each in (*self.done.values(), *self.partial.values()))
 
 
 class Ledger:
@@ -162,6 +193,10 @@ class Ledger:
         self._admitted = 0
         self._cuts: dict[int, int] = {}
         self._conflicts: list[str] = []
+        self._taking = Taking.by(plan.scheduling.order, groups=plan.groups, eta=plan.eta)
+        self._taken: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_RECORDED_STEPS)
+        self._budget = TokenBudget(limit=plan.scheduling.token_budget)
+        self._lengths = Lengths()
 
     # -- admission and work ------------------------------------------------------------------
 
@@ -169,45 +204,79 @@ class Ledger:
         """Let in every ordinal whose policy version exists after ``completed`` steps."""
         for ordinal in range(self._admitted, self.plan.admitted(completed)):
             entry = self._entries[ordinal] = _Entry(prompt_of(ordinal))
+            self._taking.admit(ordinal)
             if len(entry.prompt) >= self.plan.limits.context:
                 self.drop(ordinal, f"the prompt of {len(entry.prompt)} tokens leaves no room")
         self._admitted = max(self._admitted, self.plan.admitted(completed))
 
-    def claim(self, worker: str, *, free: int, version: int | None) -> list[Assignment]:
-        """Give ``worker`` up to ``free`` samples, the earliest first; when pinned, of one version.
+    def claim(
+        self, worker: str, *, free: int, version: int | None, full: bool = False
+    ) -> list[Assignment]:
+        """Give ``worker`` up to ``free`` samples, the most urgent first; when pinned, of one
+        version.
 
-        ``version`` is the one it is bound to because it is at work with it; None: any.
+        ``version`` is that of its weights: when pinned, the one it is bound to because it is at
+        work with it; None: any. One that is ``full`` gets only what the next step waits for, as
+        all do under `pressure`.
         """
         pinned = self.plan.pinned
+        restricted = full or self.pressure is not Pressure.NONE
         work: list[Assignment] = []
-        for ordinal in sorted(self._entries):
+        for candidate in queue(self._candidates(only_awaited=restricted)):
+            ordinal, sample = candidate.key
+            if len(work) == free:
+                break
+            if pinned and version is not None and self.plan.version_of(ordinal) != version:
+                continue
             entry = self._entries[ordinal]
-            wanted = self.plan.version_of(ordinal)
-            if entry.state not in (State.PENDING, State.RUNNING):
-                continue
-            if pinned and version is not None and wanted != version:
-                continue
-            for sample in self._missing(entry):
-                if len(work) == free:
-                    return work
-                version = wanted
-                entry.claims[sample] = worker
-                self._move(ordinal, Event.CLAIM)
-                blank = Trajectory(ordinal=ordinal, sample=sample, prompt=entry.prompt)
-                work.append(Assignment(version=wanted, trajectory=entry.partial.get(sample, blank)))
+            wanted = self._taking.begin(ordinal, version)
+            version = wanted if pinned else version
+            entry.claims[sample] = worker
+            self._move(ordinal, Event.CLAIM)
+            blank = Trajectory(ordinal=ordinal, sample=sample, prompt=entry.prompt)
+            trajectory = entry.partial.get(sample, blank)
+            entry.charged[sample] = len(trajectory.tokens)
+            work.append(Assignment(version=wanted, trajectory=trajectory))
         return work
 
-    def hold(self, worker: str, keys: Iterable[SampleId]) -> set[SampleId]:
-        """Note that ``worker`` is at work on these; return those it should abandon."""
+    def hold(
+        self, worker: str, keys: Iterable[SampleId], *, oldest: Mapping[SampleId, int] | None = None
+    ) -> set[SampleId]:
+        """Note that ``worker`` is at work on these; return those it should abandon.
+
+        ``oldest`` is the oldest version that sampled, or will sample, tokens of each; it matters
+        when steps take what arrives.
+        """
         abandon: set[SampleId] = set()
         for ordinal, sample in keys:
             entry = self._entries.get(ordinal)
             over = entry is None or sample in entry.done or entry.state is State.DROPPED
-            if entry is None or over or entry.claims.setdefault(sample, worker) != worker:
+            told = (oldest or {}).get((ordinal, sample))
+            if (
+                entry is None
+                or over
+                or entry.claims.get(sample, worker) != worker
+                or not self._has_room(ordinal, told)
+            ):
                 abandon.add((ordinal, sample))
             else:
+                entry.claims[sample] = worker
                 self._move(ordinal, Event.CLAIM)
         return abandon
+
+    def report(self, counts: Mapping[SampleId, int]) -> None:
+        """Charge the token budget with what was sampled since it was last told."""
+        for (ordinal, sample), count in counts.items():
+            entry = self._entries.get(ordinal)
+            if entry is not None:
+                self._charge(entry, sample, count)
+
+    def beyond_budget(self, worker: str) -> set[SampleId]:
+        """Return what ``worker`` is at work on and should set aside until the next step."""
+        if self.pressure is not Pressure.BUDGET:
+            return set()
+        awaited = self.awaited()
+        return {key for key in self.claimed(worker) if key[0] not in awaited}
 
     def deliver(self, trajectory: Trajectory, *, again: bool = False) -> Verdict:
         """Take a finished sample. ``again`` marks one that may well have been taken before.
@@ -220,7 +289,7 @@ class Ledger:
             return Verdict.ROLLED_BACK
         entry = self._entries.get(trajectory.ordinal)
         known = entry.done.get(trajectory.sample) if entry else None
-        if known is not None or trajectory.ordinal < self.trained_steps * self.plan.groups:
+        if known is not None or (entry is None and trajectory.ordinal < self._admitted):
             told = (trajectory.tokens, trajectory.logprobs)
             if self.plan.pinned and known and (known.tokens, known.logprobs) != told:
                 self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
@@ -229,6 +298,9 @@ class Ledger:
             return Verdict.DUPLICATE
         if entry is None or entry.state is State.DROPPED:
             return Verdict.UNKNOWN
+        if not self._has_room(trajectory.ordinal, trajectory.oldest):
+            return Verdict.TOO_OLD
+        self._charge(entry, trajectory.sample, len(trajectory.tokens))
         self._accept(entry, trajectory)
         self.counters.tokens_sampled += len(trajectory.tokens)
         return Verdict.ACCEPTED
@@ -243,23 +315,46 @@ class Ledger:
             return Verdict.UNKNOWN
         if self.plan.limits.finished(trajectory):
             verdict = self.deliver(trajectory, again=True)
-            if verdict is Verdict.ACCEPTED:
-                self.counters.tokens_recovered += len(trajectory.tokens)
-            return verdict
+        else:
+            verdict = self._keep(trajectory)
+        if verdict is Verdict.ACCEPTED:
+            self.counters.tokens_recovered += len(trajectory.tokens)
+        return verdict
+
+    def set_aside(self, trajectory: Trajectory) -> Verdict:
+        """Take back an unfinished sample that a living worker is to go on with later, or another.
+
+        Like `recover`, but nothing was lost.
+        """
+        verdict = self._keep(self._history(trajectory))
+        self.counters.samples_set_aside += verdict is Verdict.ACCEPTED
+        return verdict
+
+    def _keep(self, trajectory: Trajectory) -> Verdict:
         entry = self._entries.get(trajectory.ordinal)
-        if entry is None or entry.state is State.DROPPED:
+        if entry is None or entry.state is State.DROPPED or not trajectory.tokens:
             return Verdict.UNKNOWN
         known = entry.partial.get(trajectory.sample)
         longer = known is None or len(known.tokens) < len(trajectory.tokens)
         if not longer or trajectory.sample in entry.done:
             return Verdict.DUPLICATE
+        if not self._has_room(trajectory.ordinal, trajectory.oldest):
+            return Verdict.TOO_OLD
+        self._charge(entry, trajectory.sample, len(trajectory.tokens))
         entry.partial[trajectory.sample] = trajectory
-        self.counters.tokens_recovered += len(trajectory.tokens)
         return Verdict.ACCEPTED
 
     def lose(self, worker: str) -> None:
-        """Take back everything ``worker`` had claimed."""
+        """Take back everything ``worker`` had claimed, which is gone."""
         self.counters.workers_lost += 1
+        self._take_back(worker)
+
+    def leave(self, worker: str) -> None:
+        """Take back what ``worker`` had claimed, which has handed over what it had and goes."""
+        self.counters.workers_left += 1
+        self._take_back(worker)
+
+    def _take_back(self, worker: str) -> None:
         for ordinal, entry in self._entries.items():
             lost = [sample for sample, holder in entry.claims.items() if holder == worker]
             for sample in lost:
@@ -299,33 +394,76 @@ class Ledger:
         """Give an ordinal up for good; its step trains without it."""
         self._move(ordinal, Event.DROP)
         self._entries[ordinal].reason = reason
+        self._taking.complete(ordinal)
+
+    # -- what holds work back ----------------------------------------------------------------
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of all samples that wait to go on, or to be trained."""
+        return sum(entry.tokens for entry in self._entries.values())
+
+    @property
+    def pressure(self) -> Pressure:
+        """Why only what the next step waits for is given out, if so."""
+        most = self.plan.scheduling.ledger_tokens
+        held = self.held_tokens if most is not None else 0
+        return pressure(self._budget, held=held, most=most)
+
+    def allowance(self, workers: int) -> int | None:
+        """Return how many tokens each of ``workers`` may sample before it asks again."""
+        return self._budget.share(workers)
+
+    def awaited(self) -> set[int]:
+        """Return the incomplete ordinals that the next step waits for."""
+        return {ordinal for ordinal, steps in self._taking.urgency().items() if steps == 0}
 
     # -- training ----------------------------------------------------------------------------
 
     def batch(self, step: int) -> list[Trajectory] | None:
-        """Return the samples of ``step`` in order, or None while some are missing."""
-        ordinals = self._ordinals(step)
-        entries = [self._entries.get(ordinal) for ordinal in ordinals]
-        if any(e is None or e.state not in (State.READY, State.DROPPED) for e in entries):
+        """Return the samples of ``step`` in order, or None while some are missing.
+
+        Once returned, the step's ordinals are settled.
+        """
+        ordinals = self._taking.ordinals() if step == self.trained_steps else None
+        if ordinals is None:
             return None
-        return [e.done[s] for e in entries if e for s in sorted(e.done)]
+        entries = [self._entries[ordinal] for ordinal in ordinals]
+        return [entry.done[sample] for entry in entries for sample in sorted(entry.done)]
 
     def train(self, step: int) -> None:
         """Mark the ordinals of ``step`` as trained. Steps are trained in order, each once."""
         if step != self.trained_steps:
             raise LedgerError(f"step {step} offered for training, next is {self.trained_steps}")
-        for ordinal in self._ordinals(step):
-            self._audit(step, self._entries[ordinal])
+        ordinals = self._taking.ordinals()
+        if ordinals is None:
+            raise LedgerError(f"step {step} offered for training before its samples are complete")
+        for ordinal in ordinals:
+            entry = self._entries[ordinal]
+            self._audit(step, entry)
             self._move(ordinal, Event.TRAIN)
+            for sample in entry.done.values():
+                self._lengths.note(len(entry.prompt), len(sample.tokens))
             del self._entries[ordinal]
+        self._taking.train(ordinals)
+        self._taken.append((step, tuple(ordinals)))
+        self._budget.renew()
         self.trained_steps = step + 1
+
+    def taken(self, step: int) -> tuple[int, ...] | None:
+        """Return the ordinals that ``step`` took; None when that is too long ago, or to come."""
+        return dict(self._taken).get(step)
+
+    def released(self, protected: int) -> int:
+        """Return the ordinal below which everything was trained by the first ``protected`` steps.
+
+        What is asked for must not decrease.
+        """
+        return self._taking.released(protected)
 
     def check(self) -> list[str]:
         """Return every violation of what the ledger promises; empty when it holds."""
-        found = list(self._conflicts)
-        first = self.trained_steps * self.plan.groups
-        if sorted(self._entries) != list(range(first, self._admitted)):
-            found.append(f"open ordinals are not exactly {first} to {self._admitted - 1}")
+        found = [*self._conflicts, *self._taking.check(self._admitted)]
         for ordinal, entry in self._entries.items():
             complete = len(entry.done) == self.plan.group
             if complete != (entry.state is State.READY):
@@ -390,7 +528,11 @@ class Ledger:
             "plan": msgspec.to_builtins(self.plan),
             "trained_steps": self.trained_steps,
             "admitted": self._admitted,
+            "ordinals": sorted(self._entries),
             "prompts": [list(self._entries[o].prompt) for o in sorted(self._entries)],
+            "taking": self._taking.state_dict(),
+            "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
+            "lengths": self._lengths.state_dict(),
             "dropped": {str(o): e.reason for o, e in self._entries.items() if e.reason},
             "samples": samples,
             "staleness_max": self.staleness_max,
@@ -412,8 +554,7 @@ class Ledger:
         self.staleness_max = state["staleness_max"]
         self._cuts = {int(generation): step for generation, step in state["cuts"].items()}
         self._conflicts = list(state["conflicts"])
-        first = self.trained_steps * plan.groups
-        for ordinal, prompt in enumerate(state["prompts"], first):
+        for ordinal, prompt in zip(state["ordinals"], state["prompts"], strict=True):
             self._entries[ordinal] = _Entry(tuple(prompt))
         for ordinal, reason in state["dropped"].items():
             self.drop(int(ordinal), reason)
@@ -425,11 +566,47 @@ class Ledger:
             else:
                 entry.partial[trajectory.sample] = trajectory
         self.counters = msgspec.convert(state["counters"], Counters)
+        self._taking.load_state_dict(state["taking"])
+        self._taken.extend((step, tuple(ordinals)) for step, ordinals in state["taken"])
+        self._lengths = Lengths(state["lengths"])
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _ordinals(self, step: int) -> range:
-        return range(step * self.plan.groups, (step + 1) * self.plan.groups)
+    def _candidates(self, *, only_awaited: bool) -> list[Candidate]:
+        """Return the samples that may be given out."""
+        return [
+            Candidate(
+                key=(ordinal, sample),
+                urgency=steps,
+                remaining=self._remaining(self._entries[ordinal], sample),
+            )
+            for ordinal, steps in self._taking.urgency().items()
+            if not (only_awaited and steps)
+            for sample in self._missing(self._entries[ordinal])
+        ]
+
+    def _remaining(self, entry: _Entry, sample: int) -> float:
+        if self.plan.scheduling.claims == "prompt":
+            return 0.0
+        limits, begun = self.plan.limits, entry.partial.get(sample)
+        most = min(limits.max_new_tokens, limits.context - len(entry.prompt))
+        return remaining(
+            self._lengths.expected(len(entry.prompt), most=most),
+            done=[len(each.tokens) for each in entry.done.values()],
+            have=len(begun.tokens) if begun else 0,
+            most=most,
+        )
+
+    def _has_room(self, ordinal: int, oldest: int | None) -> bool:
+        has_room = self._taking.has_room(ordinal, oldest)
+        self.counters.samples_too_old += not has_room
+        return has_room
+
+    def _charge(self, entry: _Entry, sample: int, count: int) -> None:
+        more = count - entry.charged.get(sample, 0)
+        if more > 0:
+            entry.charged[sample] = count
+            self._budget.charge(more)
 
     def _missing(self, entry: _Entry) -> Sequence[int]:
         return [
@@ -448,6 +625,7 @@ class Ledger:
         self.counters.samples_accepted += 1
         if len(entry.done) == self.plan.group:
             self._move(trajectory.ordinal, Event.COMPLETE)
+            self._taking.complete(trajectory.ordinal)
         elif not entry.claims and entry.state is State.RUNNING:
             self._move(trajectory.ordinal, Event.RELEASE)
 

@@ -41,6 +41,13 @@ class ThreadHost:
         """Return the trainer's roster."""
         return self._channel.roster()
 
+    def leaving(self) -> bool:
+        """The node does not leave without the trainer."""
+        return False
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Nobody waits for it."""
+
     def beat(self, *, step: int, phase: Phase) -> None:
         """The trainer's own heartbeat is the process's."""
 

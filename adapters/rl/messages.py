@@ -35,7 +35,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of tokens of
     each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None before
     the first; ``again`` marks ``finished`` samples that were sent before, to another server;
-    ``left`` is what it was at work on when it had to let go of its weights.
+    ``left`` is what it was at work on when it had to let go of its weights, or of everything;
+    ``set_aside`` what it stopped at because it was told to. ``oldest`` goes with ``running``: the
+    oldest version of each one's tokens. ``full``: it holds as many tokens as it may. ``leaving``:
+    it has handed over what it had and ends.
     """
 
     worker: Worker
@@ -43,10 +46,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[Trajectory, ...] = ()
     again: bool = False
     left: tuple[Trajectory, ...] = ()
+    set_aside: tuple[Trajectory, ...] = ()
     running: tuple[tuple[int, int, int], ...] = ()
+    oldest: tuple[int, ...] = ()
     free: int = 0
     version: int | None = None
     loaded_in: int = 0
+    full: bool = False
+    leaving: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +63,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ``abandon``: samples to stop working on; ``reload``: the worker's weights belong to a
     rolled-back future, everything at work with them is void; ordinals below ``released`` are
     trained and protected, nothing of them needs to be kept; ``over``: no work will come.
+    ``set_aside``: samples to stop at and to hand in as they stand; after ``allowance`` tokens the
+    worker asks again, None: in its own time.
     """
 
     leading: bool
@@ -64,6 +73,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reload: bool = False
     released: int = 0
     over: bool = False
+    set_aside: tuple[SampleId, ...] = ()
+    allowance: int | None = None
 
 
 learn(globals())

@@ -2,7 +2,7 @@
 
 It follows whoever is rank 0 and never ends because the trainer is away: it goes on with what it
 has, keeps every finished sample until that is trained and protected, and hands all of it to the
-next leader.
+next leader. Told to leave, it hands what it is at work on to the leader, and stops.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,6 +50,12 @@ class Host(Protocol):
     def roster(self) -> Roster:
         """Return the whole job as last heard."""
 
+    def leaving(self) -> bool:
+        """Whether the node is about to be taken away."""
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Say that this worker has nothing any more that would be missed."""
+
     def beat(self, *, step: int, phase: Phase) -> None:
         """Show progress."""
 
@@ -86,6 +92,11 @@ class RolloutWorker:
         self._held: dict[SampleId, Trajectory] = {}
         self._unsent: set[SampleId] = set()
         self._left: tuple[Trajectory, ...] = ()
+        self._aside: dict[SampleId, Trajectory] = {}
+        self._aside_unsent: set[SampleId] = set()
+        self._allowance: int | None = None
+        self._sampled = 0
+        self._parted_from: int | None = None
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
@@ -97,6 +108,9 @@ class RolloutWorker:
         try:
             while not self._stopped():
                 self._follow()
+                if self._host.leaving():
+                    self._leave()
+                    continue
                 if self._due():
                     self._exchange()
                 self._sample()
@@ -119,29 +133,47 @@ class RolloutWorker:
         client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)
         self._link = _Link(record.number, client)
         self._unsent, self._again = set(self._held), True
+        self._aside_unsent = set(self._aside)
         self._next_exchange = 0.0
 
     def _due(self) -> bool:
         if self._link is None:
             return False
         now, free = time.monotonic(), self._engine.free
-        wanting = bool(self._unsent) or free * 4 >= self._engine.slots
+        wanting = bool(self._unsent or self._aside_unsent) or free * 4 >= self._engine.slots
+        wanting = wanting or (self._allowance is not None and self._sampled >= self._allowance)
         return now >= self._next_exchange and (wanting or now >= self._next_exchange + _HEARTBEAT_S)
 
     def _exchange(self) -> None:
+        engine, running = self._engine, self._engine.progress()
+        oldest = engine.oldest()
+        answer = self._call(
+            running=tuple((*key, count) for key, count in running.items()),
+            oldest=tuple(oldest[key] for key in running),
+            free=engine.free,
+            version=engine.version,
+            loaded_in=engine.generation,
+            full=self._full,
+        )
+        if answer is not None:
+            self._obey(answer)
+
+    def _call(self, **fields: Any) -> Answer | None:
+        """Hand in what the leader has yet to get, with more ``fields`` of `Exchange`.
+
+        None: it must be tried again.
+        """
         link = self._link
         assert link is not None
         sent = sorted(self._unsent & self._held.keys())
+        aside = sorted(self._aside_unsent & self._aside.keys())
         exchange = Exchange(
             worker=self._worker,
             generation=link.generation,
             finished=tuple(self._held[key] for key in sent),
             again=self._again,
-            left=self._left,
-            running=tuple((*key, count) for key, count in self._engine.progress().items()),
-            free=self._engine.free,
-            version=self._engine.version,
-            loaded_in=self._engine.generation,
+            set_aside=tuple(self._aside[key] for key in aside),
+            **{"left": self._left, **fields},
         )
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         try:
@@ -151,10 +183,32 @@ class RolloutWorker:
             answer = Answer(leading=False)
         if not answer.leading:
             self._again, self._next_exchange = True, time.monotonic() + _RETRY_S
-            return
+            return None
         self._unsent -= set(sent)
+        self._aside_unsent -= set(aside)
         self._again, self._left = False, ()
-        self._obey(answer)
+        self._sampled = 0
+        return answer
+
+    def _leave(self) -> None:
+        """Hand everything at work to the leader, as soon as there is one, and wait for the end."""
+        link = self._link
+        if link is not None and self._parted_from != link.generation:
+            left = (*self._left, *self._engine.running())
+            if self._call(left=left, leaving=True) is not None:
+                self._parted_from = link.generation
+                self._aside |= {trajectory.key: trajectory for trajectory in left}
+                self._engine.drop(set(self._engine.progress()))
+                self._host.handed_over(generation=link.generation, step=self._ticks)
+                self._tell(0)
+        self._host.beat(step=self._ticks, phase=Phase.IDLE)
+        time.sleep(_RETRY_S)
+
+    @property
+    def _full(self) -> bool:
+        """Whether it holds as many tokens as it may."""
+        most = self._config.scheduling.worker_tokens
+        return most is not None and sum(len(t.tokens) for t in self._holding()) >= most
 
     def _obey(self, answer: Answer) -> None:
         engine = self._engine
@@ -164,13 +218,26 @@ class RolloutWorker:
         engine.drop(set(answer.abandon))
         if answer.released:
             self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
+            self._aside = {k: t for k, t in self._aside.items() if k[0] >= answer.released}
+            self._aside_unsent &= self._aside.keys()
             self._log.release(answer.released)
+        self._set_aside(set(answer.set_aside))
+        self._allowance = answer.allowance
         self._renew(answer.work)
         if answer.work and self._ready_for(max(each.version for each in answer.work)):
             for assignment in answer.work:
+                self._aside.pop(assignment.trajectory.key, None)
+                self._aside_unsent.discard(assignment.trajectory.key)
                 engine.put(assignment.trajectory)
         pause_s = _RETRY_S if answer.over or not (engine.idle or engine.free == 0) else 0.0
         self._next_exchange = time.monotonic() + pause_s
+
+    def _set_aside(self, keys: set[SampleId]) -> None:
+        """Stop at these samples; they are kept for leaders to come, in case this one is lost."""
+        stopped = [each for each in self._engine.running() if each.key in keys]
+        self._aside |= {trajectory.key: trajectory for trajectory in stopped if trajectory.tokens}
+        self._aside_unsent |= {trajectory.key for trajectory in stopped} & self._aside.keys()
+        self._engine.drop(keys)
 
     # -- sampling ----------------------------------------------------------------------------
 
@@ -198,12 +265,13 @@ class RolloutWorker:
                 self._unsent.add(trajectory.key)
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         deltas = engine.take_deltas()
+        self._sampled += sum(len(delta.tokens) for delta in deltas)
         self._log.append(deltas, self._holding)
         if deltas:
             self._tell(sum(count > 0 for count in engine.progress().values()))
 
     def _holding(self) -> list[Trajectory]:
-        return [*self._held.values(), *self._engine.running()]
+        return [*self._held.values(), *self._aside.values(), *self._engine.running()]
 
     # -- weights -----------------------------------------------------------------------------
 
@@ -219,7 +287,7 @@ class RolloutWorker:
         ):
             return True
         deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
-        while link is not None and not self._stopped():
+        while link is not None and not self._stopped() and not self._host.leaving():
             roster = self._host.roster()
             if roster.generation is None or roster.generation.number != link.generation:
                 return False

@@ -12,15 +12,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from adapters.rl.budget import Pressure
 from adapters.rl.config import ROLE
-from adapters.rl.ledger import Assignment, Ledger
+from adapters.rl.ledger import Assignment, Ledger, Verdict
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.tail import Tail
 from adapters.rl.token_record import fold
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Delta, SampleId, Trajectory
@@ -87,6 +89,8 @@ class Term:
     recovering: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
+    tail: Tail = field(default_factory=Tail)
+    pressure: Pressure = Pressure.NONE
     released: int = 0
     over: bool = False
 
@@ -167,7 +171,7 @@ class RolloutServer:
         with self._changed:
             term = self._leading()
             term.ledger.admit(completed, term.prompt_of)
-            term.released = max(term.released, protected * term.ledger.plan.groups)
+            term.released = max(term.released, term.ledger.released(protected))
             self._let_go(term)
             self._answer_waiting()
 
@@ -184,6 +188,17 @@ class RolloutServer:
             term = self._leading()
             self._changed.wait_for(lambda: term.ledger.batch(step) is not None, timeout_s)
             return term.ledger.batch(step)
+
+    def train(self, step: int, samples: Sequence[Trajectory]) -> dict[str, Json]:
+        """Note that ``step`` trains on ``samples``; return what is told of its tail (`Tail`)."""
+        with self._changed:
+            term, ledger = self._leading(), self._leading().ledger
+            ledger.train(step)
+            told = term.tail.step(samples, carried=ledger.held_tokens, now_s=time.monotonic())
+            self._tell_pressure(term)
+            self._answer_waiting()
+            taken = ledger.taken(step) or ()
+            return {**told, "ordinals": list(taken)} if ledger.plan.by_arrival else told
 
     def finish(self) -> None:
         """Tell workers that ask that no more work will come."""
@@ -211,8 +226,15 @@ class RolloutServer:
             if term is None or term.generation != exchange.generation:
                 request.reply(msgspec.to_builtins(Answer(leading=False)))
                 return
+            if exchange.leaving:
+                self._part(term, exchange)
+                request.reply(msgspec.to_builtins(Answer(leading=True, released=term.released)))
+                self._answer_waiting()
+                self._changed.notify_all()
+                return
             reload, abandon = self._take(term, exchange)
             answer = self._offer(term, exchange, reload=reload, abandon=abandon)
+            self._tell_pressure(term)
             if answer is None:
                 self._waiting.append((time.monotonic() + _LONG_POLL_S, exchange, request))
             else:
@@ -226,32 +248,70 @@ class RolloutServer:
         term.lost.pop(worker.incarnation, None)
         term.announced.add(worker.incarnation)
         seen.heard = time.monotonic()
-        for trajectory in exchange.finished:
-            ledger.deliver(trajectory, again=exchange.again)
-        for trajectory in exchange.left:
-            ledger.recover(trajectory)
+        self._hand_in(term, exchange)
         running = {(ordinal, sample): count for ordinal, sample, count in exchange.running}
         reload = exchange.version is not None and not ledger.current(
             generation=exchange.loaded_in, version=exchange.version
         )
         held = set() if reload else running.keys()
-        abandon = ledger.hold(worker.incarnation, held)
+        oldest = dict(zip(running, exchange.oldest, strict=False))
+        abandon = ledger.hold(worker.incarnation, held, oldest=oldest)
         ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - held)
         seen.progress = {} if reload else running
+        ledger.report(seen.progress)
+        term.tail.occupied(busy=len(running), slots=len(running) + exchange.free)
         return reload, abandon
+
+    def _hand_in(self, term: Term, exchange: Exchange) -> None:
+        """Give the ledger what a worker finished, left or set aside."""
+        ledger, now_s = term.ledger, time.monotonic()
+        for trajectory in exchange.finished:
+            if ledger.deliver(trajectory, again=exchange.again) is Verdict.ACCEPTED:
+                term.tail.arrived(trajectory.key, now_s=now_s)
+        for trajectory in exchange.left:
+            ledger.recover(trajectory)
+        for trajectory in exchange.set_aside:
+            ledger.set_aside(trajectory)
+
+    def _part(self, term: Term, exchange: Exchange) -> None:
+        """Take over everything from a worker that ends; its log matters until that is trained."""
+        worker, ledger = exchange.worker, term.ledger
+        term.announced.add(worker.incarnation)
+        self._hand_in(term, exchange)
+        term.seen.pop(worker.incarnation, None)
+        ledger.leave(worker.incarnation)
+        term.lost[worker.incarnation] = (worker, ledger.admitted)
+        term.emit(
+            "rollout_left",
+            worker=worker.seat,
+            samples=len(exchange.left),
+            tokens=sum(len(each.tokens) for each in exchange.left),
+            finished=len(exchange.finished),
+        )
+
+    def _tell_pressure(self, term: Term) -> None:
+        """Record when work begins to be held back, and when it no longer is."""
+        ledger = term.ledger
+        if ledger.pressure is not term.pressure:
+            term.pressure = ledger.pressure
+            term.emit("back_pressure", because=term.pressure.value, held_tokens=ledger.held_tokens)
 
     def _offer(
         self, term: Term, exchange: Exchange, *, reload: bool, abandon: set[SampleId]
     ) -> Answer | None:
         """Return the answer, or None while an idle worker should rather wait for work."""
-        bound = exchange.version if exchange.running and not reload else None
+        ledger, worker = term.ledger, exchange.worker.incarnation
+        at_work = exchange.running or not ledger.plan.pinned
+        bound = exchange.version if at_work and not reload else None
+        beyond = set() if reload else ledger.beyond_budget(worker)
         work: tuple[Assignment, ...] = ()
         if exchange.free and self._settled(term):
             work = tuple(
-                term.ledger.claim(exchange.worker.incarnation, free=exchange.free, version=bound)
+                ledger.claim(worker, free=exchange.free, version=bound, full=exchange.full)
             )
         idle = exchange.free > 0 and not exchange.running
-        if idle and not (work or abandon or reload or term.over or exchange.finished):
+        handed_in = exchange.finished or exchange.set_aside
+        if idle and not (work or abandon or reload or term.over or handed_in):
             return None
         return Answer(
             leading=True,
@@ -260,6 +320,8 @@ class RolloutServer:
             reload=reload,
             released=term.released,
             over=term.over,
+            set_aside=tuple(sorted(beyond)),
+            allowance=ledger.allowance(len(term.seen)),
         )
 
     def _settled(self, term: Term) -> bool:

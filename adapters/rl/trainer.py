@@ -159,7 +159,7 @@ class Trainer:
 
     def _step(self, job: _Job, step: int) -> None:
         config, run = self._config, job.run
-        batch = self._batch(run, step, job.ledger).trimmed()
+        batch = self._batch(run, step).trimmed()
         used, tokens = batch.used, batch.token_count
         found = self._survey(job, batch) if config.loss.surveys else None
         advantages = group_advantages(
@@ -213,17 +213,17 @@ class Trainer:
         finally:
             reshard(job.model)
 
-    def _batch(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
+    def _batch(self, run: elastic.Run, step: int) -> Batch:
         """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
         config = self._config
         length = config.model.context
         packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
         if run.is_leader:
-            packed.copy_(self._gather(run, step, ledger).pack())
+            packed.copy_(self._gather(run, step).pack())
         dist.broadcast(packed, group=run.mesh.get_group(), group_src=0)
         return Batch.unpack(packed)
 
-    def _gather(self, run: elastic.Run, step: int, ledger: Ledger) -> Batch:
+    def _gather(self, run: elastic.Run, step: int) -> Batch:
         protected = run.sidecar.protected_step(generation=run.generation)
         self._server.advance(step, protected=max(0, protected))
         samples, began = None, time.perf_counter()
@@ -232,8 +232,7 @@ class Trainer:
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
         self._await_release(run, step)
-        with self._server.lock:
-            ledger.train(step)
+        run.emit("rollout_tail", step=step + 1, **self._server.train(step, samples))
         rewards = torch.tensor([self._reward(sample) for sample in samples])
         return collate(samples, rewards, rows=self._config.rows, length=self._config.model.context)
 

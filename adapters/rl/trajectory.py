@@ -58,6 +58,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         """Return the policy versions that sampled it."""
         return frozenset(stamp.version for stamp in self.stamps)
 
+    @property
+    def oldest(self) -> int | None:
+        """Return the oldest policy version that sampled it, None where it has no tokens."""
+        return min(self.versions, default=None)
+
     def first(self, count: int) -> Trajectory:
         """Return the trajectory as it was when it had ``count`` tokens."""
         if count >= len(self.tokens):

@@ -204,6 +204,31 @@ def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
     assert result["ledger"]["ok"], result["ledger"]
 
 
+def test_a_rollout_worker_whose_node_is_to_leave_hands_its_samples_over(
+    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
+) -> None:
+    with rl_job(tmp_path, config) as job:
+        job.await_step(2)
+        node = job.launcher.processes()["c"]
+        (seat,) = node.workers
+        job.await_event(
+            lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
+            after=len(job.history),
+        )
+        hurt(node.agent, signal.SIGTERM)
+        left = job.await_event(lambda e: e["kind"] == "rollout_left" and e["worker"] == seat)
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+        told = [e["kind"] for e in job.history if e.get("seat") == left["seat"]]
+        since = told[told.index("rollout_left") :]
+        assert "rollout_recovered" not in since[: since.index("resumed")], "its log is not read"
+        assert job.events("node_exited")[0]["status"] == "left after a notice"
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert result["final_hash"] == undisturbed["final_hash"]
+    assert result["ledger"]["ok"], result["ledger"]
+    assert result["ledger"]["workers_left"] == 1
+
+
 def test_a_bad_configuration_ends_the_job_at_once_with_one_clear_sentence(
     tmp_path: Path, config: RLConfig
 ) -> None:

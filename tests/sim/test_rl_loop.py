@@ -24,8 +24,10 @@ from adapters.rl.engine import Engine
 from adapters.rl.ledger import Ledger, Mode
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
+from adapters.rl.order import Order
 from adapters.rl.policy import build_policy
 from adapters.rl.proximal import Recomputed
+from adapters.rl.scheduling import Scheduling
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
 from adapters.rl.token_log import TokenLog
@@ -98,8 +100,10 @@ class SimulatedJob:
         mode: Mode = Mode.FIXED_LAG,
         kill_worker: float = 0.0,
         kill_trainer: float = 0.0,
+        scheduling: Scheduling | None = None,
     ) -> None:
-        self.plan = msgspec.structs.replace(CONFIG, mode=mode).plan
+        scheduling = scheduling or Scheduling()
+        self.plan = msgspec.structs.replace(CONFIG, mode=mode, scheduling=scheduling).plan
         self.random = random.Random(seed)
         self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
         self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
@@ -149,7 +153,7 @@ class SimulatedJob:
             return  # a slow moment
         engine = worker.engine
         if engine.free:
-            bound = None if engine.idle else engine.version
+            bound = None if engine.idle and engine.pinned else engine.version
             for assignment in self.ledger.claim(worker.name, free=engine.free, version=bound):
                 self._renew(engine, assignment.version)
                 engine.put(assignment.trajectory)
@@ -160,9 +164,21 @@ class SimulatedJob:
         if self.random.random() < 0.5:
             for trajectory in worker.held.values():
                 self.ledger.deliver(trajectory)
-        released = max(0, self.ledger.trained_steps - 2) * CONFIG.groups
+            self._set_aside(worker)
+        released = self.ledger.released(max(0, self.ledger.trained_steps - 2))
         worker.held = {k: t for k, t in worker.held.items() if k[0] >= released}
         worker.log.release(released)
+
+    def _set_aside(self, worker: SimulatedWorker) -> None:
+        """Say what is at work, and stop at what is beyond the token budget."""
+        engine = worker.engine
+        self.ledger.report(engine.progress())
+        beyond = self.ledger.beyond_budget(worker.name) & engine.progress().keys()
+        for trajectory in engine.running():
+            if trajectory.key in beyond:
+                self.ledger.set_aside(trajectory)
+        engine.drop(beyond)
+        self.ledger.abandon(worker.name, beyond)
 
     def _renew(self, engine: Engine, version: int) -> None:
         """Load what is wanted; or, where a newer one is as good, sometimes the newest."""
@@ -239,7 +255,8 @@ class SimulatedJob:
                 engine.unload()
             for trajectory in worker.held.values():
                 self.ledger.deliver(trajectory, again=True)
-            engine.drop(self.ledger.hold(worker.name, engine.progress()))
+            held = self.ledger.hold(worker.name, engine.progress(), oldest=engine.oldest())
+            engine.drop(held)
 
 
 UNDISTURBED = SimulatedJob(0).run()
@@ -274,6 +291,27 @@ def test_kills_never_make_bounded_samples_too_old_or_of_an_undone_version(seed: 
     job.run()
     assert job.kills > 0
     assert job.renewed_at_work > 0, "some samples went on under new weights"
+
+
+@pytest.mark.parametrize("seed", range(30, 33))
+def test_the_order_of_work_does_not_show_in_the_weights(seed: int) -> None:
+    scheduling = Scheduling(claims="longest", over_provision=0.5, ledger_tokens=40)
+    job = SimulatedJob(seed, kill_worker=0.05, kill_trainer=0.05, scheduling=scheduling)
+    assert job.run() == UNDISTURBED
+
+
+@pytest.mark.parametrize("seed", range(40, 44))
+def test_what_is_trained_as_it_arrives_is_never_too_old_through_kills(seed: int) -> None:
+    scheduling = Scheduling(
+        order=Order.ARRIVAL, claims="longest", over_provision=1.0, token_budget=60
+    )
+    job = SimulatedJob(
+        seed, mode=Mode.BOUNDED, kill_worker=0.1, kill_trainer=0.1, scheduling=scheduling
+    )
+    job.run()
+    assert job.kills > 0
+    assert job.ledger.counts()["trained"] == CONFIG.steps * CONFIG.groups
+    assert job.ledger.counters.samples_set_aside > 0
 
 
 def test_in_turns_every_step_trains_on_its_own_version() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters.rl.config import RLConfig, load_config, preset, save_config
@@ -15,6 +17,14 @@ from elastic.errors import ConfigError
 def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
     save_config(preset(name), tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == preset(name)
+
+
+def test_every_example_of_the_guide_is_a_configuration() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "rl.md").read_text()
+    examples = re.findall(r"^```json\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert examples
+    for example in examples:
+        assert msgspec.json.decode(example, type=RLConfig).steps
 
 
 def test_an_unknown_preset_is_refused() -> None:

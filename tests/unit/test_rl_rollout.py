@@ -11,7 +11,9 @@ import pytest
 
 from adapters.rl import rollout
 from adapters.rl.config import preset
+from adapters.rl.messages import Answer, Exchange
 from adapters.rl.rollout import RolloutWorker
+from adapters.rl.trajectory import Trajectory
 from ckpt.errors import NotFoundError, PeerError
 from ckpt.transport import RunKey
 from elastic.errors import JobFailed
@@ -58,6 +60,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         key=RunKey.new(),
         roster=lambda: roster,
         beat=lambda **_: None,
+        leaving=lambda: False,
+        handed_over=lambda **fields: events.append(("handed_over", fields)),
         emit=lambda kind, **fields: events.append((kind, fields)),
         events=events,
         now=record,
@@ -124,3 +128,94 @@ def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(
     assert time.monotonic() - began_s > 0.1, "longer than it looks for one that is gone"
     assert not any(pulls.everywhere)
     assert worker._host.events == []
+
+
+class Leader:
+    """Stands for the connection to a leader: gives its answers in turn, then empty ones."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers, self.heard = list(answers), list[Exchange]()
+
+    def call(self, op: str, body: Any) -> tuple[Any, None]:
+        self.heard.append(msgspec.convert(body, Exchange))
+        answer = self.answers.pop(0) if self.answers else Answer(leading=True)
+        return msgspec.to_builtins(answer), None
+
+
+def put_to_work(worker: Any, leader: Leader, *keys: tuple[int, int]) -> None:
+    """Have it sample two tokens of each."""
+    engine = worker._engine
+    worker._link = SimpleNamespace(generation=2, client=leader)
+    engine.load(dict(engine.policy.named_parameters()), version=0, generation=2)
+    for ordinal, sample in keys:
+        engine.put(Trajectory(ordinal=ordinal, sample=sample, prompt=(97, 62)))
+    for _ in range(3):
+        engine.tick()
+
+
+def test_told_to_leave_it_hands_over_what_it_is_at_work_on_once_to_every_leader(
+    worker: Any,
+) -> None:
+    leader = Leader(Answer(leading=False))
+    put_to_work(worker, leader, (3, 0), (3, 1))
+    running = worker._engine.running()
+    assert all(len(each.tokens) == 2 for each in running)
+    worker._leave()
+    assert worker._host.events == [], "this one does not lead"
+    worker._leave()
+    worker._leave()
+    assert [list(each.left) for each in leader.heard] == [running, running]
+    assert worker._engine.idle
+    ((kind, fields),) = worker._host.events
+    assert (kind, fields["generation"]) == ("handed_over", 2)
+    successor = Leader()
+    worker._link = SimpleNamespace(generation=3, client=successor)
+    worker._aside_unsent = set(worker._aside)
+    worker._leave()
+    assert list(successor.heard[0].set_aside) == running
+
+
+def test_what_it_is_told_to_set_aside_goes_back_at_once_and_is_kept_until_it_is_trained(
+    worker: Any,
+) -> None:
+    leader = Leader(
+        Answer(leading=True, set_aside=((3, 1),), allowance=5),
+        Answer(leading=True),
+        Answer(leading=True, released=4),
+    )
+    put_to_work(worker, leader, (3, 0), (3, 1))
+    first, second = worker._engine.running()
+    worker._exchange()
+    assert worker._engine.running() == [first]
+    worker._next_exchange = time.monotonic()
+    assert worker._due()
+    worker._exchange()
+    assert leader.heard[1].set_aside == (second,)
+    assert (leader.heard[1].running, leader.heard[1].oldest) == (((3, 0, 2),), (0,))
+    assert worker._holding() == [second, first]
+    worker._exchange()
+    assert leader.heard[2].set_aside == ()
+    assert worker._holding() == [first]
+
+
+def test_it_asks_again_after_as_many_tokens_as_it_is_allowed(worker: Any) -> None:
+    leader = Leader(Answer(leading=True, allowance=3))
+    put_to_work(worker, leader, *[(3, sample) for sample in range(8)])
+    worker._exchange()
+    worker._next_exchange = time.monotonic()
+    worker._sampled = 2
+    assert not worker._due()
+    worker._sampled = 3
+    assert worker._due()
+
+
+def test_it_says_when_it_holds_as_much_as_it_may(worker: Any) -> None:
+    scheduling = msgspec.structs.replace(worker._config.scheduling, worker_tokens=4)
+    worker._config = msgspec.structs.replace(worker._config, scheduling=scheduling)
+    leader = Leader()
+    put_to_work(worker, leader, (3, 0))
+    worker._exchange()
+    for _ in range(2):
+        worker._engine.tick()
+    worker._exchange()
+    assert [each.full for each in leader.heard] == [False, True]

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from adapters.rl.ledger import BatchPlan, Ledger
+from adapters.rl.ledger import BatchPlan, Ledger, Mode
 from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.order import Order
+from adapters.rl.scheduling import Scheduling
 from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
 from adapters.rl.token_record import encode_deltas
 from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory
@@ -256,3 +258,81 @@ def test_the_log_of_a_lost_worker_is_dropped_once_all_it_may_hold_is_trained(
     world.server.advance(0, protected=admitted)
     until(lambda: not world.logs)
     assert {worker.incarnation for worker in world.server.workers()} == {"v"}
+
+
+BOUNDED = msgspec.structs.replace(
+    PLAN,
+    mode=Mode.BOUNDED,
+    scheduling=Scheduling(order=Order.ARRIVAL, over_provision=1.0, token_budget=8),
+)
+
+
+def begun(answer: Answer, count: int) -> tuple[Trajectory, ...]:
+    """Return the work with so many tokens of each sample."""
+    stamps = (Stamp(generation=1, version=0, count=count),)
+    return tuple(
+        msgspec.structs.replace(
+            each.trajectory, tokens=(97,) * count, logprobs=(-1.0,) * count, stamps=stamps
+        )
+        for each in answer.work
+    )
+
+
+def told(trajectories: tuple[Trajectory, ...]) -> dict[str, object]:
+    return {
+        "running": tuple((*each.key, len(each.tokens)) for each in trajectories),
+        "oldest": tuple(each.oldest for each in trajectories),
+        "version": 0,
+        "loaded_in": 1,
+    }
+
+
+def test_beyond_the_token_budget_workers_set_aside_what_the_next_step_can_do_without(
+    world: World,
+) -> None:
+    world.ledger = Ledger(BOUNDED)
+    world.lead()
+    client, other = world.client(), world.client()
+    first = ask(client, "w", free=8, version=0, loaded_in=1)
+    assert (len(first.work), first.allowance) == (8, 8)
+    running = begun(first, 1)
+    answer = ask(client, "w", **told(running))
+    assert answer.set_aside == ((2, 0), (2, 1), (3, 0), (3, 1))
+    assert answer.allowance is None
+    stopped = tuple(each for each in running if each.key in answer.set_aside)
+    going_on = tuple(each for each in running if each.key not in answer.set_aside)
+    ask(client, "w", set_aside=stopped, **told(going_on), free=4)
+    assert not ask(other, "v", free=8).work, "until the next step has its groups"
+    ask(client, "w", finished=finish(first)[:4], version=0, loaded_in=1)
+    samples = world.server.wait_batch(0, timeout_s=1)
+    assert samples is not None
+    tail = world.server.train(0, samples)
+    assert (tail["ordinals"], tail["carried"], tail["length_max"]) == ([0, 1], 4, 3)
+    again = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=4).work}
+    assert list(again.values()) == list(stopped)
+    pressures = [e["because"] for e in world.events if e["kind"] == "back_pressure"]
+    assert pressures == ["budget", "none"]
+
+
+def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
+    world: World,
+) -> None:
+    world.alive = {"w", "v"}
+    world.lead()
+    client, other = world.client(), world.client()
+    ask(other, "v")
+    running = begun(ask(client, "w", free=8), 2)
+    ask(client, "w", **told(running))
+    (ended, *left) = running
+    ended = msgspec.structs.replace(
+        ended, tokens=tuple(b"ab\n"), logprobs=(-1.0, -0.1, -2.5), stamps=STAMP
+    )
+    ask(client, "w", left=tuple(left), finished=(ended,), leaving=True)
+    assert [a.trajectory for a in ask(other, "v", free=8).work] == left
+    world.alive = {"v"}
+    ask(other, "v")
+    (event,) = world.events
+    assert (event["kind"], event["samples"], event["tokens"]) == ("rollout_left", 7, 14)
+    assert world.ledger.counters.workers_left == 1
+    assert world.ledger.counters.workers_lost == 0
+    assert "w" in world.server._term.lost, "a later leader may need what it had finished"
