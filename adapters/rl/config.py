@@ -10,6 +10,7 @@ import msgspec
 from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
+from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.tokens import Ascii, Tokenizer
 from adapters.rl.trajectory import Limits
@@ -62,6 +63,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mode: Mode = Mode.FIXED_LAG
     eta: int = 2
     scheduling: Scheduling = Scheduling()
+    replay: ReplayConfig = ReplayConfig()
     max_new_tokens: int = 8
     lr: float = 1e-3
     lr_warmup_steps: int = 5
@@ -104,6 +106,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             limits=self.limits,
             mode=self.mode,
             scheduling=self.scheduling,
+            replay=self.replay,
         )
 
     @property
@@ -135,8 +138,12 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def keep(self) -> int:
-        """Snapshots to keep in memory: all versions that may still be asked to sample."""
-        return max(2, self.staleness + 1)
+        """Snapshots to keep in memory: all versions that may still be asked to sample.
+
+        Where the policies that sampled are computed again, those of reused groups are kept too.
+        """
+        again = self.replay.policy != "none" and self.loss.proximal == "recomputed"
+        return max(2, self.staleness + 1 + (self.replay.max_age if again else 0))
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """The ledger: every prompt ordinal in exactly one state, every sample counted once. Pure.
 
-A step trains on ``groups`` ordinals of ``group`` samples each, in their order. The ordinals of step
-t are admitted once policy version max(0, t - eta) exists, and no older one may sample them: so
+A step trains on ``groups`` ordinals of ``group`` samples each, in their order, each ordinal once;
+by `ReplayConfig` some of a step's groups are taken again, which is counted apart. The ordinals of
+step t are admitted once policy version max(0, t - eta) exists, and no older one may sample them: so
 staleness never exceeds eta, whatever fails, and in the first steps after it as well. By `Mode` that
 version samples them entirely, or any from it on. An ordinal moves by `TRANSITIONS`; what is not
 listed there is an error.
@@ -25,6 +26,7 @@ import msgspec
 
 from adapters.rl.budget import Pressure, TokenBudget, pressure
 from adapters.rl.order import Order
+from adapters.rl.replay import Replay, ReplayConfig
 from adapters.rl.schedule import Candidate, Lengths, queue, remaining
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.taking import Taking
@@ -100,7 +102,8 @@ class Mode(StrEnum):
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of the job: ``steps`` steps of ``groups`` prompts with ``group`` samples each.
 
-    ``eta`` is the largest staleness, 0 in mode ``SYNC``.
+    ``eta`` is the largest staleness, 0 in mode ``SYNC``; that of groups taken again is bounded by
+    ``replay``.
     """
 
     groups: int
@@ -110,6 +113,12 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     mode: Mode = Mode.FIXED_LAG
     scheduling: Scheduling = Scheduling()
+    replay: ReplayConfig = ReplayConfig()
+
+    @property
+    def fresh(self) -> int:
+        """Number of groups of a step that were never trained on."""
+        return self.groups - self.replay.reused(self.groups)
 
     @property
     def by_arrival(self) -> bool:
@@ -123,7 +132,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def step_of(self, ordinal: int) -> int:
         """Return the step (0-based) that trains on ``ordinal``."""
-        return ordinal // self.groups
+        return ordinal // self.fresh
 
     def version_of(self, ordinal: int) -> int:
         """Return the oldest policy version that may sample ``ordinal``; when pinned, the one."""
@@ -131,8 +140,8 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def admitted(self, completed: int) -> int:
         """Return how many ordinals may be sampled once ``completed`` steps are done."""
-        ahead = self.scheduling.ahead(groups=self.groups, eta=self.eta)
-        return min(self.groups * (completed + 1) + ahead, self.groups * self.steps)
+        ahead = self.scheduling.ahead(groups=self.fresh, eta=self.eta)
+        return min(self.fresh * (completed + 1) + ahead, self.fresh * self.steps)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +171,7 @@ class Counters(msgspec.Struct, kw_only=True):
     workers_left: int = 0
     samples_set_aside: int = 0
     samples_too_old: int = 0
+    groups_reused: int = 0
 
 
 @dataclass(slots=True)
@@ -193,7 +203,8 @@ class Ledger:
         self._admitted = 0
         self._cuts: dict[int, int] = {}
         self._conflicts: list[str] = []
-        self._taking = Taking.by(plan.scheduling.order, groups=plan.groups, eta=plan.eta)
+        self._taking = Taking.by(plan.scheduling.order, groups=plan.fresh, eta=plan.eta)
+        self._replay = Replay(plan.replay, count=plan.replay.reused(plan.groups))
         self._taken: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_RECORDED_STEPS)
         self._budget = TokenBudget(limit=plan.scheduling.token_budget)
         self._lengths = Lengths()
@@ -423,21 +434,35 @@ class Ledger:
     def batch(self, step: int) -> list[Trajectory] | None:
         """Return the samples of ``step`` in order, or None while some are missing.
 
-        Once returned, the step's ordinals are settled.
+        Those of groups that are taken again come last. Once returned, all of it is settled.
         """
         ordinals = self._taking.ordinals() if step == self.trained_steps else None
         if ordinals is None:
             return None
-        entries = [self._entries[ordinal] for ordinal in ordinals]
-        return [entry.done[sample] for entry in entries for sample in sorted(entry.done)]
+        again = self._replay.choose(step)
+        return [
+            *(sample for ordinal in ordinals for sample in self._samples(ordinal)),
+            *(sample for ordinal in again for sample in self._replay.samples(ordinal)),
+        ]
 
-    def train(self, step: int) -> None:
-        """Mark the ordinals of ``step`` as trained. Steps are trained in order, each once."""
+    def train(self, step: int, rewards: Sequence[float] = ()) -> None:
+        """Mark the ordinals of ``step`` as trained. Steps are trained in order, each once.
+
+        ``rewards`` are those of its `batch`; only prioritized replay needs them.
+        """
         if step != self.trained_steps:
             raise LedgerError(f"step {step} offered for training, next is {self.trained_steps}")
         ordinals = self._taking.ordinals()
         if ordinals is None:
             raise LedgerError(f"step {step} offered for training before its samples are complete")
+        fresh = {ordinal: self._samples(ordinal) for ordinal in ordinals}
+        told = iter(rewards)
+        earned = {
+            ordinal: [reward for _, reward in zip(samples, told, strict=False)]
+            for ordinal, samples in fresh.items()
+        }
+        self.counters.groups_reused += len(self._replay.choose(step))
+        self._replay.train(step, {o: each for o, each in fresh.items() if each}, earned)
         for ordinal in ordinals:
             entry = self._entries[ordinal]
             self._audit(step, entry)
@@ -449,6 +474,11 @@ class Ledger:
         self._taken.append((step, tuple(ordinals)))
         self._budget.renew()
         self.trained_steps = step + 1
+
+    @property
+    def uses(self) -> dict[int, int]:
+        """How many groups were trained on how often, where some are taken again; else empty."""
+        return self._replay.uses
 
     def taken(self, step: int) -> tuple[int, ...] | None:
         """Return the ordinals that ``step`` took; None when that is too long ago, or to come."""
@@ -463,7 +493,11 @@ class Ledger:
 
     def check(self) -> list[str]:
         """Return every violation of what the ledger promises; empty when it holds."""
-        found = [*self._conflicts, *self._taking.check(self._admitted)]
+        found = [
+            *self._conflicts,
+            *self._taking.check(self._admitted),
+            *self._replay.check(self.trained_steps),
+        ]
         for ordinal, entry in self._entries.items():
             complete = len(entry.done) == self.plan.group
             if complete != (entry.state is State.READY):
@@ -477,7 +511,7 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """Return how many ordinals are in each state."""
         counts = {state.value: 0 for state in State}
-        counts[State.TRAINED] = self.trained_steps * self.plan.groups
+        counts[State.TRAINED] = self.trained_steps * self.plan.fresh
         for entry in self._entries.values():
             counts[entry.state] += 1
         return counts
@@ -531,6 +565,7 @@ class Ledger:
             "ordinals": sorted(self._entries),
             "prompts": [list(self._entries[o].prompt) for o in sorted(self._entries)],
             "taking": self._taking.state_dict(),
+            "replay": self._replay.state_dict(),
             "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
             "lengths": self._lengths.state_dict(),
             "dropped": {str(o): e.reason for o, e in self._entries.items() if e.reason},
@@ -567,6 +602,7 @@ class Ledger:
                 entry.partial[trajectory.sample] = trajectory
         self.counters = msgspec.convert(state["counters"], Counters)
         self._taking.load_state_dict(state["taking"])
+        self._replay.load_state_dict(state["replay"])
         self._taken.extend((step, tuple(ordinals)) for step, ordinals in state["taken"])
         self._lengths = Lengths(state["lengths"])
 
@@ -607,6 +643,10 @@ class Ledger:
         if more > 0:
             entry.charged[sample] = count
             self._budget.charge(more)
+
+    def _samples(self, ordinal: int) -> list[Trajectory]:
+        done = self._entries[ordinal].done
+        return [done[sample] for sample in sorted(done)]
 
     def _missing(self, entry: _Entry) -> Sequence[int]:
         return [

@@ -189,15 +189,21 @@ class RolloutServer:
             self._changed.wait_for(lambda: term.ledger.batch(step) is not None, timeout_s)
             return term.ledger.batch(step)
 
-    def train(self, step: int, samples: Sequence[Trajectory]) -> dict[str, Json]:
-        """Note that ``step`` trains on ``samples``; return what is told of its tail (`Tail`)."""
+    def train(
+        self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> dict[str, Json]:
+        """Note that ``step`` trains on ``samples``; return what is told of its tail (`Tail`).
+
+        That is of the samples that are trained on for the first time.
+        """
         with self._changed:
             term, ledger = self._leading(), self._leading().ledger
-            ledger.train(step)
-            told = term.tail.step(samples, carried=ledger.held_tokens, now_s=time.monotonic())
+            ledger.train(step, rewards)
+            taken = ledger.taken(step) or ()
+            fresh = [sample for sample in samples if sample.ordinal in taken]
+            told = term.tail.step(fresh, carried=ledger.held_tokens, now_s=time.monotonic())
             self._tell_pressure(term)
             self._answer_waiting()
-            taken = ledger.taken(step) or ()
             return {**told, "ordinals": list(taken)} if ledger.plan.by_arrival else told
 
     def finish(self) -> None:

@@ -232,9 +232,14 @@ class Trainer:
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
         self._await_release(run, step)
-        run.emit("rollout_tail", step=step + 1, **self._server.train(step, samples))
-        rewards = torch.tensor([self._reward(sample) for sample in samples])
-        return collate(samples, rewards, rows=self._config.rows, length=self._config.model.context)
+        rewards = [self._reward(sample) for sample in samples]
+        run.emit("rollout_tail", step=step + 1, **self._server.train(step, samples, rewards))
+        return collate(
+            samples,
+            torch.tensor(rewards),
+            rows=self._config.rows,
+            length=self._config.model.context,
+        )
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._task.train(ordinal).prompt)
@@ -295,6 +300,7 @@ class Trainer:
                     "violations": violations,
                 },
                 "staleness_max": ledger.staleness_max,
+                "replay": {str(times): groups for times, groups in ledger.uses.items()},
             }
         if self._result is not None:
             write_result(self._result, outcome)

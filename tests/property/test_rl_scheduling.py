@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from adapters.rl.ledger import BatchPlan, Ledger, Mode
 from adapters.rl.order import Order
+from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.trajectory import Limits, SampleId, Stamp, Trajectory, extend_stamps
 
@@ -23,7 +24,7 @@ STANDSTILL = 200
 Weights = tuple[int, int]
 
 
-def plan_of(**scheduling: Any) -> BatchPlan:
+def plan_of(replay: ReplayConfig | None = None, **scheduling: Any) -> BatchPlan:
     return BatchPlan(
         groups=2,
         group=2,
@@ -32,6 +33,7 @@ def plan_of(**scheduling: Any) -> BatchPlan:
         limits=Limits(end=END, context=10, max_new_tokens=4),
         mode=Mode.BOUNDED,
         scheduling=Scheduling(**scheduling),
+        replay=replay or ReplayConfig(),
     )
 
 
@@ -171,21 +173,40 @@ class SchedulingMachine(RuleBasedStateMachine):
             self.ledger.claim(f"other {worker}", free=1, version=None)
             self.ledger.lose(f"other {worker}")
         assert self.ledger.batch(step) == batch
-        ordinals = sorted({each.ordinal for each in batch})
-        assert len(ordinals) == self.plan.groups
-        assert [each.key for each in batch] == [
+        fresh = batch[: self.plan.fresh * self.plan.group]
+        self._check_reused(step, batch[len(fresh) :])
+        ordinals = sorted({each.ordinal for each in fresh})
+        assert len(ordinals) == self.plan.fresh
+        assert [each.key for each in fresh] == [
             (ordinal, sample) for ordinal in ordinals for sample in range(self.plan.group)
         ]
         if not self.plan.by_arrival:
-            assert ordinals == list(range(step * self.plan.groups, (step + 1) * self.plan.groups))
-        for trajectory in batch:
+            assert ordinals == list(range(step * self.plan.fresh, (step + 1) * self.plan.fresh))
+        for trajectory in fresh:
             assert self.ledger.valid(trajectory)
             assert all(step - self.plan.eta <= v <= step for v in trajectory.versions)
-        self.ledger.train(step)
+        self.ledger.train(step, [float(len(each.tokens)) for each in batch])
         assert self.ledger.taken(step) == tuple(ordinals)
-        self.trained.append(batch)
+        self.trained.append(fresh)
         self._snapshot()
         self._release()
+
+    def _check_reused(self, step: int, reused: list[Trajectory]) -> None:
+        """They are whole groups of the last steps, not too many, the same after a restore."""
+        config, plan = self.plan.replay, self.plan
+        first = {each.ordinal: s for s, batch in enumerate(self.trained) for each in batch}
+        groups = [reused[at : at + plan.group] for at in range(0, len(reused), plan.group)]
+        assert len({each[0].ordinal for each in groups}) == len(groups)
+        assert len(groups) <= config.reused(plan.groups)
+        for each in groups:
+            taken = self.trained[first[each[0].ordinal]]
+            assert each == [sample for sample in taken if sample.ordinal == each[0].ordinal]
+            assert 0 < step - first[each[0].ordinal] <= config.max_age
+        again = Ledger(plan)
+        again.load_state_dict(json.loads(json.dumps(self.ledger.state_dict())))
+        told = again.batch(step)
+        assert told is not None
+        assert told[len(told) - len(reused) :] == reused or not reused
 
     def _release(self) -> None:
         protected = max(0, len(self.trained) - 2)
@@ -213,8 +234,8 @@ class SchedulingMachine(RuleBasedStateMachine):
     def holds(self) -> None:
         assert self.ledger.check() == []
         assert sum(self.ledger.counts().values()) == self.ledger.admitted
-        ahead = self.ledger.admitted - len(self.trained) * self.plan.groups
-        assert ahead <= self.plan.groups * (self.plan.eta + 1)
+        ahead = self.ledger.admitted - len(self.trained) * self.plan.fresh
+        assert ahead <= self.plan.fresh * (self.plan.eta + 1)
 
     def teardown(self) -> None:
         """Everything can still be finished, by any one worker."""
@@ -228,7 +249,7 @@ class SchedulingMachine(RuleBasedStateMachine):
         assert self.ledger.check() == []
         assert self.ledger.staleness_max <= self.plan.eta
         ordinals = [each.ordinal for batch in self.trained for each in batch[:: self.plan.group]]
-        assert sorted(ordinals) == list(range(self.plan.steps * self.plan.groups))
+        assert sorted(ordinals) == list(range(self.plan.steps * self.plan.fresh))
 
 
 class TightMachine(SchedulingMachine):
@@ -245,9 +266,16 @@ class InOrderMachine(SchedulingMachine):
     plan = plan_of(claims="longest", token_budget=5, ledger_tokens=8)
 
 
+class ReplayMachine(SchedulingMachine):
+    """Half of every step are groups trained before."""
+
+    plan = plan_of(ReplayConfig(policy="prioritized", share=0.5, max_age=2), order=Order.ARRIVAL)
+
+
 QUICK = settings(max_examples=40, stateful_step_count=40, deadline=None)
-for machine in (SchedulingMachine, TightMachine, InOrderMachine):
+for machine in (SchedulingMachine, TightMachine, InOrderMachine, ReplayMachine):
     machine.TestCase.settings = QUICK
 TestByArrival = SchedulingMachine.TestCase
 TestTight = TightMachine.TestCase
 TestInOrder = InOrderMachine.TestCase
+TestReplay = ReplayMachine.TestCase

@@ -27,6 +27,7 @@ from adapters.rl.model import build_model, weights_hash
 from adapters.rl.order import Order
 from adapters.rl.policy import build_policy
 from adapters.rl.proximal import Recomputed
+from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
@@ -101,9 +102,14 @@ class SimulatedJob:
         kill_worker: float = 0.0,
         kill_trainer: float = 0.0,
         scheduling: Scheduling | None = None,
+        replay: ReplayConfig | None = None,
     ) -> None:
-        scheduling = scheduling or Scheduling()
-        self.plan = msgspec.structs.replace(CONFIG, mode=mode, scheduling=scheduling).plan
+        self.plan = msgspec.structs.replace(
+            CONFIG,
+            mode=mode,
+            scheduling=scheduling or Scheduling(),
+            replay=replay or ReplayConfig(),
+        ).plan
         self.random = random.Random(seed)
         self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
         self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
@@ -209,10 +215,10 @@ class SimulatedJob:
         step = self.ledger.trained_steps
         samples = self.ledger.batch(step)
         assert samples is not None
-        self.ledger.train(step)
+        rewards = torch.tensor([reward_of(t) for t in samples])
+        self.ledger.train(step, rewards.tolist())
         if not self.plan.pinned:
             self._recompute(samples)
-        rewards = torch.tensor([reward_of(t) for t in samples])
         batch = collate(samples, rewards, rows=CONFIG.rows, length=CONFIG.model.context).trimmed()
         batch = batch.with_advantages(group_advantages(rewards, CONFIG.group))
         logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)
@@ -312,6 +318,18 @@ def test_what_is_trained_as_it_arrives_is_never_too_old_through_kills(seed: int)
     assert job.kills > 0
     assert job.ledger.counts()["trained"] == CONFIG.steps * CONFIG.groups
     assert job.ledger.counters.samples_set_aside > 0
+
+
+@pytest.mark.parametrize("policy", ["recent", "prioritized"])
+def test_kills_do_not_show_in_what_is_taken_again(policy: Any) -> None:
+    replay = ReplayConfig(policy=policy, share=0.5, max_age=2)
+    calm = SimulatedJob(50, replay=replay)
+    weights = calm.run()
+    job = SimulatedJob(51, kill_worker=0.1, kill_trainer=0.1, replay=replay)
+    assert job.run() == weights != UNDISTURBED
+    assert job.kills > 0
+    assert job.ledger.uses == calm.ledger.uses
+    assert job.ledger.counters.groups_reused == calm.ledger.counters.groups_reused > 0
 
 
 def test_in_turns_every_step_trains_on_its_own_version() -> None:

@@ -306,7 +306,7 @@ def test_beyond_the_token_budget_workers_set_aside_what_the_next_step_can_do_wit
     ask(client, "w", finished=finish(first)[:4], version=0, loaded_in=1)
     samples = world.server.wait_batch(0, timeout_s=1)
     assert samples is not None
-    tail = world.server.train(0, samples)
+    tail = world.server.train(0, samples, [0.0] * len(samples))
     assert (tail["ordinals"], tail["carried"], tail["length_max"]) == ([0, 1], 4, 3)
     again = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=4).work}
     assert list(again.values()) == list(stopped)
