@@ -38,7 +38,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     ``left`` is what it was at work on when it had to let go of its weights, or of everything;
     ``set_aside`` what it stopped at because it was told to. ``oldest`` goes with ``running``: the
     oldest version of each one's tokens. ``full``: it holds as many tokens as it may. ``leaving``:
-    it has handed over what it had and ends.
+    with this it hands over everything that is not released, and ends.
     """
 
     worker: Worker

@@ -195,6 +195,8 @@ class RolloutWorker:
         link = self._link
         if link is not None and self._parted_from != link.generation:
             left = (*self._left, *self._engine.running())
+            self._unsent, self._again = set(self._held), True
+            self._aside_unsent = set(self._aside)
             if self._call(left=left, leaving=True) is not None:
                 self._parted_from = link.generation
                 self._aside |= {trajectory.key: trajectory for trajectory in left}

@@ -89,6 +89,7 @@ class Term:
     recovering: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
+    handed: list[Trajectory] = field(default_factory=list)
     tail: Tail = field(default_factory=Tail)
     pressure: Pressure = Pressure.NONE
     released: int = 0
@@ -126,6 +127,7 @@ class RolloutServer:
         self._patience = patience or Patience()
         self._term: Term | None = None
         self._waiting: list[tuple[float, Exchange, Request]] = []
+        self._handed: dict[str, tuple[Worker, tuple[Trajectory, ...]]] = {}
         self._salvage: queue.SimpleQueue[tuple[Term, Worker, bool] | None] = queue.SimpleQueue()
         self._server = Server(self._handle, key=key, tick=self._tick)
         self.address = self._server.address
@@ -134,12 +136,18 @@ class RolloutServer:
     # -- the trainer's side ------------------------------------------------------------------
 
     def lead(self, term: Term, *, former: tuple[Worker, ...] = ()) -> None:
-        """Begin to lead; the logs of ``former`` workers that are gone are read first."""
+        """Begin to lead; the logs of ``former`` workers that are gone are read first.
+
+        But not of those that handed everything over to this server.
+        """
         with self._changed:
             self._term = term
             alive = _alive(term.roster())
+            for worker, handed in self._handed.values():
+                term.handed += handed
+                term.lost[worker.incarnation] = (worker, term.ledger.admitted)
             for worker in former:
-                if worker.incarnation not in alive:
+                if worker.incarnation not in alive | self._handed.keys():
                     term.former.add(worker.incarnation)
                     self._lose(term, worker)
             self._changed.notify_all()
@@ -171,6 +179,9 @@ class RolloutServer:
         with self._changed:
             term = self._leading()
             term.ledger.admit(completed, term.prompt_of)
+            for trajectory in term.handed:
+                term.ledger.recover(trajectory)
+            term.handed.clear()
             term.released = max(term.released, term.ledger.released(protected))
             self._let_go(term)
             self._answer_waiting()
@@ -180,6 +191,7 @@ class RolloutServer:
         for key, (worker, admitted) in list(term.lost.items()):
             if admitted <= term.released and key not in term.recovering:
                 del term.lost[key]
+                self._handed.pop(key, None)
                 self._salvage.put((term, worker, True))
 
     def wait_batch(self, step: int, *, timeout_s: float) -> list[Trajectory] | None:
@@ -280,8 +292,13 @@ class RolloutServer:
             ledger.set_aside(trajectory)
 
     def _part(self, term: Term, exchange: Exchange) -> None:
-        """Take over everything from a worker that ends; its log matters until that is trained."""
+        """Take over everything from a worker that ends, for this term and the next ones.
+
+        Its log still matters where another process leads before all of it is trained.
+        """
         worker, ledger = exchange.worker, term.ledger
+        given = (*exchange.finished, *exchange.left, *exchange.set_aside)
+        self._handed[worker.incarnation] = (worker, given)
         term.announced.add(worker.incarnation)
         self._hand_in(term, exchange)
         term.seen.pop(worker.incarnation, None)

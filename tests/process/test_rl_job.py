@@ -216,17 +216,14 @@ def test_a_rollout_worker_whose_node_is_to_leave_hands_its_samples_over(
             after=len(job.history),
         )
         hurt(node.agent, signal.SIGTERM)
-        left = job.await_event(lambda e: e["kind"] == "rollout_left" and e["worker"] == seat)
+        job.await_event(lambda e: e["kind"] == "rollout_left" and e["worker"] == seat)
         outcome = job.finish()
         assert outcome.ok, outcome.message
-        told = [e["kind"] for e in job.history if e.get("seat") == left["seat"]]
-        since = told[told.index("rollout_left") :]
-        assert "rollout_recovered" not in since[: since.index("resumed")], "its log is not read"
+        assert not job.events("rollout_recovered"), "no log is read"
         assert job.events("node_exited")[0]["status"] == "left after a notice"
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["final_hash"] == undisturbed["final_hash"]
     assert result["ledger"]["ok"], result["ledger"]
-    assert result["ledger"]["workers_left"] == 1
 
 
 def test_a_bad_configuration_ends_the_job_at_once_with_one_clear_sentence(

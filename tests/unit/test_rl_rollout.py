@@ -170,7 +170,6 @@ def test_told_to_leave_it_hands_over_what_it_is_at_work_on_once_to_every_leader(
     assert (kind, fields["generation"]) == ("handed_over", 2)
     successor = Leader()
     worker._link = SimpleNamespace(generation=3, client=successor)
-    worker._aside_unsent = set(worker._aside)
     worker._leave()
     assert list(successor.heard[0].set_aside) == running
 

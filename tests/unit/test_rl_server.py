@@ -335,4 +335,9 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
     assert (event["kind"], event["samples"], event["tokens"]) == ("rollout_left", 7, 14)
     assert world.ledger.counters.workers_left == 1
     assert world.ledger.counters.workers_lost == 0
-    assert "w" in world.server._term.lost, "a later leader may need what it had finished"
+    assert "w" in world.server._term.lost, "another leader may need its log"
+    world.server.retire()
+    world.ledger = Ledger(PLAN)
+    world.lead(generation=2, former=(worker("w"),))
+    assert world.ledger.held_tokens == 3 + 14, "it has what was handed over, in the next term too"
+    assert [event["kind"] for event in world.events] == ["rollout_left"]
