@@ -21,6 +21,9 @@ from adapters.rl import sft
 from adapters.rl.config import RLConfig, WarmStart, preset, save_config
 from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig
+from adapters.rl.order import Order
+from adapters.rl.replay import ReplayConfig
+from adapters.rl.scheduling import Scheduling
 from ckpt.arena import ARENA_ROOT
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
 from tools.leftovers import leftovers
@@ -101,6 +104,35 @@ def test_alone_the_job_trains_every_prompt_once(undisturbed: dict[str, Any]) -> 
     assert ledger["ok"]
     assert {state: n for state, n in ledger["ordinals"].items() if n} == {"trained": 160}
     assert ledger["samples_accepted"] == 640
+
+
+def test_alone_the_job_takes_what_arrives_within_its_limits_and_some_of_it_again(
+    tmp_path: Path, config: RLConfig
+) -> None:
+    scheduling = Scheduling(
+        order=Order.ARRIVAL,
+        claims="longest",
+        over_provision=1.0,
+        token_budget=50,
+        ledger_tokens=120,
+        worker_tokens=300,
+    )
+    replay = ReplayConfig(policy="prioritized", share=0.25)
+    result = alone(
+        tmp_path,
+        msgspec.structs.replace(
+            config, mode=Mode.BOUNDED, steps=10, scheduling=scheduling, replay=replay
+        ),
+    )
+    ledger = result["ledger"]
+    assert ledger["ok"], ledger
+    assert {state: n for state, n in ledger["ordinals"].items() if n} == {"trained": 30}
+    assert result["staleness_max"] <= config.eta
+    assert 0 < ledger["groups_reused"] < 10
+    assert (
+        sum((int(times) - 1) * n for times, n in result["replay"].items())
+        == (ledger["groups_reused"])
+    )
 
 
 def test_kills_of_rollout_workers_and_the_leading_trainer_do_not_show_in_the_outcome(

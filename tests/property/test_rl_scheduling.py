@@ -216,9 +216,12 @@ class SchedulingMachine(RuleBasedStateMachine):
         for worker, held in self.held.items():
             self.held[worker] = {key: each for key, each in held.items() if key[0] >= released}
 
-    @rule(back=st.integers(0, 2), late=st.sets(WORKERS))
-    def restore(self, back: int, late: set[str]) -> None:
-        """The trainer dies and is restored from one of its last snapshots; some hear of it late."""
+    @rule(back=st.integers(0, 2), late=st.sets(WORKERS), rush=st.booleans())
+    def restore(self, back: int, late: set[str], rush: bool) -> None:
+        """The trainer dies and is restored from one of its last snapshots; some hear of it late.
+
+        In a ``rush`` everything was promised to another before they do.
+        """
         step = max(0, len(self.trained) - back)
         self.generation += 1
         self.ledger = Ledger(self.plan)
@@ -229,6 +232,9 @@ class SchedulingMachine(RuleBasedStateMachine):
         self.late = set(self.running)
         for worker in sorted(self.late - late):
             self.exchange(worker)
+        if rush:
+            self.ledger.claim("another", free=99, version=None)
+            self.ledger.lose("another")
 
     @invariant()
     def holds(self) -> None:
