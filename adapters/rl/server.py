@@ -252,6 +252,7 @@ class RolloutServer:
                 return
             reload, abandon = self._take(term, exchange)
             answer = self._offer(term, exchange, reload=reload, abandon=abandon)
+            self._note_slots(term, exchange, answer)
             self._tell_pressure(term)
             if answer is None:
                 self._waiting.append((time.monotonic() + _LONG_POLL_S, exchange, request))
@@ -277,7 +278,6 @@ class RolloutServer:
         ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - held)
         seen.progress = {} if reload else running
         ledger.report(seen.progress)
-        term.tail.occupied(busy=len(running), slots=len(running) + exchange.free)
         return reload, abandon
 
     def _hand_in(self, term: Term, exchange: Exchange) -> None:
@@ -302,6 +302,7 @@ class RolloutServer:
         term.announced.add(worker.incarnation)
         self._hand_in(term, exchange)
         term.seen.pop(worker.incarnation, None)
+        term.tail.gone(worker.incarnation, now_s=time.monotonic())
         ledger.leave(worker.incarnation)
         term.lost[worker.incarnation] = (worker, ledger.admitted)
         term.emit(
@@ -311,6 +312,13 @@ class RolloutServer:
             tokens=sum(len(each.tokens) for each in exchange.left),
             finished=len(exchange.finished),
         )
+
+    def _note_slots(self, term: Term, exchange: Exchange, answer: Answer | None) -> None:
+        """Note how many slots a worker has busy with this answer (None: it waits)."""
+        running, worker = len(exchange.running), exchange.worker.incarnation
+        busy = running + (len(answer.work) if answer else 0)
+        slots = running + exchange.free
+        term.tail.occupied(worker, busy=busy, slots=slots, now_s=time.monotonic())
 
     def _tell_pressure(self, term: Term) -> None:
         """Record when work begins to be held back, and when it no longer is."""
@@ -362,6 +370,7 @@ class RolloutServer:
             answer: Answer | None = Answer(leading=False)
             if term is not None and term.generation == exchange.generation:
                 answer = self._offer(term, exchange, reload=False, abandon=set())
+                self._note_slots(term, exchange, answer)
                 if answer is None and (everyone or now >= deadline):
                     answer = Answer(leading=True, released=term.released, over=term.over)
             if answer is None:
@@ -435,6 +444,7 @@ class RolloutServer:
         ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)
         unfinished = ledger.claimed(worker.incarnation)
         ledger.lose(worker.incarnation)
+        term.tail.gone(worker.incarnation, now_s=time.monotonic())
         before = ledger.counters.tokens_recovered
         reported = seen.progress if seen else {}
         for key, piece in pieces.items():

@@ -30,17 +30,28 @@ class Tail:
     """Collects what is told of a step when it has its samples; times are seconds of one clock."""
 
     _arrived: dict[SampleId, float] = field(default_factory=dict)
-    _busy: int = 0
-    _slots: int = 0
+    _since: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    _busy_s: float = 0.0
+    _slots_s: float = 0.0
 
     def arrived(self, key: SampleId, *, now_s: float) -> None:
         """Note that a sample is finished."""
         self._arrived.setdefault(key, now_s)
 
-    def occupied(self, *, busy: int, slots: int) -> None:
-        """Note how many of a worker's slots are busy."""
-        self._busy += busy
-        self._slots += slots
+    def occupied(self, worker: str, *, busy: int, slots: int, now_s: float) -> None:
+        """Note how many of a worker's slots are busy from now on."""
+        self._count(worker, now_s)
+        self._since[worker] = now_s, busy, slots
+
+    def gone(self, worker: str, *, now_s: float) -> None:
+        """Note that a worker has no slots any more."""
+        self._count(worker, now_s)
+        self._since.pop(worker, None)
+
+    def _count(self, worker: str, now_s: float) -> None:
+        since_s, busy, slots = self._since.get(worker, (now_s, 0, 0))
+        self._busy_s += busy * (now_s - since_s)
+        self._slots_s += slots * (now_s - since_s)
 
     def step(self, samples: Iterable[Trajectory], *, carried: int, now_s: float) -> dict[str, Json]:
         """Return the figures of a step that took ``samples``, and begin the next one's.
@@ -49,8 +60,10 @@ class Tail:
         """
         samples = list(samples)
         waited = [now_s - self._arrived.pop(each.key, now_s) for each in samples]
-        busy = self._busy / self._slots if self._slots else 0.0
-        self._busy = self._slots = 0
+        for worker, (_, occupied, slots) in list(self._since.items()):
+            self.occupied(worker, busy=occupied, slots=slots, now_s=now_s)
+        busy = self._busy_s / self._slots_s if self._slots_s else 0.0
+        self._busy_s = self._slots_s = 0.0
         return {
             **spread("length", [len(each.tokens) for each in samples]),
             **spread("waited_s", waited),

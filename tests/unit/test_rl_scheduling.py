@@ -350,15 +350,17 @@ def test_the_tail_of_a_step_is_told() -> None:
     samples = [sampled(0, 0, "a\n"), sampled(0, 1, "abc\n")]
     tail.arrived((0, 0), now_s=10.0)
     tail.arrived((0, 1), now_s=12.0)
-    tail.occupied(busy=6, slots=8)
-    tail.occupied(busy=2, slots=8)
+    tail.occupied("w", busy=6, slots=8, now_s=9.0)
+    tail.occupied("w", busy=2, slots=8, now_s=10.0)
+    tail.occupied("v", busy=8, slots=8, now_s=11.0)
+    tail.gone("v", now_s=12.0)
     told = tail.step(samples, carried=5, now_s=13.0)
     assert told == {
         **{"length_p50": 2, "length_p95": 4, "length_max": 4},
         **{"waited_s_p50": 1.0, "waited_s_p95": 3.0, "waited_s_max": 3.0},
         **{"busy": 0.5, "carried": 5},
     }
-    assert tail.step([], carried=0, now_s=14.0)["busy"] == 0.0
+    assert tail.step([], carried=0, now_s=14.0)["busy"] == 0.25
 
 
 @pytest.mark.parametrize(
