@@ -33,7 +33,7 @@ from elastic.losswatch import LossWatch
 from elastic.metrics import Metrics
 from elastic.protection import Protection
 from elastic.pulse import Pulse
-from elastic.records import Roster
+from elastic.records import Member, Roster
 from elastic.reform import World
 from elastic.seeding import seed_all
 from elastic.summing import Replicas
@@ -95,6 +95,11 @@ class Run:
     def generation(self) -> int:
         """The generation's number."""
         return self._world.generation
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The workers of this generation, by rank: their seats, nodes and incarnations."""
+        return self._world.record.members
 
     @property
     def seed(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.rl.checker import CheckConfig
 from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
@@ -44,7 +45,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     it has one, written by `adapters.rl.sft`; None starts from the model as it is. ``exact_weight``
     is the weight of the exact match in the reward, the rest is the task's shaped score. ``slots``
     and ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold`` is
-    there (None: none ever is).
+    there (None: none ever is). ``check`` is what the always-on checker does beside looking.
     """
 
     task: str = "spell_backward"
@@ -54,6 +55,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: ModelConfig = ModelConfig()
     pretrained: str | None = None
     loss: LossConfig = LossConfig()
+    check: CheckConfig = CheckConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
     steps: int = 100

@@ -401,6 +401,23 @@ class Ledger:
         entry = self._entries.get(ordinal)
         return entry.prompt if entry else None
 
+    @property
+    def cuts(self) -> dict[int, int]:
+        """The step that each generation was restored to."""
+        return dict(self._cuts)
+
+    def states(self) -> dict[int, State]:
+        """Return the state of every open ordinal."""
+        return {ordinal: entry.state for ordinal, entry in self._entries.items()}
+
+    def samples(self) -> list[Trajectory]:
+        """Return what there is of the samples of open ordinals, finished and partial."""
+        return [
+            trajectory
+            for entry in self._entries.values()
+            for trajectory in (*entry.done.values(), *entry.partial.values())
+        ]
+
     def drop(self, ordinal: int, reason: str) -> None:
         """Give an ordinal up for good; its step trains without it."""
         self._move(ordinal, Event.DROP)
@@ -444,6 +461,14 @@ class Ledger:
             *(sample for ordinal in ordinals for sample in self._samples(ordinal)),
             *(sample for ordinal in again for sample in self._replay.samples(ordinal)),
         ]
+
+    def takes(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the ordinals that the next step takes, and those it takes again; none too early.
+
+        What it takes is settled when its `batch` is.
+        """
+        ordinals = self._taking.ordinals()
+        return ([], []) if ordinals is None else (ordinals, self._replay.choose(self.trained_steps))
 
     def train(self, step: int, rewards: Sequence[float] = ()) -> None:
         """Mark the ordinals of ``step`` as trained. Steps are trained in order, each once.
@@ -553,11 +578,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Json]:
         """Return the ledger as JSON values; each sample is one JSON text, to stay cheap."""
-        samples = [
-            msgspec.json.encode(trajectory).decode()
-            for entry in self._entries.values()
-            for trajectory in (*entry.done.values(), *entry.partial.values())
-        ]
+        samples = [msgspec.json.encode(trajectory).decode() for trajectory in self.samples()]
         return {
             "plan": msgspec.to_builtins(self.plan),
             "trained_steps": self.trained_steps,

@@ -1,8 +1,8 @@
 """What rollout workers and the trainer's rollout server say to each other. Pure values.
 
-There is one operation, ``exchange``: a worker says what it holds, hands in what it finished and
-asks for work; the answer is the server's view. It is its own heartbeat and announcement, so a
-new server learns everything from the first exchange.
+In an ``exchange`` a worker says what it holds, hands in what it finished and asks for work; the
+answer is the server's view. It is its own heartbeat and announcement, so a new server learns
+everything from the first exchange. ``digest`` asks what the weights of a policy version must be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from adapters.rl.trajectory import SampleId, Trajectory
 from ckpt.types import learn
 
 EXCHANGE = "exchange"
+DIGEST = "digest"
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,25 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
     set_aside: tuple[SampleId, ...] = ()
     allowance: int | None = None
+
+
+class AskDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks the leader of ``generation`` for the digest of a version in a generation's snapshot."""
+
+    generation: int
+    snapshot_generation: int
+    version: int
+
+
+class ToldDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """The digest of `weights.published`; empty, with the reason, where there is none to be told.
+
+    ``leading`` as in `Answer`.
+    """
+
+    leading: bool
+    digest: str = ""
+    why: str = ""
 
 
 learn(globals())

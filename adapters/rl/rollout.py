@@ -17,12 +17,21 @@ import msgspec
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
 from adapters.rl.ledger import Assignment
-from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.messages import (
+    DIGEST,
+    EXCHANGE,
+    Answer,
+    AskDigest,
+    Exchange,
+    ToldDigest,
+    Worker,
+)
 from adapters.rl.policy import build_policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
-from adapters.rl.weights import pull
+from adapters.rl.weights import Pulled, Reader, RefusedWeights, pull
 from ckpt.errors import CkptError, NotFoundError, PeerError
+from ckpt.refresh import Replica
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import Client, RunKey
 from ckpt.types import Json
@@ -86,6 +95,8 @@ class RolloutWorker:
             pinned=config.plan.pinned,
         )
         self._names = parameter_names(policy)
+        self._replica = Replica()
+        self._refused = 0
         self._sidecar: SidecarClient | None = None
         self._log = TokenLog(self._client, self._worker.log)
         self._link: _Link | None = None
@@ -289,41 +300,84 @@ class RolloutWorker:
         ):
             return True
         deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
+        avoid: frozenset[int] = frozenset()
         while link is not None and not self._stopped() and not self._host.leaving():
             roster = self._host.roster()
             if roster.generation is None or roster.generation.number != link.generation:
                 return False
             try:
-                pulled = pull(
-                    self._names,
-                    version=version,
-                    client=self._client(),
-                    node=self._host.node,
-                    roster=roster,
-                    key=self._host.key,
-                    everywhere=passed,
-                )
+                pulled = self._pull(version, roster, everywhere=passed, avoid=avoid)
             except NotFoundError as error:
                 passed = self._await_version(version, link.generation)
                 if passed and time.monotonic() > deadline_s:
                     return self._without(version, error)
                 continue
             except CkptError as error:
+                if isinstance(error, RefusedWeights):
+                    avoid = self._refuse(error)
                 if time.monotonic() > deadline_s:
                     return self._without(version, error)
                 time.sleep(_RETRY_S)
                 continue
             self._missed = None
-            engine.load(pulled.tensors, version=version, generation=link.generation)
-            self._host.emit(
-                "weights_pulled",
-                version=version,
-                seconds=pulled.seconds,
-                bytes=pulled.nbytes,
-                digest=pulled.digest,
-            )
+            self._load(pulled, link.generation)
             return True
         return False
+
+    def _pull(
+        self, version: int, roster: Roster, *, everywhere: bool, avoid: frozenset[int]
+    ) -> Pulled:
+        reader = Reader(
+            client=self._client(), node=self._host.node, roster=roster, key=self._host.key
+        )
+        return pull(
+            self._names,
+            version=version,
+            reader=reader,
+            everywhere=everywhere,
+            replica=self._replica,
+            expected=self._published,
+            avoid=avoid,
+        )
+
+    def _published(self, generation: int, version: int) -> str:
+        """Ask the leader for the digest of a version. Raises ``PeerError`` where it tells none."""
+        link = self._link
+        assert link is not None
+        ask = AskDigest(generation=link.generation, snapshot_generation=generation, version=version)
+        body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
+        told = msgspec.convert(body, ToldDigest)
+        if not told.digest:
+            why = told.why if told.leading else "it does not lead"
+            raise PeerError(f"the leader tells no digest of version {version}: {why}; ask again")
+        return told.digest
+
+    def _refuse(self, error: RefusedWeights) -> frozenset[int]:
+        """Count and tell weights that are not to be sampled with; return whose blocks to avoid."""
+        self._refused += 1
+        self._host.emit(
+            "weights_refused",
+            version=error.version,
+            count=self._refused,
+            avoided=sorted(error.ranks),
+            why=str(error),
+        )
+        return error.ranks
+
+    def _load(self, pulled: Pulled, generation: int) -> None:
+        engine = self._engine
+        before = engine.version if engine.generation == generation else None
+        engine.load(pulled.tensors, version=pulled.version, generation=generation)
+        self._host.emit(
+            "weights_pulled",
+            generation=generation,
+            version=pulled.version,
+            before=before,
+            seconds=pulled.seconds,
+            bytes=pulled.nbytes,
+            saved=pulled.saved,
+            digest=pulled.digest,
+        )
 
     def _renew(self, work: Sequence[Assignment]) -> None:
         """Take the newest version that is protected, where samples may go on under it."""

@@ -13,20 +13,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from adapters.rl.budget import Pressure
+from adapters.rl.checker import Consumer
 from adapters.rl.config import ROLE
 from adapters.rl.ledger import Assignment, Ledger, Verdict
-from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.messages import (
+    DIGEST,
+    EXCHANGE,
+    Answer,
+    AskDigest,
+    Exchange,
+    ToldDigest,
+    Worker,
+)
+from adapters.rl.publisher import Publisher
+from adapters.rl.salvage import Logs, read_log, take_over
 from adapters.rl.tail import Tail
-from adapters.rl.token_record import fold
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Delta, SampleId, Trajectory
-from ckpt.errors import CkptError, NotFoundError, PeerError
+from ckpt.errors import CkptError, PeerError
 from ckpt.transport import Request, RunKey, Server
 from ckpt.types import Json
 from elastic.errors import ElasticError
@@ -35,17 +46,6 @@ from elastic.records import Roster, WorkerState
 _log = logging.getLogger(__name__)
 
 _LONG_POLL_S = 0.15
-_LOG_RETRY_S = 0.1
-
-
-class Logs(Protocol):
-    """Reads record logs: the sidecar client, or a fake."""
-
-    def log_read(self, name: str, *, node: str) -> list[bytes]:
-        """Return all records of a log, wherever a copy of it is left."""
-
-    def log_drop(self, name: str, *, node: str) -> None:
-        """Drop a log and its copies."""
 
 
 class Emit(Protocol):
@@ -71,11 +71,15 @@ class _Seen:
     heard: float
     in_roster: bool = False
     progress: dict[SampleId, int] = field(default_factory=dict)
+    weights: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Term:
-    """The time of one generation during which this server leads."""
+    """The time of one generation during which this server leads.
+
+    ``digest_of`` finds the digest of a version in a generation's snapshot.
+    """
 
     generation: int
     ledger: Ledger
@@ -84,6 +88,7 @@ class Term:
     logs: Logs
     emit: Emit
     began: float
+    digest_of: Callable[[int, int], str] | None = None
     seen: dict[str, _Seen] = field(default_factory=dict)
     lost: dict[str, tuple[Worker, int]] = field(default_factory=dict)
     recovering: set[str] = field(default_factory=set)
@@ -96,17 +101,28 @@ class Term:
     over: bool = False
 
 
+class Keeper(Protocol):
+    """Guards a ledger by its ``lock`` and knows whose logs still matter."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """What is held while the ledger is read or changed."""
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Return the workers that may hold samples not yet trained, lost ones included."""
+
+
 class LedgerState:
     """The ledger and the workers whose logs still matter, as one tracked, locked state."""
 
-    def __init__(self, ledger: Ledger, server: RolloutServer) -> None:
-        self._ledger, self._server = ledger, server
+    def __init__(self, ledger: Ledger, keeper: Keeper) -> None:
+        self._ledger, self._keeper = ledger, keeper
         self.workers: tuple[Worker, ...] = ()
 
     def state_dict(self) -> dict[str, Json]:
         """Return both as JSON values."""
-        with self._server.lock:
-            workers = self._server.workers() or self.workers
+        with self._keeper.lock:
+            workers = self._keeper.workers() or self.workers
             return {
                 "ledger": self._ledger.state_dict(),
                 "workers": [msgspec.to_builtins(worker) for worker in workers],
@@ -129,6 +145,7 @@ class RolloutServer:
         self._waiting: list[tuple[float, Exchange, Request]] = []
         self._handed: dict[str, tuple[Worker, tuple[Trajectory, ...]]] = {}
         self._salvage: queue.SimpleQueue[tuple[Term, Worker, bool] | None] = queue.SimpleQueue()
+        self._publisher = Publisher()
         self._server = Server(self._handle, key=key, tick=self._tick)
         self.address = self._server.address
         threading.Thread(target=self._salvage_all, name="rollout-salvage", daemon=True).start()
@@ -162,6 +179,7 @@ class RolloutServer:
         """Stop serving for good."""
         self.retire()
         self._salvage.put(None)
+        self._publisher.close()
         self._server.close()
 
     def workers(self) -> tuple[Worker, ...]:
@@ -172,6 +190,15 @@ class RolloutServer:
         return (
             *(seen.worker for seen in term.seen.values()),
             *(worker for worker, _ in term.lost.values()),
+        )
+
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Return with what weights the workers sample, as far as they said."""
+        seen = self._term.seen if self._term else {}
+        return tuple(
+            Consumer(name=key, generation=each.weights[0], version=each.weights[1])
+            for key, each in seen.items()
+            if each.weights is not None
         )
 
     def advance(self, completed: int, *, protected: int) -> None:
@@ -232,8 +259,13 @@ class RolloutServer:
     # -- the workers' side (I/O thread) ------------------------------------------------------
 
     def _handle(self, request: Request) -> None:
+        if request.op == DIGEST:
+            self._tell_digest(request)
+            return
         if request.op != EXCHANGE:
-            raise PeerError(f"operation {request.op!r} is not known; the one there is: {EXCHANGE}")
+            raise PeerError(
+                f"operation {request.op!r} is not known; there are {EXCHANGE} and {DIGEST}"
+            )
         try:
             exchange = msgspec.convert(request.body, Exchange)
         except msgspec.ValidationError as error:
@@ -260,6 +292,29 @@ class RolloutServer:
                 request.reply(msgspec.to_builtins(answer))
             self._changed.notify_all()
 
+    def _tell_digest(self, request: Request) -> None:
+        """Have the publisher answer, for a version of the run's history."""
+        try:
+            ask = msgspec.convert(request.body, AskDigest)
+        except msgspec.ValidationError as error:
+            raise PeerError(f"malformed question for a digest: {error}") from error
+        key = (ask.snapshot_generation, ask.version)
+        with self._changed:
+            term = self._term
+            if term is None or term.generation != ask.generation:
+                request.reply(msgspec.to_builtins(ToldDigest(leading=False)))
+                return
+            current = term.ledger.current(generation=key[0], version=key[1])
+        if term.digest_of is None or not current:
+            why = "it was rolled back" if not current else "this leader publishes none"
+            request.reply(msgspec.to_builtins(ToldDigest(leading=True, why=why)))
+            return
+
+        def reply(digest: str, why: str) -> None:
+            request.reply(msgspec.to_builtins(ToldDigest(leading=True, digest=digest, why=why)))
+
+        self._publisher.ask(key, term.digest_of, reply)
+
     def _take(self, term: Term, exchange: Exchange) -> tuple[bool, set[SampleId]]:
         """Note what the worker says and hands in; return whether it must reload, and abandon."""
         worker, ledger = exchange.worker, term.ledger
@@ -278,6 +333,8 @@ class RolloutServer:
         ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - held)
         seen.progress = {} if reload else running
         ledger.report(seen.progress)
+        version = None if reload else exchange.version
+        seen.weights = None if version is None else (exchange.loaded_in, version)
         return reload, abandon
 
     def _hand_in(self, term: Term, exchange: Exchange) -> None:
@@ -422,17 +479,8 @@ class RolloutServer:
                     self._changed.notify_all()
 
     def _read_log(self, term: Term, worker: Worker) -> dict[SampleId, Delta]:
-        deadline = time.monotonic() + self._patience.log_s
-        while True:
-            try:
-                return fold(term.logs.log_read(worker.log, node=worker.node))
-            except NotFoundError:
-                return {}
-            except CkptError as error:
-                if time.monotonic() > deadline or term is not self._term:
-                    _log.warning("log of %s is lost: %s", worker.seat, error)
-                    return {}
-                time.sleep(_LOG_RETRY_S)
+        limit_s = self._patience.log_s
+        return read_log(term.logs, worker, limit_s=limit_s, over=lambda: term is not self._term)
 
     def _drop_log(self, term: Term, worker: Worker) -> None:
         try:
@@ -445,35 +493,10 @@ class RolloutServer:
         unfinished = ledger.claimed(worker.incarnation)
         ledger.lose(worker.incarnation)
         term.tail.gone(worker.incarnation, now_s=time.monotonic())
-        before = ledger.counters.tokens_recovered
-        reported = seen.progress if seen else {}
-        for key, piece in pieces.items():
-            prompt = ledger.prompt(key[0])
-            if prompt is not None:
-                trajectory = Trajectory(
-                    ordinal=piece.ordinal,
-                    sample=piece.sample,
-                    prompt=prompt,
-                    tokens=piece.tokens,
-                    logprobs=piece.logprobs,
-                    stamps=piece.stamps,
-                )
-                finished = ledger.plan.limits.finished(trajectory)
-                unfinished = unfinished - {key} if finished else unfinished | {key}
-                ledger.recover(trajectory)
-        lost = sum(
-            max(0, count - (len(pieces[key].tokens) if key in pieces else 0))
-            for key, count in reported.items()
+        found = take_over(
+            ledger, pieces, unfinished=unfinished, reported=seen.progress if seen else {}
         )
-        ledger.counters.tokens_resampled += lost
-        term.emit(
-            "rollout_recovered",
-            worker=worker.seat,
-            samples=len(pieces),
-            unfinished=len(unfinished),
-            tokens=ledger.counters.tokens_recovered - before,
-            resampled=lost,
-        )
+        term.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
 
 
 def _alive(roster: Roster) -> set[str]:

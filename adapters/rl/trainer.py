@@ -9,7 +9,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import elastic
 from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import Batch, collate, packed_shape
+from adapters.rl.checker import Checker, observe
 from adapters.rl.config import RLConfig
 from adapters.rl.evaluate import HeldOut, exact_matches
 from adapters.rl.ledger import Ledger
@@ -29,19 +30,21 @@ from adapters.rl.model import weights_hash
 from adapters.rl.policy import Policy, build_policy, full_tensors, parameter_names, reshard, shard
 from adapters.rl.proximal import Ewma, Recomputed
 from adapters.rl.ratios import effective_share
+from adapters.rl.recheck import Recheck, row_at
 from adapters.rl.server import LedgerState, RolloutServer, Term
 from adapters.rl.sft import load_warm_start
 from adapters.rl.survey import Survey, survey
 from adapters.rl.task import Task, make_task
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Trajectory
-from adapters.rl.weights import pull
+from adapters.rl.weights import own_reader, published, weights_of
 from ckpt.errors import CkptError
 from ckpt.types import Json
+from elastic.errors import JobFailed
 
 _WAIT_S = 0.05
-_WEIGHTS_LIMIT_S = 10.0
 _HELD_POLL_S = 0.01
+_RECHECK_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class _Job:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     ledger: Ledger
+    checker: Checker
+    recheck: Recheck
     history: dict[str, list[Json]]
     proximal: Ewma | Recomputed | None
 
@@ -97,23 +102,32 @@ class Trainer:
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0
         )
-        ledger = Ledger(config.plan)
+        ledger, checker = Ledger(config.plan), Checker()
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
         proximal = self._proximal(run, model)
         more = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
-        run.track(model=model, optimizer=optimizer, ledger=state, history=history, **more)
+        run.track(
+            model=model,
+            optimizer=optimizer,
+            ledger=state,
+            checker=checker,
+            history=history,
+            **more,
+        )
         job = _Job(
             run=run,
             model=model,
             optimizer=optimizer,
             ledger=ledger,
+            checker=checker,
+            recheck=self._recheck(run, model),
             history=history,
             proximal=proximal,
         )
         try:
             if run.is_leader:
-                self._lead(run, ledger, state)
+                self._lead(run, model, ledger, state)
             for step in run.steps(config.steps):
                 if step % config.evaluate_every == 0:
                     self._evaluate(job)
@@ -139,11 +153,20 @@ class Trainer:
             return Ewma(mean, model, decay=config.loss.ewma_decay)
         if kind == "recomputed":
             names = parameter_names(model)
-            return Recomputed(build_policy(config), lambda version: _weights(run, names, version))
+            return Recomputed(build_policy(config), lambda version: weights_of(run, names, version))
         return None
 
-    def _lead(self, run: elastic.Run, ledger: Ledger, state: LedgerState) -> None:
+    def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
+        names = parameter_names(model)
+
+        def weights(version: int) -> Mapping[str, Tensor]:
+            return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S)
+
+        return Recheck(lambda: build_policy(self._config), weights)
+
+    def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
         ledger.resume(run.generation, restored=run.completed)
+        names = parameter_names(model)
         term = Term(
             generation=run.generation,
             ledger=ledger,
@@ -152,6 +175,9 @@ class Trainer:
             logs=run.sidecar,
             emit=run.emit,
             began=time.monotonic(),
+            digest_of=lambda generation, version: published(
+                names, generation=generation, version=version, reader=own_reader(run)
+            ),
         )
         self._server.lead(term, former=state.workers)
 
@@ -159,7 +185,7 @@ class Trainer:
 
     def _step(self, job: _Job, step: int) -> None:
         config, run = self._config, job.run
-        batch = self._batch(run, step).trimmed()
+        batch = self._batch(job, step).trimmed()
         used, tokens = batch.used, batch.token_count
         found = self._survey(job, batch) if config.loss.surveys else None
         advantages = group_advantages(
@@ -213,17 +239,18 @@ class Trainer:
         finally:
             reshard(job.model)
 
-    def _batch(self, run: elastic.Run, step: int) -> Batch:
+    def _batch(self, job: _Job, step: int) -> Batch:
         """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
-        config = self._config
+        config, run = self._config, job.run
         length = config.model.context
         packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
         if run.is_leader:
-            packed.copy_(self._gather(run, step).pack())
+            packed.copy_(self._gather(job, step).pack())
         dist.broadcast(packed, group=run.mesh.get_group(), group_src=0)
         return Batch.unpack(packed)
 
-    def _gather(self, run: elastic.Run, step: int) -> Batch:
+    def _gather(self, job: _Job, step: int) -> Batch:
+        run, ledger = job.run, job.ledger
         protected = run.sidecar.protected_step(generation=run.generation)
         self._server.advance(step, protected=max(0, protected))
         samples, began = None, time.perf_counter()
@@ -233,13 +260,41 @@ class Trainer:
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
         self._await_release(run, step)
         rewards = [self._reward(sample) for sample in samples]
-        run.emit("rollout_tail", step=step + 1, **self._server.train(step, samples, rewards))
-        return collate(
-            samples,
-            torch.tensor(rewards),
-            rows=self._config.rows,
-            length=self._config.model.context,
-        )
+        with self._server.lock:
+            seen = observe(ledger, step, samples, consumers=self._server.consumers())
+            told = self._server.train(step, samples, rewards)
+        run.emit("rollout_tail", step=step + 1, **told)
+        self._judge(run, step, job.checker.check(seen))
+        length = self._config.model.context
+        batch = collate(samples, torch.tensor(rewards), rows=self._config.rows, length=length)
+        self._look_again(job, step, batch, samples)
+        return batch
+
+    def _look_again(
+        self, job: _Job, step: int, batch: Batch, samples: Sequence[Trajectory]
+    ) -> None:
+        """Compute the log-probabilities of a row anew, where it is time for that."""
+        run, check = job.run, self._config.check
+        row = row_at(step, every=check.recompute_every, rows=len(samples))
+        if row is None:
+            return
+        began, key = time.perf_counter(), samples[row].key
+        try:
+            difference = job.recheck.difference(batch, row)
+        except CkptError as error:
+            run.emit("recheck_skipped", step=step + 1, why=str(error))
+            return
+        seconds = time.perf_counter() - began
+        run.emit("rechecked", step=step + 1, difference=difference, seconds=seconds)
+        found = job.checker.recomputed(key, difference, tolerance=check.tolerance)
+        self._judge(run, step, found)
+
+    def _judge(self, run: elastic.Run, step: int, found: Sequence[str]) -> None:
+        """Tell violations; end the job for one where that is wanted."""
+        for what in found:
+            run.emit("violation", step=step + 1, what=what)
+        if found and self._config.check.fatal:
+            raise JobFailed(f"{found[0]} (check.fatal is set)")
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._task.train(ordinal).prompt)
@@ -286,7 +341,7 @@ class Trainer:
             return
         self._server.finish()
         with self._server.lock:
-            violations = ledger.check()
+            violations = [*ledger.check(), *job.checker.violations]
             outcome = {
                 "final_hash": digest,
                 "steps": run.completed,
@@ -299,6 +354,7 @@ class Trainer:
                     "ok": not violations,
                     "violations": violations,
                 },
+                "violations": violations,
                 "staleness_max": ledger.staleness_max,
                 "replay": {str(times): groups for times, groups in ledger.uses.items()},
             }
@@ -315,35 +371,6 @@ def _import_early() -> None:
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     gc.collect()
     gc.freeze()
-
-
-def _weights(run: elastic.Run, names: list[str], version: int) -> Mapping[str, Tensor]:
-    """Read the policy's tensors of a version that snapshots still hold.
-
-    Raises ``CkptError`` when they cannot be had for long: right after a loss their parity may still
-    be on its way to new holders.
-    """
-    deadline_s = time.monotonic() + _WEIGHTS_LIMIT_S
-    while True:
-        run.check()
-        roster = run.roster()
-        assert roster.generation is not None
-        node = roster.generation.snapshots.rank_nodes[run.rank]
-        client, key = run.sidecar, run.key
-        try:
-            return pull(
-                names,
-                version=version,
-                client=client,
-                node=node,
-                roster=roster,
-                key=key,
-                everywhere=True,
-            ).tensors
-        except CkptError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(_WAIT_S)
 
 
 def write_result(path: Path, outcome: dict[str, Json]) -> None:

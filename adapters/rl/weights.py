@@ -1,83 +1,195 @@
-"""Policy weights from snapshots: publishing them *is* the trainer's snapshot."""
+"""Policy weights from snapshots: publishing them *is* the trainer's snapshot.
+
+A version's digest is told by the leader of the trainers, who reads it out of the indexes of the
+sealed snapshot, beside training (`published`). A consumer compares it with what it finds before it
+reads a byte, and every chunk with its checksum as it is read. Readers never hold up the trainer:
+they map what is sealed and pin nothing, and where a slot was used again meanwhile they are told so.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from torch import Tensor
 
-from adapters.rl.model import weights_hash
-from ckpt.errors import NotFoundError, PeerError
+from ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from ckpt.memory import MemorySource
-from ckpt.restore import read_tensors
+from ckpt.refresh import Replica, digest, refresh
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import RunKey
-from ckpt.world import RestorePoint
+from ckpt.world import BlockSource, RestorePoint
 from elastic.records import Roster
 
+if TYPE_CHECKING:
+    import elastic
+
 _OTHERS_TIMEOUT_S = 2.0
+_RETRY_S = 0.05
 
 MODEL = "model"
 """The name under which the trainer tracks its policy."""
 
+Expected: TypeAlias = Callable[[int, int], str]
+"""Returns the digest that was published for a version: (generation of its snapshot, version)."""
+
+
+class RefusedWeights(CorruptError):
+    """A version's weights are not those that were published, or are damaged: fetch them elsewhere.
+
+    ``ranks`` are those whose blocks are to be avoided.
+    """
+
+    def __init__(self, message: str, *, version: int, ranks: frozenset[int]) -> None:
+        super().__init__(message)
+        self.version, self.ranks = version, ranks
+
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights of a policy version, their digest, and what fetching them took."""
+    """The weights of a policy version, and what fetching them took.
+
+    ``generation`` is the one whose snapshot they came from; ``nbytes`` were read, ``saved`` were
+    here already and had not changed.
+    """
 
     version: int
-    tensors: dict[str, Tensor]
+    generation: int
+    tensors: Mapping[str, Tensor]
     digest: str
     seconds: float
     nbytes: int
+    saved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Who reads: the client of its node's sidecar, the job as last heard, the run's key."""
+
+    client: SidecarClient
+    node: str
+    roster: Roster
+    key: RunKey
+
+    def addresses(self) -> dict[str, str]:
+        """Return where every node's sidecar serves."""
+        roster = self.roster
+        members = roster.generation.snapshots.peers if roster.generation else ()
+        return {peer.node: peer.address for peer in members} | {
+            node.node: node.sidecar for node in roster.nodes
+        }
+
+    def source(self, point: RestorePoint) -> MemorySource:
+        """Return a source of what the point names."""
+        return MemorySource(
+            point,
+            local=self.client,
+            local_node=self.node,
+            addresses=self.addresses(),
+            key=self.key,
+        )
 
 
 def pull(
     names: Iterable[str],
     *,
     version: int,
-    client: SidecarClient,
-    node: str,
-    roster: Roster,
-    key: RunKey,
+    reader: Reader,
     everywhere: bool = False,
+    replica: Replica | None = None,
+    expected: Expected | None = None,
+    avoid: Collection[int] = (),
 ) -> Pulled:
     """Read the weights of ``version`` from the sidecars that have or can rebuild them.
 
-    Every chunk's checksum is verified on the way. Raises ``NotFoundError`` while the version is
-    not protected, or when it is no longer kept, as far as this node's sidecar knows; with
-    ``everywhere`` the others are asked as well: a node that was lost may have told some of them
-    only that the version's parity was complete.
+    With a ``replica`` only what differs from it is read, and its tensors are those returned.
+    Raises `RefusedWeights` where their digest is not the ``expected`` one, or a block is damaged:
+    the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild from parity.
+
+    Raises ``NotFoundError`` while the version is not protected, or when it is no longer kept, as
+    far as this node's sidecar knows; with ``everywhere`` the others are asked as well: a node that
+    was lost may have told some of them only that the version's parity was complete.
     """
-    start = time.perf_counter()
-    addresses = _addresses(roster)
-    others = addresses.values() if everywhere else ()
-    point = _locate(version, client=client, others=others, key=key)
-    source = MemorySource(point, local=client, local_node=node, addresses=addresses, key=key)
-    try:
-        found = read_tensors(source, [f"{MODEL}.{name}" for name in names])
-    finally:
-        source.close()
-    tensors = {name.removeprefix(f"{MODEL}."): tensor for name, tensor in found.items()}
+    start, fqns = time.perf_counter(), [f"{MODEL}.{name}" for name in names]
+    replica = Replica() if replica is None else replica
+    point = _locate(version, reader, everywhere=everywhere)
+    with reader.source(_rebuilt(point, frozenset(avoid), reader)) as source:
+        found = digest(source.indexes(), fqns)
+        generation = point.world.generation
+        if expected is not None and (wanted := expected(generation, version)) != found:
+            raise RefusedWeights(
+                f"{source.origin}: the digest of the weights is {found}, published was {wanted}",
+                version=version,
+                ranks=frozenset(range(len(point.sources))),
+            )
+        try:
+            took = refresh(replica, source, fqns)
+        except CorruptError as error:
+            reader.client.locate(generation=generation, step=version)  # else it is only gone
+            with suppress(CkptError):
+                source.distrust()
+            ranks = frozenset(fault.rank for fault in source.faults)
+            raise RefusedWeights(str(error), version=version, ranks=ranks) from error
     return Pulled(
         version=version,
-        tensors=tensors,
-        digest=weights_hash(tensors),
+        generation=generation,
+        tensors={fqn.removeprefix(f"{MODEL}."): replica.tensors[fqn] for fqn in fqns},
+        digest=found,
         seconds=time.perf_counter() - start,
-        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
+        nbytes=took.read_bytes,
+        saved=took.kept_bytes,
     )
 
 
-def _locate(
-    version: int, *, client: SidecarClient, others: Iterable[str], key: RunKey
-) -> RestorePoint:
-    """Ask this node's sidecar, then the ``others``."""
+def own_reader(run: elastic.Run) -> Reader:
+    """Return the reader that a rank of the trainers is."""
+    node = run.members[run.rank].node
+    return Reader(client=run.sidecar, node=node, roster=run.roster(), key=run.key)
+
+
+def weights_of(
+    run: elastic.Run, names: Iterable[str], version: int, *, limit_s: float = 10.0
+) -> Mapping[str, Tensor]:
+    """Return the tensors of a version that snapshots still hold, to a rank of the trainers.
+
+    Raises ``CkptError`` when they cannot be had for so long: right after a loss their parity may
+    still be on its way to new holders.
+    """
+    names, avoid = list(names), frozenset[int]()
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        run.check()
+        try:
+            reader = own_reader(run)
+            return pull(names, version=version, reader=reader, everywhere=True, avoid=avoid).tensors
+        except CkptError as error:
+            if time.monotonic() > deadline_s:
+                raise
+            avoid = error.ranks if isinstance(error, RefusedWeights) else avoid
+            time.sleep(_RETRY_S)
+
+
+def published(names: Iterable[str], *, generation: int, version: int, reader: Reader) -> str:
+    """Return the digest of a version, out of its snapshot's indexes: no tensor is read.
+
+    Raises ``NotFoundError`` for a version that is not kept any more.
+    """
+    point = reader.client.locate(generation=generation, step=version)
+    with reader.source(point) as source:
+        return digest(source.indexes(), [f"{MODEL}.{name}" for name in names])
+
+
+def _locate(version: int, reader: Reader, *, everywhere: bool) -> RestorePoint:
+    """Ask this node's sidecar, then the others."""
+    client, addresses = reader.client, reader.addresses().values() if everywhere else ()
     try:
         return client.locate(generation=None, step=version)
     except NotFoundError:
-        for address in sorted(set(others) - {client.address, ""}):
-            other = SidecarClient(address, key, timeout_s=_OTHERS_TIMEOUT_S)
+        for address in sorted(set(addresses) - {client.address, ""}):
+            other = SidecarClient(address, reader.key, timeout_s=_OTHERS_TIMEOUT_S)
             try:
                 return other.locate(generation=None, step=version)
             except (NotFoundError, PeerError):
@@ -87,8 +199,17 @@ def _locate(
         raise
 
 
-def _addresses(roster: Roster) -> Mapping[str, str]:
-    members = roster.generation.snapshots.peers if roster.generation else ()
-    return {peer.node: peer.address for peer in members} | {
-        node.node: node.sidecar for node in roster.nodes
-    }
+def _rebuilt(point: RestorePoint, ranks: frozenset[int], reader: Reader) -> RestorePoint:
+    """Have the blocks of ``ranks`` rebuilt by a node that does not hold them, if there is one."""
+    if not ranks or not point.world.parity:
+        return point
+    living = {node.node for node in reader.roster.nodes}
+    nodes = [peer.node for peer in point.world.peers if peer.node in living]
+
+    def elsewhere(source: BlockSource) -> BlockSource:
+        others = [node for node in nodes if node != source.node]
+        if source.rank not in ranks or not others:
+            return source
+        return BlockSource(rank=source.rank, node=others[0], rebuilt=True)
+
+    return msgspec.structs.replace(point, sources=tuple(map(elsewhere, point.sources)))

@@ -18,6 +18,7 @@ from pretrained_models import saved
 from sidecar_group import wait_until
 
 from adapters.rl import sft
+from adapters.rl.checker import CheckConfig
 from adapters.rl.config import RLConfig, WarmStart, preset, save_config
 from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig
@@ -184,14 +185,19 @@ def test_what_needs_a_pass_over_the_batch_is_the_same_for_any_ranks_and_after_a_
     config = msgspec.structs.replace(config, loss=loss, steps=8)
     (tmp_path / "alone").mkdir()
     expected = alone(tmp_path / "alone", config)
+    check = CheckConfig(recompute_every=1, fatal=True)
+    config = msgspec.structs.replace(config, check=check)
     with rl_job(tmp_path, config) as job:
         job.await_step(3)
         hurt(job.worker(job.events("proposed")[-1]["ranks"][0]), signal.SIGKILL)
         outcome = job.finish()
         assert outcome.ok, outcome.message
+        rechecked = [event["difference"] for event in job.events("rechecked")]
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["final_hash"] == expected["final_hash"]
     assert result["reward"] == expected["reward"]
+    assert len(rechecked) >= 8
+    assert max(rechecked) <= 1e-5
 
 
 def test_bounded_samples_are_never_too_old_through_kills_of_both_sides(
@@ -206,13 +212,16 @@ def test_bounded_samples_are_never_too_old_through_kills_of_both_sides(
         job.generation(2)
         outcome = job.finish()
         assert outcome.ok, outcome.message
-        pulled = {event["version"] for event in job.events("weights_pulled")}
+        events = job.events("weights_pulled")
+        pulled = {event["version"] for event in events}
         staleness = [event["staleness"] for event in job.events("step") if "staleness" in event]
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert result["ledger"]["ok"], result["ledger"]
     assert {state: n for state, n in result["ledger"]["ordinals"].items() if n} == {"trained": 96}
     assert result["staleness_max"] <= config.eta
     assert max(pulled) >= config.steps - config.eta
+    assert all(event["before"] is None or event["before"] < event["version"] for event in events)
+    assert result["violations"] == []
     assert all(0 <= steps <= config.eta for steps in staleness)
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from adapters.rl import rollout
 from adapters.rl.config import preset
-from adapters.rl.messages import Answer, Exchange
+from adapters.rl.messages import Answer, Exchange, ToldDigest
 from adapters.rl.rollout import RolloutWorker
 from adapters.rl.trajectory import Trajectory
+from adapters.rl.weights import RefusedWeights
 from ckpt.errors import NotFoundError, PeerError
 from ckpt.transport import RunKey
 from elastic.errors import JobFailed
@@ -39,9 +40,11 @@ class Pulls:
 
     def __init__(self, error: Exception) -> None:
         self.error, self.everywhere = error, list[bool]()
+        self.avoided: list[frozenset[int]] = []
 
-    def __call__(self, names: Any, *, everywhere: bool, **_: Any) -> Any:
+    def __call__(self, names: Any, *, everywhere: bool, avoid: frozenset[int], **_: Any) -> Any:
         self.everywhere.append(everywhere)
+        self.avoided.append(avoid)
         raise self.error
 
 
@@ -108,6 +111,46 @@ def test_a_peer_that_never_answers_is_given_up_as_well(
 ) -> None:
     ask(worker, monkeypatch, protected=6, error=PeerError("tcp://gone: no answer"))
     assert worker._ready_for(3) is False
+
+
+def test_refused_weights_are_told_and_fetched_elsewhere(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RefusedWeights("not what was published", version=3, ranks=frozenset({1}))
+    pulls = ask(worker, monkeypatch, protected=6, error=error)
+    assert worker._ready_for(3) is False
+    assert worker._engine.version is None, "nothing was sampled with them"
+    assert pulls.avoided[0] == frozenset()
+    assert set(pulls.avoided[1:]) == {frozenset({1})}
+    told = [fields for kind, fields in worker._host.events if kind == "weights_refused"]
+    assert [each["count"] for each in told] == [*range(1, len(told) + 1)]
+    assert told[0] | {"version": 3, "avoided": [1], "why": "not what was published"} == told[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (ToldDigest(leading=True, digest="abc"), ""),
+        (ToldDigest(leading=True, why="it was rolled back"), "it was rolled back; ask again"),
+        (ToldDigest(leading=False), "it does not lead"),
+    ],
+)
+def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said: str) -> None:
+    asked: list[Any] = []
+
+    def call(op: str, body: Any) -> Any:
+        asked.append((op, body))
+        return msgspec.to_builtins(told), []
+
+    worker._link.client = SimpleNamespace(call=call)
+    if said:
+        with pytest.raises(PeerError, match=said):
+            worker._published(1, 4)
+    else:
+        assert worker._published(1, 4) == "abc"
+    assert asked == [
+        ("digest", {"generation": 2, "snapshot_generation": 1, "version": 4}),
+    ]
 
 
 def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from adapters.rl.ledger import BatchPlan, Ledger, Mode
-from adapters.rl.messages import EXCHANGE, Answer, Exchange, Worker
+from adapters.rl.messages import (
+    DIGEST,
+    EXCHANGE,
+    Answer,
+    AskDigest,
+    Exchange,
+    ToldDigest,
+    Worker,
+)
 from adapters.rl.order import Order
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
@@ -36,6 +44,13 @@ class World:
         self.events: list[dict[str, Json]] = []
         self.clients: list[Client] = []
         self.ledger = Ledger(PLAN)
+        self.found: list[tuple[int, int]] = []
+
+    def digest_of(self, generation: int, version: int) -> str:
+        self.found.append((generation, version))
+        if version > 5:
+            raise NotFoundError(f"version {version} is not kept")
+        return f"{generation}/{version}"
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
         try:
@@ -65,6 +80,7 @@ class World:
             logs=self,
             emit=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
             began=time.monotonic(),
+            digest_of=self.digest_of,
         )
         self.server.lead(term, former=former)
         self.server.advance(self.ledger.trained_steps, protected=0)
@@ -341,3 +357,36 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
     world.lead(generation=2, former=(worker("w"),))
     assert world.ledger.held_tokens == 3 + 14, "it has what was handed over, in the next term too"
     assert [event["kind"] for event in world.events] == ["rollout_left"]
+
+
+def digest(client: Client, version: int, *, of: int = 1, generation: int = 2) -> ToldDigest:
+    ask = AskDigest(generation=generation, snapshot_generation=of, version=version)
+    return msgspec.convert(client.call(DIGEST, msgspec.to_builtins(ask))[0], ToldDigest)
+
+
+def test_a_versions_digest_is_found_once_and_told_to_all(world: World) -> None:
+    world.lead(generation=2)
+    for client in (world.client(), world.client()):
+        assert digest(client, 0) == ToldDigest(leading=True, digest="1/0")
+    assert world.found == [(1, 0)]
+    assert digest(world.client(), 0, of=2).digest == "2/0"
+
+
+def test_a_digest_that_is_not_to_be_had_comes_with_the_reason(world: World) -> None:
+    client = world.client()
+    assert digest(client, 0) == ToldDigest(leading=False)
+    world.lead(generation=2)
+    assert not digest(client, 0, generation=1).leading
+    assert digest(client, 6).why == "version 6 is not kept"
+    with world.server.lock:
+        world.ledger.resume(2, restored=0)
+    assert digest(client, 1, of=1).why == "it was rolled back"
+    assert digest(client, 1, of=2).digest == "2/1"
+
+
+def test_the_server_knows_with_what_weights_its_workers_sample(world: World) -> None:
+    world.lead(generation=1)
+    ask(world.client(), "w", version=2, loaded_in=1)
+    ask(world.client(), "v")
+    (found,) = world.server.consumers()
+    assert (found.name, found.generation, found.version) == ("w", 1, 2)

@@ -1,0 +1,353 @@
+"""The ledger, the token logs and the published weights for a training loop of your own.
+
+`Rollouts` belongs to a loop under `elastic.resilient` and is tracked with the model: the ledger and
+the weights are then one consistent cut. Rank 0 samples, with whatever samples; what it adds to a
+`Sample` is in a log of its node's sidecar, with copies on other nodes, and comes back after the
+loss of the process or the node. Every prompt is trained once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import elastic
+from adapters.rl.checker import Checker, Consumer, observe
+from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.messages import Worker
+from adapters.rl.salvage import read_log, take_over
+from adapters.rl.sampling import choose, uniform
+from adapters.rl.server import LedgerState
+from adapters.rl.token_log import TokenLog
+from adapters.rl.tokens import Tokens
+from adapters.rl.trajectory import Delta, Limits, SampleId, Stamp, Trajectory, extend_stamps
+from adapters.rl.weights import weights_of
+from ckpt.errors import CkptError
+from ckpt.types import Json
+from elastic.errors import ConfigError, JobFailed
+
+__all__ = ["BatchPlan", "Limits", "Mode", "Rollouts", "Sample", "Trajectory"]
+
+_log = logging.getLogger(__name__)
+
+_LOG_LIMIT_S = 3.0
+_PUBLISH_LIMIT_S = 5.0
+_POLL_S = 0.05
+_MOST = 1 << 20
+
+
+class Sample:
+    """An answer in the making: what is added to it is logged, and outlives the process.
+
+    It is the answer number ``sample`` to prompt ``ordinal``. ``version`` is the policy version to
+    sample it with: the number of completed steps, unless the plan asks for an older one (see
+    `Rollouts.weights`).
+    """
+
+    def __init__(self, rollouts: Rollouts, start: Trajectory, *, version: int) -> None:
+        self._rollouts, self._start, self.version = rollouts, start, version
+        self._tokens, self._logprobs = list(start.tokens), list(start.logprobs)
+        self._stamps = start.stamps
+
+    @property
+    def ordinal(self) -> int:
+        """Which prompt."""
+        return self._start.ordinal
+
+    @property
+    def sample(self) -> int:
+        """Which of the samples of its group."""
+        return self._start.sample
+
+    @property
+    def prompt(self) -> Tokens:
+        """The prompt's tokens."""
+        return self._start.prompt
+
+    @property
+    def tokens(self) -> Tokens:
+        """What there is of the answer."""
+        return tuple(self._tokens)
+
+    @property
+    def text(self) -> Tokens:
+        """The prompt and what there is of the answer."""
+        return (*self.prompt, *self._tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be added."""
+        tokens, limits = self._tokens, self._rollouts.ledger.plan.limits
+        return bool(tokens) and limits.over(len(self.prompt), len(tokens), tokens[-1])
+
+    def noise(self) -> float:
+        """Return a number in [0, 1) for the next token, the same whoever samples it, whenever."""
+        at = (self.ordinal, self.sample, len(self.prompt) + len(self._tokens))
+        places = (np.array([each], dtype=np.int64) for each in at)
+        return float(uniform(self._rollouts.seed, *places)[0])
+
+    def draw(self, logits: Tensor) -> int:
+        """Return a token drawn from ``logits`` [vocabulary], or log-probabilities, by `noise`."""
+        row = logits.detach().float().cpu().numpy()[None]
+        return int(choose(row, np.array([self.noise()]))[0])
+
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Add sampled tokens with their log-probabilities, which are kept as float32."""
+        count = len(tokens)
+        if count != len(logprobs):
+            raise ConfigError(f"{count} tokens with {len(logprobs)} log-probabilities")
+        if self.finished:
+            raise ConfigError(f"sample {self._start.key} is finished; nothing can be added to it")
+        kept = struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *logprobs))
+        if any(map(math.isnan, kept)):
+            raise ConfigError(f"sample {self._start.key}: a log-probability is NaN")
+        delta = Delta(
+            ordinal=self.ordinal,
+            sample=self.sample,
+            start=len(self._tokens),
+            tokens=tuple(map(int, tokens)),
+            logprobs=kept,
+            stamps=(
+                Stamp(generation=self._rollouts.generation, version=self.version, count=count),
+            ),
+        )
+        self._tokens += delta.tokens
+        self._logprobs += kept
+        self._stamps = extend_stamps(self._stamps, delta.stamps)
+        self._rollouts.take(self, delta)
+
+    def trajectory(self) -> Trajectory:
+        """Return the answer as it stands."""
+        return msgspec.structs.replace(
+            self._start,
+            tokens=self.tokens,
+            logprobs=tuple(self._logprobs),
+            stamps=self._stamps,
+        )
+
+
+class Rollouts:
+    """The prompts of a training loop: each trained once, in order, with all that was sampled of it.
+
+    Make one in each generation and track it with the model, by any name. ``prompt_of`` gives the
+    tokens of a prompt by its ordinal, ``plan`` says how many prompts and samples a step has.
+    Tokens are logged, in well under a millisecond, when ``log_every_tokens`` came together or a
+    sample is finished; a loss of the process costs those that are not. The loop must snapshot every
+    step: what is sampled belongs to a policy version, and goes with it where that is rolled back.
+    Every step is checked (`adapters.rl.checker`); with ``fatal`` a violation ends the job.
+    """
+
+    def __init__(
+        self,
+        run: elastic.Run,
+        plan: BatchPlan,
+        prompt_of: Callable[[int], Tokens],
+        *,
+        log_every_tokens: int = 1,
+        fatal: bool = False,
+    ) -> None:
+        if log_every_tokens < 1:
+            raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
+        self.ledger, self.checker = Ledger(plan), Checker()
+        self.lock = contextlib.nullcontext()  # one thread has the ledger
+        self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
+        self._fatal = fatal
+        member = run.members[run.rank]
+        self._worker = Worker(seat=member.seat, incarnation=member.incarnation, node=member.node)
+        self._state = LedgerState(self.ledger, self)
+        self._log = TokenLog(lambda: run.sidecar, self._worker.log)
+        self._open: dict[SampleId, Sample] = {}
+        self._unlogged: list[Delta] = []
+        self._began, self._wait_s, self._inherited = False, _PUBLISH_LIMIT_S, 0
+
+    # -- the loop's side -------------------------------------------------------------------------
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield, on rank 0, every sample that the plan lets in now and that is not finished.
+
+        First makes sure that the present policy version is protected, so that what is sampled
+        with it cannot be rolled back by a loss the parity covers.
+        """
+        if not self._run.is_leader:
+            return
+        self._begin()
+        self.ledger.admit(self._run.completed, self._prompt_of)
+        self._release(self._await_published())
+        for sample in list(self._open.values()):
+            sample.version = self._version(sample.ordinal)
+            yield sample
+        worker = self._worker.incarnation
+        while work := self.ledger.claim(worker, free=_MOST, version=None):
+            for assignment in work:
+                start = assignment.trajectory
+                sample = Sample(self, start, version=self._version(start.ordinal))
+                self._open[start.key] = sample
+                yield sample
+
+    def batch(self) -> list[Trajectory]:
+        """Return the samples of the present step, in order, as trained from now on. Collective.
+
+        Raises ``ConfigError`` while some are not finished.
+        """
+        step, payload = self._run.completed, b""
+        if self._run.is_leader:
+            self._begin()
+            found = self.ledger.batch(step)
+            if found is None:
+                raise ConfigError(
+                    f"samples of step {step} are not finished: finish all that samples() yields"
+                )
+            own = Consumer(name=self._worker.seat, generation=self.generation, version=step)
+            seen = observe(self.ledger, step, found, consumers=[own])
+            self.ledger.train(step)
+            self._judge(step, self.checker.check(seen))
+            payload = msgspec.json.encode(found)
+        return msgspec.json.decode(self._from_rank_0(payload), type=list[Trajectory])
+
+    def weights(self, names: Iterable[str], version: int) -> Mapping[str, Tensor]:
+        """Return parameters of the model tracked as ``model``, as they were in ``version``.
+
+        There are those of the newest ``keep`` snapshots (see `elastic.resilient`). Raises
+        ``CkptError`` for others.
+        """
+        return weights_of(self._run, names, version)
+
+    def report(self) -> dict[str, Json]:
+        """Return what became of prompts, samples and tokens, and every violation found."""
+        return {
+            **msgspec.to_builtins(self.ledger.counters),
+            "ordinals": self.ledger.counts(),
+            "violations": [*self.ledger.check(), *self.checker.violations],
+        }
+
+    # -- the state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return the ledger, whose logs have what is not in it, and what the checker knows."""
+        return {**self._state.state_dict(), "checker": self.checker.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Replace all of it by what ``state_dict`` returned."""
+        self._state.load_state_dict(state)
+        self.checker.load_state_dict(state["checker"])
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Return whose logs may have samples that are not trained and protected."""
+        own = self._worker
+        return (*(each for each in self._state.workers if each != own), own)
+
+    # -- a sample's side -------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """Of the noise that picks tokens: the run's."""
+        return self._run.seed
+
+    @property
+    def generation(self) -> int:
+        """The run's."""
+        return self._run.generation
+
+    def take(self, sample: Sample, delta: Delta) -> None:
+        """Log what was added to a sample, with what else is to be; hand in one that is finished."""
+        self._unlogged.append(delta)
+        if sample.finished:
+            self.ledger.deliver(sample.trajectory())
+            self._open.pop((sample.ordinal, sample.sample), None)
+        elif sum(len(each.tokens) for each in self._unlogged) < self._every:
+            return
+        unlogged, self._unlogged = self._unlogged, []
+        self._log.append(unlogged, self._held)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _version(self, ordinal: int) -> int:
+        plan = self.ledger.plan
+        return plan.version_of(ordinal) if plan.pinned else self._run.completed
+
+    def _held(self) -> Iterator[Trajectory]:
+        """Return all there is of open samples, for a log that begins anew."""
+        open_ = {key: sample.trajectory() for key, sample in self._open.items()}
+        yield from open_.values()
+        yield from (each for each in self.ledger.samples() if each.key not in open_)
+
+    def _begin(self) -> None:
+        """Once in a generation: take over what earlier ones left, own logs included."""
+        if self._began:
+            return
+        self._began, run, ledger = True, self._run, self.ledger
+        ledger.resume(run.generation, restored=run.completed)
+        ledger.admit(run.completed, self._prompt_of)
+        self._inherited = ledger.admitted
+        for worker in self._state.workers:
+            pieces = read_log(run.sidecar, worker, limit_s=_LOG_LIMIT_S, over=lambda: False)
+            if worker != self._worker:
+                ledger.lose(worker.incarnation)
+            found = take_over(ledger, pieces, unfinished=frozenset(), reported={})
+            run.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
+        self._log.append([], self._held)
+
+    def _await_published(self) -> int:
+        """Wait until the present version is protected; return the newest step that is.
+
+        Where none comes for long, as without snapshots, it is not waited for again.
+        """
+        run, reached = self._run, -1
+        deadline_s = time.monotonic() + self._wait_s
+        while reached < run.completed:
+            run.check()
+            try:
+                reached = run.sidecar.protected_step(
+                    generation=run.generation, at_least=run.completed, timeout_s=_POLL_S
+                )
+            except CkptError:
+                time.sleep(_POLL_S)
+            if reached < run.completed and time.monotonic() > deadline_s:
+                self._wait_s = 0.0
+                run.emit("sampled_unprotected", step=run.completed, protected=reached)
+                break
+        return reached
+
+    def _judge(self, step: int, found: Sequence[str]) -> None:
+        """Tell violations; end the job for one where that is wanted."""
+        for what in found:
+            self._run.emit("violation", step=step + 1, what=what)
+        if found and self._fatal:
+            raise JobFailed(f"{found[0]} (fatal is set)")
+
+    def _release(self, protected: int) -> None:
+        """Let go of what is trained and protected; drop logs that have nothing else."""
+        below = max(0, protected) * self.ledger.plan.groups
+        self._log.release(below)
+        if below < self._inherited:
+            return
+        for worker in self._state.workers:
+            if worker != self._worker:
+                try:
+                    self._run.sidecar.log_drop(worker.log, node=worker.node)
+                except CkptError as error:
+                    _log.warning("log of %s stays: %s", worker.seat, error)
+        self._state.workers = ()
+
+    def _from_rank_0(self, payload: bytes) -> bytes:
+        run = self._run
+        if run.world_size == 1:
+            return payload
+        group = run.mesh.get_group()
+        size = torch.tensor([len(payload)])
+        dist.broadcast(size, group=group, group_src=0)
+        data = torch.zeros(int(size), dtype=torch.uint8)
+        if run.is_leader:
+            data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        dist.broadcast(data, group=group, group_src=0)
+        return data.numpy().tobytes()
