@@ -111,7 +111,8 @@ def collate(
 ) -> Batch:
     """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning what goes with the tokens.
 
-    Rows beyond the trajectories (of dropped prompts) have an empty mask.
+    What was observed is context: its mask is 0. Rows beyond the trajectories (of dropped prompts)
+    have an empty mask.
     """
     tokens = torch.zeros(rows, length, dtype=torch.long)
     behavior = torch.zeros(rows, length - 1)
@@ -119,11 +120,12 @@ def collate(
     versions = torch.zeros(rows, length - 1, dtype=torch.long)
     for row, trajectory in enumerate(trajectories):
         text = trajectory.prompt + trajectory.tokens
-        start, end = len(trajectory.prompt) - 1, len(text) - 1
         tokens[row, : len(text)] = torch.tensor(text)
-        behavior[row, start:end] = torch.tensor(trajectory.logprobs)
-        mask[row, start:end] = 1.0
-        versions[row, start:end] = torch.tensor(trajectory.token_versions)
+        before = len(trajectory.prompt) - 1
+        where = [before + at for start, stop in trajectory.spans for at in range(start, stop)]
+        behavior[row, where] = torch.tensor(trajectory.logprobs)
+        mask[row, where] = 1.0
+        versions[row, where] = torch.tensor(trajectory.token_versions)
     return Batch(
         tokens=tokens,
         behavior=behavior,

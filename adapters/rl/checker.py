@@ -41,7 +41,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample about to be trained: how many tokens and log-probabilities it has, and by whom."""
+    """A sample about to be trained: how many sampled tokens and log-probabilities, and by whom."""
 
     ordinal: int
     sample: int
@@ -223,7 +223,7 @@ def row_of(trajectory: Trajectory) -> Row:
     return Row(
         ordinal=trajectory.ordinal,
         sample=trajectory.sample,
-        tokens=len(trajectory.tokens),
+        tokens=sum(end - start for start, end in trajectory.spans),
         logprobs=len(trajectory.logprobs),
         stamps=trajectory.stamps,
     )

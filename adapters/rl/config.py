@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from adapters.rl.checker import CheckConfig
+from adapters.rl.environments import EnvironmentConfig
 from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
@@ -43,7 +44,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transformers and its tokenizer, to be trained instead of a small model of our own; of ``model``
     only the context counts then. ``warm_start`` is the directory of the warmed-up model: read when
     it has one, written by `adapters.rl.sft`; None starts from the model as it is. ``exact_weight``
-    is the weight of the exact match in the reward, the rest is the task's shaped score. ``slots``
+    is the weight of the exact match in the reward, the rest is the task's shaped score.
+    ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
+    ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
     and ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold`` is
     there (None: none ever is). ``check`` is what the always-on checker does beside looking.
     """
@@ -58,6 +61,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     check: CheckConfig = CheckConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
+    environment: EnvironmentConfig | None = None
     steps: int = 100
     groups: int = 8
     group: int = 8
@@ -128,9 +132,12 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def limits(self) -> Limits:
-        """When an answer is over."""
+        """When a turn is over."""
         return Limits(
-            end=self.tokenizer.end, context=self.model.context, max_new_tokens=self.max_new_tokens
+            end=self.tokenizer.end,
+            context=self.model.context,
+            max_new_tokens=self.max_new_tokens,
+            turns=self.environment is not None,
         )
 
     @property

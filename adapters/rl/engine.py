@@ -25,9 +25,14 @@ from adapters.rl.trajectory import (
     SampleId,
     Stamp,
     Trajectory,
+    Turn,
     cut_stamps,
     extend_stamps,
+    sampled_before,
 )
+
+Logged = tuple[int, int]
+"""How many tokens and how many replied turns of a trajectory a log has."""
 
 
 @dataclass(slots=True)
@@ -37,7 +42,15 @@ class _Slot:
     logprobs: list[float]
     stamps: tuple[Stamp, ...]
     fed: int = 0
-    logged: int = 0
+    logged: Logged = (0, 0)
+
+    @property
+    def key(self) -> SampleId:
+        return self.start.key
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self.start.turns
 
     @property
     def length(self) -> int:
@@ -55,14 +68,33 @@ class _Slot:
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             stamps=self.stamps,
+            turns=self.turns,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What the cache still has in an empty slot: ``fed`` tokens of a trajectory.
+
+    An empty slot is fed, too, at position ``fed``, where nothing of it lies yet.
+    """
+
+    trajectory: Trajectory
+    fed: int
+
+    def begins(self, other: Trajectory) -> bool:
+        """Whether ``other`` goes on from it."""
+        tokens = self.trajectory.tokens
+        return self.trajectory.key == other.key and other.tokens[: len(tokens)] == tokens
 
 
 @dataclass(slots=True)
 class Engine:
     """Samples answers with the weights of one policy version at a time.
 
-    ``pinned``: it changes weights only when nothing is at work.
+    ``pinned``: it changes weights only when nothing is at work. With an environment it samples up
+    to the end of a turn; a trajectory that comes back with the reply soon enough, before another
+    was put in its place, need not be fed again.
     """
 
     policy: Policy
@@ -74,12 +106,14 @@ class Engine:
     version: int | None = None
     _cache: Any = field(init=False)
     _slots: list[_Slot | None] = field(init=False)
+    _left: list[_Left | None] = field(init=False)
     _deltas: list[Delta] = field(init=False)
 
     def __post_init__(self) -> None:
         self.policy.eval()
         self._cache = self.policy.new_cache(self.slots)
         self._slots = [None] * self.slots
+        self._left = [None] * self.slots
         self._deltas = []
 
     @property
@@ -98,6 +132,7 @@ class Engine:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         fill(self.policy, weights)
         self.version, self.generation = version, generation
+        self._left = [None] * self.slots
         for slot in self._slots:
             if slot is not None:
                 slot.fed = 0
@@ -105,28 +140,41 @@ class Engine:
     def unload(self) -> None:
         """Forget the weights and everything sampled with them that is not finished."""
         self._slots = [None] * self.slots
+        self._left = [None] * self.slots
         self._deltas.clear()
         self.version = None
 
-    def put(self, trajectory: Trajectory) -> None:
-        """Start or continue a trajectory in an empty slot."""
+    def put(self, trajectory: Trajectory, *, logged: Logged = (0, 0)) -> None:
+        """Start or continue a trajectory in an empty slot; the log has what is ``logged`` of it."""
         if self.version is None:
             raise RuntimeError("no weights loaded: load a policy version before putting work")
-        slot = _Slot(
+        row = self._row_for(trajectory)
+        left, self._left[row] = self._left[row], None
+        self._slots[row] = _Slot(
             start=trajectory,
             tokens=list(trajectory.tokens),
             logprobs=list(trajectory.logprobs),
             stamps=trajectory.stamps,
+            fed=left.fed if left and left.begins(trajectory) else 0,
+            logged=logged,
         )
-        self._slots[self._slots.index(None)] = slot
+
+    def _row_for(self, trajectory: Trajectory) -> int:
+        """Return the empty slot that has its beginning, else the first that has nobody's."""
+        empty = [row for row, slot in enumerate(self._slots) if slot is None]
+        for row in empty:
+            left = self._left[row]
+            if left and left.begins(trajectory):
+                return row
+        return next((row for row in empty if self._left[row] is None), empty[0])
 
     def running(self) -> list[Trajectory]:
         """Return the trajectories in the slots as they stand."""
         return [slot.trajectory() for slot in self._slots if slot is not None]
 
     def progress(self) -> dict[SampleId, int]:
-        """Return how many tokens each running trajectory has."""
-        return {slot.start.key: len(slot.tokens) for slot in self._slots if slot is not None}
+        """Return how many tokens of each running trajectory were sampled."""
+        return {slot.start.key: len(slot.logprobs) for slot in self._slots if slot is not None}
 
     def oldest(self) -> dict[SampleId, int]:
         """Return the oldest version of each running trajectory's tokens, of those to come too."""
@@ -143,12 +191,12 @@ class Engine:
         ]
 
     def tick(self) -> list[Trajectory]:
-        """Feed one token per occupied slot; return the trajectories that ended."""
+        """Feed one token per occupied slot; return the trajectories whose turn is over."""
         live = [(row, slot) for row, slot in enumerate(self._slots) if slot is not None]
         if not live:
             return []
         tokens = np.zeros(self.slots, np.int64)
-        positions = np.zeros(self.slots, np.int64)
+        positions = np.array([left.fed if left else 0 for left in self._left], np.int64)
         for row, slot in live:
             tokens[row], positions[row] = slot.token(slot.fed), slot.fed
             slot.fed += 1
@@ -159,6 +207,10 @@ class Engine:
         if growing:
             self._sample(growing, logits)
         return self._collect(growing)
+
+    def note(self, delta: Delta) -> None:
+        """Have ``delta`` in the log behind everything that was noted before."""
+        self._deltas.append(delta)
 
     def take_deltas(self) -> list[Delta]:
         """Return, once, every token sampled since the last call, for the worker's log."""
@@ -187,28 +239,36 @@ class Engine:
     def _collect(self, growing: list[tuple[int, _Slot]]) -> list[Trajectory]:
         ended: list[Trajectory] = []
         for row, slot in growing:
-            if self.limits.over(len(slot.start.prompt), len(slot.tokens), slot.tokens[-1]):
+            start = slot.start.turn_start
+            before, new = len(slot.start.prompt) + start, len(slot.tokens) - start
+            if self.limits.over(before, new, slot.tokens[-1]):
                 self._note(slot)
                 ended.append(slot.trajectory())
                 self._slots[row] = None
+                if self.limits.turns:
+                    self._left[row] = _Left(ended[-1], slot.fed)
         return ended
 
     def _note(self, slot: _Slot) -> None:
-        if slot.logged == len(slot.tokens):
-            return
-        start, total = slot.logged, len(slot.tokens)
-        before = cut_stamps(slot.stamps, start)
-        self._deltas.append(
-            Delta(
-                ordinal=slot.start.ordinal,
-                sample=slot.start.sample,
-                start=start,
-                tokens=tuple(slot.tokens[start:]),
-                logprobs=tuple(slot.logprobs[start:]),
-                stamps=_skip(slot.stamps, before),
-            )
-        )
-        slot.logged = total
+        logged = (len(slot.tokens), len(slot.turns))
+        if slot.logged != logged:
+            self._deltas.append(unlogged(slot, slot.logged))
+            slot.logged = logged
+
+
+def unlogged(each: Trajectory | _Slot, logged: Logged) -> Delta:
+    """Return what of a trajectory is not ``logged``."""
+    start, turns = logged
+    sampled = sampled_before(each.turns[:turns], start)
+    return Delta(
+        ordinal=each.key[0],
+        sample=each.key[1],
+        start=start,
+        tokens=tuple(each.tokens[start:]),
+        logprobs=tuple(each.logprobs[sampled:]),
+        stamps=_skip(each.stamps, cut_stamps(each.stamps, sampled)),
+        turns=each.turns[turns:],
+    )
 
 
 def _skip(stamps: tuple[Stamp, ...], before: tuple[Stamp, ...]) -> tuple[Stamp, ...]:

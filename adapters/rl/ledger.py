@@ -246,7 +246,7 @@ class Ledger:
             self._move(ordinal, Event.CLAIM)
             blank = Trajectory(ordinal=ordinal, sample=sample, prompt=entry.prompt)
             trajectory = entry.partial.get(sample, blank)
-            entry.charged[sample] = len(trajectory.tokens)
+            entry.charged[sample] = trajectory.sampled
             work.append(Assignment(version=wanted, trajectory=trajectory))
         return work
 
@@ -301,8 +301,7 @@ class Ledger:
         entry = self._entries.get(trajectory.ordinal)
         known = entry.done.get(trajectory.sample) if entry else None
         if known is not None or (entry is None and trajectory.ordinal < self._admitted):
-            told = (trajectory.tokens, trajectory.logprobs)
-            if self.plan.pinned and known and (known.tokens, known.logprobs) != told:
+            if self.plan.pinned and known and not _agree(known, trajectory):
                 self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
             self.counters.redelivered += again
             self.counters.duplicates_refused += not again
@@ -311,9 +310,9 @@ class Ledger:
             return Verdict.UNKNOWN
         if not self._has_room(trajectory.ordinal, trajectory.oldest):
             return Verdict.TOO_OLD
-        self._charge(entry, trajectory.sample, len(trajectory.tokens))
+        self._charge(entry, trajectory.sample, trajectory.sampled)
         self._accept(entry, trajectory)
-        self.counters.tokens_sampled += len(trajectory.tokens)
+        self.counters.tokens_sampled += trajectory.sampled
         return Verdict.ACCEPTED
 
     def recover(self, trajectory: Trajectory) -> Verdict:
@@ -329,7 +328,7 @@ class Ledger:
         else:
             verdict = self._keep(trajectory)
         if verdict is Verdict.ACCEPTED:
-            self.counters.tokens_recovered += len(trajectory.tokens)
+            self.counters.tokens_recovered += trajectory.sampled
         return verdict
 
     def set_aside(self, trajectory: Trajectory) -> Verdict:
@@ -346,12 +345,12 @@ class Ledger:
         if entry is None or entry.state is State.DROPPED or not trajectory.tokens:
             return Verdict.UNKNOWN
         known = entry.partial.get(trajectory.sample)
-        longer = known is None or len(known.tokens) < len(trajectory.tokens)
+        longer = known is None or _length(known) < _length(trajectory)
         if not longer or trajectory.sample in entry.done:
             return Verdict.DUPLICATE
         if not self._has_room(trajectory.ordinal, trajectory.oldest):
             return Verdict.TOO_OLD
-        self._charge(entry, trajectory.sample, len(trajectory.tokens))
+        self._charge(entry, trajectory.sample, trajectory.sampled)
         entry.partial[trajectory.sample] = trajectory
         return Verdict.ACCEPTED
 
@@ -493,7 +492,7 @@ class Ledger:
             self._audit(step, entry)
             self._move(ordinal, Event.TRAIN)
             for sample in entry.done.values():
-                self._lengths.note(len(entry.prompt), len(sample.tokens))
+                self._lengths.note(len(entry.prompt), sample.sampled)
             del self._entries[ordinal]
         self._taking.train(ordinals)
         self._taken.append((step, tuple(ordinals)))
@@ -649,8 +648,8 @@ class Ledger:
         most = min(limits.max_new_tokens, limits.context - len(entry.prompt))
         return remaining(
             self._lengths.expected(len(entry.prompt), most=most),
-            done=[len(each.tokens) for each in entry.done.values()],
-            have=len(begun.tokens) if begun else 0,
+            done=[each.sampled for each in entry.done.values()],
+            have=begun.sampled if begun else 0,
             most=most,
         )
 
@@ -712,3 +711,19 @@ class Ledger:
         if after is None:
             raise LedgerError(f"ordinal {ordinal} is {entry.state}: {event} is not possible")
         entry.state = after
+
+
+def _length(trajectory: Trajectory) -> tuple[int, int]:
+    """Return how far a trajectory has come, in tokens and replies."""
+    return len(trajectory.tokens), len(trajectory.turns)
+
+
+def _agree(one: Trajectory, other: Trajectory) -> bool:
+    """Whether two deliveries of a sample tell the same.
+
+    A call to an environment that was given up is not the same twice: it depends on the time.
+    """
+    if one.reason or other.reason:
+        return True
+    told = (other.tokens, other.logprobs, other.turns)
+    return (one.tokens, one.logprobs, one.turns) == told

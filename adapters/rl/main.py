@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import torch
@@ -27,6 +28,10 @@ from elastic.channel import Channel, Phase, connect
 from elastic.errors import ConfigError, ElasticError, Stopped
 from elastic.records import TRAINER, Roster
 from elastic.solo import SoloChannel
+
+if TYPE_CHECKING:
+    from adapters.rl.rollout import RolloutWorker
+    from adapters.rl.server import RolloutServer
 
 
 class ThreadHost:
@@ -66,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(channel, SoloChannel):
             _alone(channel, config, options.result)
         elif channel.role == TRAINER:
-            _train(channel, config, options.result)
+            with _server(channel) as server:
+                _train(server, config, options.result)
         else:
             _roll_out(channel, config)
     except Stopped:
@@ -80,15 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(channel: Channel, config: RLConfig, result: Path | None) -> None:
+@contextmanager
+def _server(channel: Channel) -> Iterator[RolloutServer]:
     from adapters.rl.server import RolloutServer
-    from adapters.rl.trainer import Trainer
 
     server = RolloutServer(channel.key)
     try:
-        Trainer(config, server, result=result).run()
+        yield server
     finally:
         server.close()
+
+
+def _train(server: RolloutServer, config: RLConfig, result: Path | None) -> None:
+    from adapters.rl.trainer import Trainer
+
+    Trainer(config, server, result=result).run()
 
 
 def _roll_out(channel: Channel, config: RLConfig) -> None:
@@ -111,13 +123,24 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
         if config.warm_start is not None:
             sft.prepare(config)
         worker = RolloutWorker(ThreadHost(channel), config, stopped=over.is_set)
-        thread = threading.Thread(target=worker.run, name="rollout", daemon=True)
-        thread.start()
-        try:
-            _train(channel, config, result)
-        finally:
-            over.set()
-            thread.join(timeout=5)
+        with _server(channel) as server:
+            thread = threading.Thread(
+                target=_sample, args=(worker, server), name="rollout", daemon=True
+            )
+            thread.start()
+            try:
+                _train(server, config, result)
+            finally:
+                over.set()
+                thread.join(timeout=5)
+
+
+def _sample(worker: RolloutWorker, server: RolloutServer) -> None:
+    """Be the rollout worker; what ends it ends the trainer, which would wait for it forever."""
+    try:
+        worker.run()
+    except (ElasticError, CkptError) as error:
+        server.give_up(error)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

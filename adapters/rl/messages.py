@@ -33,9 +33,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's side.
 
-    ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of tokens of
-    each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None before
-    the first; ``again`` marks ``finished`` samples that were sent before, to another server;
+    ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of sampled
+    tokens of each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None
+    before the first; ``again`` marks ``finished`` samples that were sent before, to another server;
     ``left`` is what it was at work on when it had to let go of its weights, or of everything;
     ``set_aside`` what it stopped at because it was told to. ``oldest`` goes with ``running``: the
     oldest version of each one's tokens. ``full``: it holds as many tokens as it may. ``leaving``:

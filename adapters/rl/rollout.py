@@ -14,8 +14,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from adapters.rl.calls import ThreadedCalls
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
+from adapters.rl.environments import make_environment
+from adapters.rl.episodes import Episodes
 from adapters.rl.ledger import Assignment
 from adapters.rl.messages import (
     DIGEST,
@@ -26,9 +29,10 @@ from adapters.rl.messages import (
     ToldDigest,
     Worker,
 )
-from adapters.rl.policy import build_policy, parameter_names
+from adapters.rl.policy import Policy, build_policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
+from adapters.rl.waits import Waits
 from adapters.rl.weights import Pulled, Reader, RefusedWeights, pull
 from ckpt.errors import CkptError, NotFoundError, PeerError
 from ckpt.refresh import Replica
@@ -87,13 +91,7 @@ class RolloutWorker:
         self._host, self._config, self._stopped = host, config, stopped
         self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
         policy = build_policy(config)
-        self._engine = Engine(
-            policy=policy,
-            limits=config.limits,
-            slots=config.slots,
-            seed=config.seed,
-            pinned=config.plan.pinned,
-        )
+        self._engine = self._build_engine(policy)
         self._names = parameter_names(policy)
         self._replica = Replica()
         self._refused = 0
@@ -113,6 +111,27 @@ class RolloutWorker:
         self._ticks = 0
         self._told = False
         self._missed: tuple[int, float] | None = None
+
+    def _build_engine(self, policy: Policy) -> Engine | Episodes:
+        config = self._config
+        engine = Engine(
+            policy=policy,
+            limits=config.limits,
+            slots=config.slots,
+            seed=config.seed,
+            pinned=config.plan.pinned,
+        )
+        if config.environment is None:
+            return engine
+        calls = ThreadedCalls(
+            make_environment(config.environment, seed=config.task_seed),
+            threads=config.environment.threads,
+            limit_s=config.environment.limit_s,
+            attempts=config.environment.attempts,
+            waits=Waits(self._host.emit),
+        )
+        waiting = config.environment.waiting
+        return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)
 
     def run(self) -> None:
         """Work until stopped."""
@@ -278,7 +297,7 @@ class RolloutWorker:
                 self._unsent.add(trajectory.key)
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         deltas = engine.take_deltas()
-        self._sampled += sum(len(delta.tokens) for delta in deltas)
+        self._sampled += sum(len(delta.logprobs) for delta in deltas)
         self._log.append(deltas, self._holding)
         if deltas:
             self._tell(sum(count > 0 for count in engine.progress().values()))

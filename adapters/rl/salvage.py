@@ -12,7 +12,7 @@ import msgspec
 from adapters.rl.ledger import Ledger
 from adapters.rl.messages import Worker
 from adapters.rl.token_record import fold
-from adapters.rl.trajectory import Delta, SampleId, Trajectory
+from adapters.rl.trajectory import Delta, SampleId
 from ckpt.errors import CkptError, NotFoundError
 
 _log = logging.getLogger(__name__)
@@ -78,18 +78,11 @@ def take_over(
     for key, piece in pieces.items():
         prompt = ledger.prompt(key[0])
         if prompt is not None:
-            trajectory = Trajectory(
-                ordinal=piece.ordinal,
-                sample=piece.sample,
-                prompt=prompt,
-                tokens=piece.tokens,
-                logprobs=piece.logprobs,
-                stamps=piece.stamps,
-            )
+            trajectory = piece.whole(prompt)
             (open_.discard if ledger.plan.limits.finished(trajectory) else open_.add)(key)
             ledger.recover(trajectory)
     lost = sum(
-        max(0, count - (len(pieces[key].tokens) if key in pieces else 0))
+        max(0, count - (len(pieces[key].logprobs) if key in pieces else 0))
         for key, count in reported.items()
     )
     ledger.counters.tokens_resampled += lost

@@ -144,6 +144,7 @@ class RolloutServer:
         self._term: Term | None = None
         self._waiting: list[tuple[float, Exchange, Request]] = []
         self._handed: dict[str, tuple[Worker, tuple[Trajectory, ...]]] = {}
+        self._given_up: Exception | None = None
         self._salvage: queue.SimpleQueue[tuple[Term, Worker, bool] | None] = queue.SimpleQueue()
         self._publisher = Publisher()
         self._server = Server(self._handle, key=key, tick=self._tick)
@@ -225,7 +226,11 @@ class RolloutServer:
         """Return the samples of ``step``, or None when they are not complete in time."""
         with self._changed:
             term = self._leading()
-            self._changed.wait_for(lambda: term.ledger.batch(step) is not None, timeout_s)
+            self._changed.wait_for(
+                lambda: self._given_up or term.ledger.batch(step) is not None, timeout_s
+            )
+            if self._given_up:
+                raise self._given_up
             return term.ledger.batch(step)
 
     def train(
@@ -244,6 +249,12 @@ class RolloutServer:
             self._tell_pressure(term)
             self._answer_waiting()
             return {**told, "ordinals": list(taken)} if ledger.plan.by_arrival else told
+
+    def give_up(self, error: Exception) -> None:
+        """Have who waits for a batch raise ``error``: there is nobody left to sample."""
+        with self._changed:
+            self._given_up = error
+            self._changed.notify_all()
 
     def finish(self) -> None:
         """Tell workers that ask that no more work will come."""
@@ -366,7 +377,7 @@ class RolloutServer:
             "rollout_left",
             worker=worker.seat,
             samples=len(exchange.left),
-            tokens=sum(len(each.tokens) for each in exchange.left),
+            tokens=sum(each.sampled for each in exchange.left),
             finished=len(exchange.finished),
         )
 

@@ -65,7 +65,7 @@ class Tail:
         busy = self._busy_s / self._slots_s if self._slots_s else 0.0
         self._busy_s = self._slots_s = 0.0
         return {
-            **spread("length", [len(each.tokens) for each in samples]),
+            **spread("length", [each.sampled for each in samples]),
             **spread("waited_s", waited),
             "busy": round(busy, 4),
             "carried": carried,

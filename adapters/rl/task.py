@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from adapters.rl.environment import HELD_OUT
 from elastic.errors import ConfigError
 
 _HELD_OUT_SHARE = 26 / 256
@@ -21,6 +22,9 @@ _TRAIN_STRIDE = 16
 """Items set aside per training ordinal; the first that is not held out is its prompt."""
 
 _HELD_OUT_START = 1 << 29
+_HELD_OUT_STRIDE = 256
+"""Items set aside per held-out ordinal; a tenth of all are held out."""
+
 _CYCLE = 1 << 25
 
 
@@ -42,13 +46,17 @@ class Source(Protocol):
 
 
 class Task:
-    """Training prompts by ordinal, held-out prompts by number, and the reward."""
+    """Training prompts by ordinal, held-out prompts by number or ordinal, and the reward."""
 
     def __init__(self, source: Source, *, exact_weight: float = 0.5) -> None:
         self._source, self._exact_weight = source, exact_weight
 
     def train(self, ordinal: int) -> Problem:
-        """Return the prompt of a training ordinal."""
+        """Return the problem of a training ordinal."""
+        return self.problem(ordinal)
+
+    def problem(self, ordinal: int) -> Problem:
+        """Return the problem of an ordinal; from `HELD_OUT` on it is a held-out one."""
         return self._source.item(self._index(ordinal))
 
     def held_out(self, count: int) -> list[Problem]:
@@ -73,13 +81,19 @@ class Task:
         return self._exact_weight * exact + (1.0 - self._exact_weight) * shaped
 
     def _index(self, ordinal: int) -> int:
-        start = ordinal % _CYCLE * _TRAIN_STRIDE
-        for index in range(start, start + _TRAIN_STRIDE):
-            if not is_held_out(self._source.item(index).prompt):
+        wanted = ordinal >= HELD_OUT
+        if wanted:
+            stride = _HELD_OUT_STRIDE
+            start = _HELD_OUT_START + (ordinal - HELD_OUT) * stride
+        else:
+            stride = _TRAIN_STRIDE
+            start = ordinal % _CYCLE * stride
+        for index in range(start, start + stride):
+            if is_held_out(self._source.item(index).prompt) == wanted:
                 return index
         raise ConfigError(
-            f"the task has no training prompt for ordinal {ordinal}: all {_TRAIN_STRIDE} items "
-            "of it are held out; choose a task with more distinct prompts"
+            f"the task has no prompt for ordinal {ordinal}: all {stride} items of it are "
+            f"{'for training' if wanted else 'held out'}; choose a task with more distinct prompts"
         )
 
     def _scan(self, start: int) -> Iterator[Problem]:

@@ -16,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 _REOPEN_S = 0.2
 _RECORD_TOKENS = 4096
+_TOKEN_BYTES = 8
+"""What a token takes in a record, about; states of environments count by it."""
+
 _TRUNCATE_BYTES = 16 << 10
 
 
@@ -121,11 +124,12 @@ def _grouped(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
     group: list[Delta] = []
     count = 0
     for delta in deltas:
-        if group and count + len(delta.tokens) > _RECORD_TOKENS:
+        weight = len(delta.tokens) + sum(len(turn.state) for turn in delta.turns) // _TOKEN_BYTES
+        if group and count + weight > _RECORD_TOKENS:
             yield group
             group, count = [], 0
         group.append(delta)
-        count += len(delta.tokens)
+        count += weight
     yield group
 
 
@@ -137,4 +141,5 @@ def _whole(trajectory: Trajectory) -> Delta:
         tokens=tuple(trajectory.tokens),
         logprobs=trajectory.logprobs,
         stamps=trajectory.stamps,
+        turns=trajectory.turns,
     )

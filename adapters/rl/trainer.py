@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import elastic
 from adapters.rl.advantages import group_advantages
+from adapters.rl.assessment import episode_figures, make_assessment
 from adapters.rl.batch import Batch, collate, packed_shape
 from adapters.rl.checker import Checker, observe
 from adapters.rl.config import RLConfig
-from adapters.rl.evaluate import HeldOut, exact_matches
 from adapters.rl.ledger import Ledger
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import weights_hash
@@ -34,7 +34,6 @@ from adapters.rl.recheck import Recheck, row_at
 from adapters.rl.server import LedgerState, RolloutServer, Term
 from adapters.rl.sft import load_warm_start
 from adapters.rl.survey import Survey, survey
-from adapters.rl.task import Task, make_task
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Trajectory
 from adapters.rl.weights import own_reader, published, weights_of
@@ -45,6 +44,7 @@ from elastic.errors import JobFailed
 _WAIT_S = 0.05
 _HELD_POLL_S = 0.01
 _RECHECK_LIMIT_S = 2.0
+_LOGGED_AS = {"held_out": "held_out", "greedy": "held_out_greedy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,8 @@ class Trainer:
 
     def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
         self._config, self._server, self._result = config, server, result
-        self._task: Task = make_task(
-            config.task, seed=config.task_seed, exact_weight=config.exact_weight
-        )
+        self._assessment = make_assessment(config)
         _import_early()
-        self._held_out = HeldOut.of(
-            self._task.held_out(config.held_out),
-            tokenizer=config.tokenizer,
-            length=config.model.context,
-        )
 
     def run(self) -> None:
         """Train to the end, through every change of the world."""
@@ -250,7 +243,7 @@ class Trainer:
         return Batch.unpack(packed)
 
     def _gather(self, job: _Job, step: int) -> Batch:
-        run, ledger = job.run, job.ledger
+        config, run, ledger = self._config, job.run, job.ledger
         protected = run.sidecar.protected_step(generation=run.generation)
         self._server.advance(step, protected=max(0, protected))
         samples, began = None, time.perf_counter()
@@ -264,9 +257,11 @@ class Trainer:
             seen = observe(ledger, step, samples, consumers=self._server.consumers())
             told = self._server.train(step, samples, rewards)
         run.emit("rollout_tail", step=step + 1, **told)
+        if config.environment is not None and samples:
+            run.emit("episodes", step=step + 1, **episode_figures(samples))
         self._judge(run, step, job.checker.check(seen))
-        length = self._config.model.context
-        batch = collate(samples, torch.tensor(rewards), rows=self._config.rows, length=length)
+        length = config.model.context
+        batch = collate(samples, torch.tensor(rewards), rows=config.rows, length=length)
         self._look_again(job, step, batch, samples)
         return batch
 
@@ -297,13 +292,7 @@ class Trainer:
             raise JobFailed(f"{found[0]} (check.fatal is set)")
 
     def _prompt(self, ordinal: int) -> Tokens:
-        return self._config.tokenizer.encode(self._task.train(ordinal).prompt)
-
-    def _reward(self, sample: Trajectory) -> float:
-        tokenizer, tokens = self._config.tokenizer, sample.tokens
-        ended = tokens[-1] == tokenizer.end
-        text = tokenizer.decode(tokens[:-1] if ended else tokens)
-        return self._task.reward(sample.ordinal, text, ended=ended)
+        return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
 
     def _await_release(self, run: elastic.Run, step: int) -> None:
         """Wait while the job is held."""
@@ -318,20 +307,11 @@ class Trainer:
     # -- evaluation and end ------------------------------------------------------------------
 
     def _evaluate(self, job: _Job) -> None:
-        run, model, history = job.run, job.model, job.history
-        parts = self._held_out.parts()
-        counts = torch.zeros(2, dtype=torch.float64)
-        for part in parts[run.rank :: run.world_size]:
-            counts += exact_matches(model, part)
-        if run.rank >= len(parts):
-            exact_matches(model, parts[0])  # a forward pass is collective
-        reshard(model)
-        dist.all_reduce(counts, group=run.mesh.get_group())
-        shares = (counts / len(self._held_out.tokens)).tolist()
-        expected, greedy = (round(share, 6) for share in shares)
-        history["held_out"].append([run.completed, expected])
-        history["greedy"].append([run.completed, greedy])
-        run.log(held_out=expected, held_out_greedy=greedy)
+        run, history = job.run, job.history
+        found = self._assessment.evaluate(run, job.model)
+        for name, share in found.items():
+            history[name].append([run.completed, share])
+        run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
 
     def _finish(self, job: _Job) -> None:
         self._evaluate(job)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,24 @@ def test_the_programs_of_the_guide_to_data_train_whole_epochs(tmp_path: Path) ->
 def test_a_program_of_a_guide_trains(tmp_path: Path, guide: str, number: int, said: str) -> None:
     program = blocks(DOCS / f"{guide}.md", "python")[number]
     assert re.fullmatch(said, run_script(tmp_path, program))
+
+
+def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path: Path) -> None:
+    (source,) = blocks(DOCS / "rl.md", "python")
+    (tmp_path / "guess.py").write_text(source)
+    (settings,) = [json.loads(b) for b in blocks(DOCS / "rl.md", "json") if "environment" in b]
+    settings |= {"steps": 3, "held_out": 8, "groups": 2}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "adapters.rl.main", "--config", "config.json"]
+    done = subprocess.run(
+        [*command, "--result", "result.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert (result["steps"], result["ledger"]["ok"]) == (3, True)
+    assert len(result["heldout"]) == 2

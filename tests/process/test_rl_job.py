@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +12,18 @@ import msgspec
 import pytest
 from jobs import Job, hurt
 from pretrained_models import saved
+from rl_jobs import alone, rl_job
 from sidecar_group import wait_until
 
 from adapters.rl import sft
 from adapters.rl.checker import CheckConfig
-from adapters.rl.config import RLConfig, WarmStart, preset, save_config
+from adapters.rl.config import RLConfig, WarmStart, preset
 from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.order import Order
 from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from ckpt.arena import ARENA_ROOT
-from elastic.launch import LaunchConfig, Launcher, NodeSpec
-from tools.leftovers import leftovers
-
-DEADLINE_S = 100.0
-MAIN = (sys.executable, "-m", "adapters.rl.main")
-NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
 
 
 @pytest.fixture(scope="module")
@@ -47,45 +39,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
 def undisturbed(config: RLConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the outcome of the job in one process, started by hand."""
     return alone(tmp_path_factory.mktemp("alone"), config)
-
-
-def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
-    """Run the job in one process and return its outcome."""
-    save_config(config, directory / "config.json")
-    words = ["--config", str(directory / "config.json"), "--result", str(directory / "result.json")]
-    done = subprocess.run(
-        [*MAIN, *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    outcome: dict[str, Any] = json.loads((directory / "result.json").read_bytes())
-    return outcome
-
-
-@contextmanager
-def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
-    save_config(config, directory / "config.json")
-    words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
-    launcher = Launcher(
-        LaunchConfig(
-            command=(*MAIN, *words),
-            nodes=tuple(
-                NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
-                for name, roles in NODES.items()
-            ),
-            wanted={"trainer": 2, "rollout": 2},
-            run_dir=directory / "run",
-            capture_output=True,
-        )
-    )
-    launcher.start()
-    try:
-        yield Job(launcher)
-    finally:
-        launcher.stop("the test is over")
-        if launcher.wait(20) is None:
-            launcher.kill()
-            launcher.wait(20)
-        assert leftovers(launcher.run) == []
 
 
 def logs_in(job: Job) -> set[str]:

@@ -19,8 +19,11 @@ import torch
 
 from adapters.rl.advantages import group_advantages
 from adapters.rl.batch import collate
-from adapters.rl.config import preset
+from adapters.rl.config import RLConfig, preset
 from adapters.rl.engine import Engine
+from adapters.rl.environment import Action, Reply
+from adapters.rl.environments import EnvironmentConfig
+from adapters.rl.episodes import Episodes
 from adapters.rl.ledger import Ledger, Mode
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
@@ -35,12 +38,22 @@ from adapters.rl.token_log import TokenLog
 from adapters.rl.token_record import fold
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import SampleId, Trajectory
+from adapters.rl.two_turns import TwoTurns
 
 torch.set_num_threads(1)
 CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)
 TASK = make_task(CONFIG.task, seed=CONFIG.task_seed, exact_weight=CONFIG.exact_weight)
 TOKENIZER = CONFIG.tokenizer
 WARM = copy.deepcopy(warm_up(CONFIG, TASK).state_dict())
+TWO_TURNS = TwoTurns(TASK, second=0.5)
+EPISODES = msgspec.structs.replace(
+    CONFIG,
+    environment=EnvironmentConfig(factory="two_turns"),
+    model=msgspec.structs.replace(CONFIG.model, context=32),
+    slots=4,
+    steps=4,
+)
+EPISODES_WARM = copy.deepcopy(warm_up(EPISODES, TASK).state_dict())
 
 
 def prompt_of(ordinal: int) -> Tokens:
@@ -48,6 +61,8 @@ def prompt_of(ordinal: int) -> Tokens:
 
 
 def reward_of(sample: Trajectory) -> float:
+    if sample.reward is not None:
+        return sample.reward
     ended = sample.tokens[-1] == TOKENIZER.end
     text = TOKENIZER.decode(sample.tokens[:-1] if ended else sample.tokens)
     return TASK.reward(sample.ordinal, text, ended=ended)
@@ -71,18 +86,45 @@ class FakeLog:
         self.first = keep_from
 
 
+class SimulatedCalls:
+    """Calls of the two-turn task; who is asked when replies come is the scheduler's."""
+
+    def __init__(self, scheduler: random.Random) -> None:
+        self._random = scheduler
+        self._open: dict[SampleId, Action] = {}
+        self.made: set[tuple[SampleId, int]] = set()
+
+    def submit(self, action: Action) -> None:
+        self._open[action.key] = action
+        self.made.add((action.key, action.turn))
+
+    def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
+        ready = [key for key in self._open if self._random.random() < 0.3]
+        return [(key, TWO_TURNS.respond(self._open.pop(key))) for key in ready]
+
+    def drop(self, keys: set[SampleId]) -> None:
+        for key in keys:
+            self._open.pop(key, None)
+
+
 class SimulatedWorker:
     """A rollout worker without a process: engine, log, and what it finished and still holds."""
 
-    def __init__(self, name: str, *, pinned: bool) -> None:
+    def __init__(
+        self, name: str, config: RLConfig, *, pinned: bool, scheduler: random.Random
+    ) -> None:
         self.name = name
-        self.engine = Engine(
-            policy=build_policy(CONFIG),
-            limits=CONFIG.limits,
-            slots=CONFIG.slots,
-            seed=CONFIG.seed,
+        engine = Engine(
+            policy=build_policy(config),
+            limits=config.limits,
+            slots=config.slots,
+            seed=config.seed,
             pinned=pinned,
         )
+        self.calls = SimulatedCalls(scheduler)
+        self.engine: Engine | Episodes = engine
+        if config.environment is not None:
+            self.engine = Episodes(engine, self.calls, tokenizer=TOKENIZER, waiting=8)
         self.store = FakeLog()
         self.log = TokenLog(lambda: self.store, name)
         self.held: dict[SampleId, Trajectory] = {}
@@ -103,19 +145,22 @@ class SimulatedJob:
         kill_trainer: float = 0.0,
         scheduling: Scheduling | None = None,
         replay: ReplayConfig | None = None,
+        config: RLConfig = CONFIG,
     ) -> None:
+        self.config = config
         self.plan = msgspec.structs.replace(
-            CONFIG,
+            config,
             mode=mode,
             scheduling=scheduling or Scheduling(),
             replay=replay or ReplayConfig(),
         ).plan
+        self.recorded: set[tuple[SampleId, int]] = set()
         self.random = random.Random(seed)
         self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
         self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
-        self.model = build_model(CONFIG.model, seed=CONFIG.seed)
-        self.model.load_state_dict(WARM)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=CONFIG.lr)
+        self.model = build_model(config.model, seed=config.seed)
+        self.model.load_state_dict(WARM if config.environment is None else EPISODES_WARM)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr)
         self.ledger = Ledger(self.plan)
         self.ledger.resume(1, restored=0)
         self.snapshots: list[dict[str, Any]] = []
@@ -124,7 +169,9 @@ class SimulatedJob:
 
     def _new_worker(self) -> SimulatedWorker:
         self.born += 1
-        return SimulatedWorker(f"worker-{self.born}", pinned=self.plan.pinned)
+        return SimulatedWorker(
+            f"worker-{self.born}", self.config, pinned=self.plan.pinned, scheduler=self.random
+        )
 
     def _snapshot(self) -> None:
         self.ledger.admit(self.ledger.trained_steps, prompt_of)
@@ -139,7 +186,7 @@ class SimulatedJob:
         )
 
     def run(self) -> str:
-        while self.ledger.trained_steps < CONFIG.steps:
+        while self.ledger.trained_steps < self.config.steps:
             for index in range(len(self.workers)):
                 self._turn(self.workers[index])
                 if self.random.random() < self.kill_worker:
@@ -186,7 +233,7 @@ class SimulatedJob:
         engine.drop(beyond)
         self.ledger.abandon(worker.name, beyond)
 
-    def _renew(self, engine: Engine, version: int) -> None:
+    def _renew(self, engine: Engine | Episodes, version: int) -> None:
         """Load what is wanted; or, where a newer one is as good, sometimes the newest."""
         newest = len(self.snapshots) - 1
         if engine.pinned:
@@ -205,11 +252,13 @@ class SimulatedJob:
         worker, self.workers[index] = self.workers[index], self._new_worker()
         self.kills += 1
         self.ledger.lose(worker.name)
+        repeated = worker.calls.made & self.recorded
+        assert self.kill_trainer or not repeated, "a recorded reply was asked for again"
         for key, piece in fold(worker.store.records).items():
+            self.recorded |= {(key, turn) for turn in range(len(piece.turns))}
             prompt = self.ledger.prompt(key[0])
             if prompt is not None:
-                fields = {n: getattr(piece, n) for n in ("ordinal", "sample", "logprobs", "stamps")}
-                self.ledger.recover(Trajectory(**fields, prompt=prompt, tokens=piece.tokens))
+                self.ledger.recover(piece.whole(prompt))
 
     def _train(self) -> None:
         step = self.ledger.trained_steps
@@ -219,12 +268,13 @@ class SimulatedJob:
         self.ledger.train(step, rewards.tolist())
         if not self.plan.pinned:
             self._recompute(samples)
-        batch = collate(samples, rewards, rows=CONFIG.rows, length=CONFIG.model.context).trimmed()
-        batch = batch.with_advantages(group_advantages(rewards, CONFIG.group))
+        config = self.config
+        batch = collate(samples, rewards, rows=config.rows, length=config.model.context).trimmed()
+        batch = batch.with_advantages(group_advantages(rewards, config.group))
         logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)
         self.optimizer.zero_grad()
         policy_loss(
-            logprobs, batch, config=CONFIG.loss, step=step, scale=1 / batch.token_count
+            logprobs, batch, config=config.loss, step=step, scale=1 / batch.token_count
         ).backward()
         self.optimizer.step()
         self._snapshot()
@@ -232,10 +282,10 @@ class SimulatedJob:
     def _recompute(self, samples: list[Trajectory]) -> None:
         """Check every token's log-probability against the version that is said to have sampled."""
         batch = collate(
-            samples, torch.zeros(len(samples)), rows=len(samples), length=CONFIG.model.context
+            samples, torch.zeros(len(samples)), rows=len(samples), length=self.config.model.context
         )
         weights_of = lambda version: self.snapshots[version]["model"]  # noqa: E731
-        (told,) = Recomputed(build_policy(CONFIG), weights_of).logprobs([batch])
+        (told,) = Recomputed(build_policy(self.config), weights_of).logprobs([batch])
         torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
 
     def _restore(self) -> None:
@@ -336,3 +386,31 @@ def test_in_turns_every_step_trains_on_its_own_version() -> None:
     job = SimulatedJob(3, mode=Mode.SYNC, kill_worker=0.05, kill_trainer=0.05)
     assert job.run() == SimulatedJob(4, mode=Mode.SYNC).run() != UNDISTURBED
     assert job.ledger.staleness_max == 0
+
+
+@pytest.fixture(scope="module")
+def two_turns_undisturbed() -> str:
+    return SimulatedJob(0, config=EPISODES).run()
+
+
+@pytest.mark.parametrize("seed", range(30, 33))
+def test_late_replies_and_kills_do_not_show_in_the_weights_of_a_two_turn_task(
+    seed: int, two_turns_undisturbed: str
+) -> None:
+    job = SimulatedJob(seed, kill_worker=0.04, kill_trainer=0.04, config=EPISODES)
+    assert job.run() == two_turns_undisturbed, f"replay with SimulatedJob({seed}, ...)"
+    assert job.kills > 0
+
+
+def test_replies_that_were_recorded_are_never_asked_for_again(two_turns_undisturbed: str) -> None:
+    job = SimulatedJob(40, kill_worker=0.15, config=EPISODES)
+    assert job.run() == two_turns_undisturbed
+    assert job.kills > 3
+    assert job.recorded
+
+
+def test_bounded_episodes_go_on_under_new_weights_and_are_never_too_old() -> None:
+    job = SimulatedJob(41, mode=Mode.BOUNDED, kill_worker=0.05, kill_trainer=0.05, config=EPISODES)
+    job.run()
+    assert job.kills > 0
+    assert job.renewed_at_work > 0

@@ -34,6 +34,7 @@ for kind in structs:
         "ckpt.sidecar.log_segment",
         "elastic.coordinator.base",
         "elastic.records",
+        "adapters.rl.environment",
         "adapters.rl.messages",
         "adapters.rl.trajectory",
     ],

@@ -131,7 +131,7 @@ def test_the_largest_id_decides_what_all_of_a_record_take() -> None:
         (lambda text: text + b"x", "ends within a number"),
         (lambda text: text[:2] + b"\xff" * 12, "ends within a number"),
         (lambda text: text[:6] + b"\0" + text[7:], "4 tokens with stamps for 0"),
-        (lambda text: text[:6] + b"\2" + text[7:9] + b"\5\1\1" + text[9:], "stamps for 5"),
+        (lambda text: text[:6] + b"\4" + text[7:9] + b"\5\1\1" + text[9:], "stamps for 5"),
         (lambda text: text[:-4] + struct.pack("<f", float("nan")), "NaN"),
         (lambda text: b'{"ordinal":3,"sample":1,"start":0}', "version 123"),
     ],

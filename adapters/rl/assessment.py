@@ -1,0 +1,121 @@
+"""What is asked, what a sample earned, and how the policy does on what it is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import elastic
+from adapters.rl.config import RLConfig
+from adapters.rl.environment import HELD_OUT
+from adapters.rl.environments import EnvironmentConfig, make_environment
+from adapters.rl.evaluate import HeldOut, exact_matches
+from adapters.rl.held_out_episodes import Player
+from adapters.rl.policy import full_tensors, reshard
+from adapters.rl.task import make_task
+from adapters.rl.trajectory import Trajectory
+from ckpt.types import Json
+
+
+class Assessment(Protocol):
+    """Where the trainer has prompts and rewards from."""
+
+    def prompt(self, ordinal: int) -> str:
+        """Return the prompt of a training ordinal."""
+
+    def reward(self, sample: Trajectory) -> float:
+        """Return what a finished sample earned."""
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return shares or mean rewards on held-out prompts, by their names; collective."""
+
+
+def make_assessment(config: RLConfig) -> Assessment:
+    """Return that of the job's environment, or of its task where it has none."""
+    if config.environment is None:
+        return TaskAssessment(config)
+    return EpisodeAssessment(config, config.environment)
+
+
+class TaskAssessment:
+    """Prompts and rewards of a task; it is evaluated by its right answers."""
+
+    def __init__(self, config: RLConfig) -> None:
+        self._tokenizer = config.tokenizer
+        self._task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
+        self._held_out = HeldOut.of(
+            self._task.held_out(config.held_out),
+            tokenizer=config.tokenizer,
+            length=config.model.context,
+        )
+
+    def prompt(self, ordinal: int) -> str:
+        """See `Assessment.prompt`."""
+        return self._task.problem(ordinal).prompt
+
+    def reward(self, sample: Trajectory) -> float:
+        """See `Assessment.reward`."""
+        tokenizer, tokens = self._tokenizer, sample.tokens
+        ended = tokens[-1] == tokenizer.end
+        text = tokenizer.decode(tokens[:-1] if ended else tokens)
+        return self._task.reward(sample.ordinal, text, ended=ended)
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return the shares of right answers, sampled and greedy; collective."""
+        parts = self._held_out.parts()
+        counts = torch.zeros(2, dtype=torch.float64)
+        for part in parts[run.rank :: run.world_size]:
+            counts += exact_matches(model, part)
+        if run.rank >= len(parts):
+            exact_matches(model, parts[0])  # a forward pass is collective
+        reshard(model)
+        dist.all_reduce(counts, group=run.mesh.get_group())
+        shares = (counts / len(self._held_out.tokens)).tolist()
+        expected, greedy = (round(share, 6) for share in shares)
+        return {"held_out": expected, "greedy": greedy}
+
+
+class EpisodeAssessment:
+    """Prompts of an environment, which has given the rewards; held-out episodes are played."""
+
+    def __init__(self, config: RLConfig, chosen: EnvironmentConfig) -> None:
+        self._environment = make_environment(chosen, seed=config.task_seed)
+        self._player = Player(config, self._environment, chosen)
+        self._count = config.held_out
+
+    def prompt(self, ordinal: int) -> str:
+        """See `Assessment.prompt`."""
+        return self._environment.prompt(ordinal)
+
+    def reward(self, sample: Trajectory) -> float:
+        """See `Assessment.reward`."""
+        assert sample.reward is not None, "an episode that is over"
+        return sample.reward
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return the mean reward of the held-out episodes; collective."""
+        weights = full_tensors(model)
+        mine = range(run.rank, self._count, run.world_size)
+        earned = torch.zeros(self._count, dtype=torch.float64)
+        with run.pause():
+            found = self._player.rewards(
+                weights, [HELD_OUT + number for number in mine], check=run.check
+            )
+            earned[list(mine)] = torch.tensor(found, dtype=torch.float64)
+            dist.all_reduce(earned, group=run.mesh.get_group())
+        return {"held_out": round(earned.mean().item(), 6)}
+
+
+def episode_figures(samples: Sequence[Trajectory]) -> dict[str, Json]:
+    """Return what a step's episodes were like; ``cut_short`` were not ended by the environment."""
+    turns = [len(sample.turns) for sample in samples]
+    return {
+        "turns_mean": sum(turns) / len(turns),
+        "turns_most": max(turns),
+        "observed_tokens": sum(len(sample.tokens) - sample.sampled for sample in samples),
+        "cut_short": sum(bool(sample.reason) for sample in samples),
+    }
