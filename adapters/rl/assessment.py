@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 import elastic
+from adapters.rl.building import Policies
 from adapters.rl.config import RLConfig
 from adapters.rl.environment import HELD_OUT
 from adapters.rl.environments import EnvironmentConfig, make_environment
 from adapters.rl.evaluate import HeldOut, exact_matches
 from adapters.rl.held_out_episodes import Player
-from adapters.rl.policy import full_tensors, reshard
+from adapters.rl.policy import Policy, full_tensors, reshard
 from adapters.rl.task import make_task
 from adapters.rl.trajectory import Trajectory
 from ckpt.types import Json
@@ -34,11 +35,11 @@ class Assessment(Protocol):
         """Return shares or mean rewards on held-out prompts, by their names; collective."""
 
 
-def make_assessment(config: RLConfig) -> Assessment:
+def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
     """Return that of the job's environment, or of its task where it has none."""
     if config.environment is None:
         return TaskAssessment(config)
-    return EpisodeAssessment(config, config.environment)
+    return EpisodeAssessment(config, config.environment, policies.build())
 
 
 class TaskAssessment:
@@ -66,14 +67,15 @@ class TaskAssessment:
 
     def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
         """Return the shares of right answers, sampled and greedy; collective."""
-        parts = self._held_out.parts()
+        data, parts = run.data_mesh, self._held_out.parts()
+        rank, ranks = data.get_local_rank(), data.size()
         counts = torch.zeros(2, dtype=torch.float64)
-        for part in parts[run.rank :: run.world_size]:
+        for part in parts[rank::ranks]:
             counts += exact_matches(model, part)
-        if run.rank >= len(parts):
+        if rank >= len(parts):
             exact_matches(model, parts[0])  # a forward pass is collective
         reshard(model)
-        dist.all_reduce(counts, group=run.mesh.get_group())
+        dist.all_reduce(counts, group=data.get_group())
         shares = (counts / len(self._held_out.tokens)).tolist()
         expected, greedy = (round(share, 6) for share in shares)
         return {"held_out": expected, "greedy": greedy}
@@ -82,9 +84,9 @@ class TaskAssessment:
 class EpisodeAssessment:
     """Prompts of an environment, which has given the rewards; held-out episodes are played."""
 
-    def __init__(self, config: RLConfig, chosen: EnvironmentConfig) -> None:
+    def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policy: Policy) -> None:
         self._environment = make_environment(chosen, seed=config.task_seed)
-        self._player = Player(config, self._environment, chosen)
+        self._player = Player(config, policy, self._environment, chosen)
         self._count = config.held_out
 
     def prompt(self, ordinal: int) -> str:
@@ -98,15 +100,15 @@ class EpisodeAssessment:
 
     def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
         """Return the mean reward of the held-out episodes; collective."""
-        weights = full_tensors(model)
-        mine = range(run.rank, self._count, run.world_size)
+        weights, data = full_tensors(model), run.data_mesh
+        mine = range(data.get_local_rank(), self._count, data.size())
         earned = torch.zeros(self._count, dtype=torch.float64)
         with run.pause():
             found = self._player.rewards(
                 weights, [HELD_OUT + number for number in mine], check=run.check
             )
             earned[list(mine)] = torch.tensor(found, dtype=torch.float64)
-            dist.all_reduce(earned, group=run.mesh.get_group())
+            dist.all_reduce(earned, group=data.get_group())
         return {"held_out": round(earned.mean().item(), 6)}
 
 

@@ -10,6 +10,7 @@ import msgspec
 from adapters.rl.checker import CheckConfig
 from adapters.rl.environments import EnvironmentConfig
 from adapters.rl.ledger import BatchPlan, Mode
+from adapters.rl.lora import LoraConfig
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
 from adapters.rl.replay import ReplayConfig
@@ -42,11 +43,12 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
     parts. ``pretrained`` is the directory of a causal language model of Hugging Face's
     transformers and its tokenizer, to be trained instead of a small model of our own; of ``model``
-    only the context counts then. ``warm_start`` is the directory of the warmed-up model: read when
-    it has one, written by `adapters.rl.sft`; None starts from the model as it is. ``exact_weight``
-    is the weight of the exact match in the reward, the rest is the task's shaped score.
-    ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
-    ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
+    only the context counts then. With ``lora`` only adapters are trained. ``tp`` ranks have the
+    heads and hidden units of a layer between them. ``warm_start`` is the directory of the warmed-up
+    model: read when it has one, written by `adapters.rl.sft`; None starts from the model as it is.
+    ``exact_weight`` is the weight of the exact match in the reward, the rest is the task's shaped
+    score. ``environment`` gives prompts and rewards instead of the task, for episodes of several
+    turns of ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
     and ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold`` is
     there (None: none ever is). ``check`` is what the always-on checker does beside looking.
     """
@@ -57,6 +59,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int = 0
     model: ModelConfig = ModelConfig()
     pretrained: str | None = None
+    lora: LoraConfig | None = None
     loss: LossConfig = LossConfig()
     check: CheckConfig = CheckConfig()
     warm: WarmStart = WarmStart()
@@ -80,10 +83,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluate_every: int = 10
     parity: int = 1
     min_dp: int = 1
+    tp: int = 1
     hold: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots"):
+        for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
         if self.group < 2:
@@ -100,6 +104,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
         if self.log_every_ticks < 1:
             raise ValueError(f"log_every_ticks is {self.log_every_ticks}, needed: at least 1")
+        if self.tp > 1:
+            self._check_tp()
+
+    def _check_tp(self) -> None:
+        if self.pretrained is not None:
+            raise ValueError(f"tp is {self.tp}: a pretrained model is not cut, leave it 1")
+        if self.lora is not None:
+            raise ValueError(f"tp is {self.tp}: adapters are not cut, leave it 1 or lora null")
+        if self.model.heads % self.tp:
+            raise ValueError(f"tp is {self.tp}, needed: a divisor of {self.model.heads} heads")
 
     @property
     def plan(self) -> BatchPlan:
@@ -180,14 +194,36 @@ def save_config(config: RLConfig, path: Path) -> None:
 def preset(name: str) -> RLConfig:
     """Return a named configuration. Raises ``ConfigError`` for a name that is not known."""
     try:
-        return _PRESETS[name]
+        return PRESETS[name]
     except KeyError:
-        raise ConfigError(f"preset {name!r} is not known; choose one of {[*_PRESETS]}") from None
+        raise ConfigError(f"preset {name!r} is not known; choose one of {[*PRESETS]}") from None
 
 
-_PRESETS: dict[str, RLConfig] = {
+PRESETS: dict[str, RLConfig] = {
     "quick": RLConfig(steps=80, microbatches=4, evaluate_every=20),
+    "reversal": RLConfig(
+        task="reverse",
+        model=ModelConfig(width=64, layers=1),
+        warm=WarmStart(steps=100, lr=3e-3),
+        steps=80,
+        groups=16,
+        microbatches=4,
+        slots=64,
+        evaluate_every=10,
+    ),
     "full": RLConfig(steps=300, groups=16, lr=5e-4, evaluate_every=25),
+    "spiral": RLConfig(
+        task="spiral_matrix",
+        model=ModelConfig(context=32),
+        warm=WarmStart(steps=75),
+        max_new_tokens=18,
+        steps=60,
+        microbatches=4,
+        slots=64,
+        lr=6e-4,
+        max_norm=0.5,
+        evaluate_every=10,
+    ),
     "tiny": RLConfig(
         task="reverse",
         model=ModelConfig(width=64, layers=1),
@@ -202,3 +238,5 @@ _PRESETS: dict[str, RLConfig] = {
         evaluate_every=3,
     ),
 }
+"""Settings by name: ``quick`` and ``full`` for the demo, ``reversal`` and ``spiral`` to learn one
+task in a minute or two, ``tiny`` for tests."""

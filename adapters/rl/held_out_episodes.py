@@ -17,7 +17,7 @@ from adapters.rl.engine import Engine
 from adapters.rl.environment import Environment
 from adapters.rl.environments import EnvironmentConfig
 from adapters.rl.episodes import Episodes
-from adapters.rl.policy import build_policy
+from adapters.rl.policy import Policy
 from adapters.rl.trajectory import Trajectory
 
 
@@ -25,11 +25,15 @@ class Player:
     """Plays one episode of each held-out prompt, in this process and with a policy of its own."""
 
     def __init__(
-        self, config: RLConfig, environment: Environment, calls: EnvironmentConfig
+        self,
+        config: RLConfig,
+        policy: Policy,
+        environment: Environment,
+        calls: EnvironmentConfig,
     ) -> None:
         self._config, self._environment = config, environment
         engine = Engine(
-            policy=build_policy(config), limits=config.limits, slots=config.slots, seed=config.seed
+            policy=policy, limits=config.limits, slots=config.slots, seed=config.seed
         )
         pool = ThreadedCalls(
             environment, threads=calls.threads, limit_s=calls.limit_s, attempts=calls.attempts

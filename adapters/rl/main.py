@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import torch
 
-from adapters.rl.config import ROLE, RLConfig, load_config, preset
+from adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
 from ckpt.errors import CkptError
 from ckpt.types import Json
 from elastic.channel import Channel, Phase, connect
@@ -147,7 +147,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="An asynchronous, elastic RL job.")
     parser.add_argument("--config", type=Path, help="JSON file of the job (see RLConfig)")
     parser.add_argument(
-        "--preset", default="quick", help="used without --config: quick, full, tiny"
+        "--preset", default="quick", help="used without --config: one of " + ", ".join(PRESETS)
     )
     parser.add_argument("--result", type=Path, help="where rank 0 writes the outcome (JSON)")
     return parser.parse_args(arguments)

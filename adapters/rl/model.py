@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from adapters.rl.policy import Policy
@@ -38,12 +40,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm, each added to its input."""
+    """Attention and MLP, each behind a layer norm, each added to its input.
+
+    ``mine`` are the heads that this rank sees to, where a layer is cut over several.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
+        self.heads, self.mine = config.heads, slice(None)
         self.attention_norm = nn.LayerNorm(width)
         self.mlp_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -73,12 +78,14 @@ class Block(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, width = x.shape
         joined = self.qkv(self.attention_norm(x))
-        split = joined.view(batch, length, 3, self.heads, width // self.heads)
+        if isinstance(joined, DTensor):  # whole here, but each rank looks at its own heads only
+            joined = joined.to_local(grad_placements=[Partial()])
+        split = joined.view(batch, length, 3, self.heads, width // self.heads)[..., self.mine, :]
         query, key, value = split.permute(2, 0, 3, 1, 4)
         return query, key, value
 
     def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(x.shape))
+        x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
         hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)))
         out: Tensor = x + self.mlp_out(hidden)
         return out
@@ -108,6 +115,31 @@ class LanguageModel(Policy):
     def layers(self) -> list[Block]:
         """Return the blocks."""
         return [block for block in self.blocks if isinstance(block, Block)]
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """Give each rank its heads and its hidden units (Shoeybi et al., "Megatron-LM").
+
+        ``qkv`` is cut by rows as they stand, so that its shards are those of one whole tensor
+        under its own name; what it gives is gathered before the heads are shared out.
+        """
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        gathered = ColwiseParallel(output_layouts=Replicate(), use_local_output=False)
+        for block in self.layers():
+            plan = {
+                "qkv": gathered,
+                "attention_out": RowwiseParallel(),
+                "mlp_in": ColwiseParallel(),
+                "mlp_out": RowwiseParallel(),
+            }
+            parallelize_module(block, mesh, plan)
+            heads = block.heads // mesh.size()
+            first = mesh.get_local_rank() * heads
+            block.mine = slice(first, first + heads)
 
     def new_cache(self, slots: int) -> Tensor:
         """Return an empty key-value cache for ``slots`` sequences."""

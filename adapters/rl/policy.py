@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from elastic.errors import ConfigError
+
 if TYPE_CHECKING:
     from adapters.rl.config import RLConfig
 
@@ -34,6 +36,13 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def decode(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Feed one token per slot (``tokens``, ``positions``: [slots]); return logits per slot."""
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """Cut the layers over the ranks of a mesh of one axis, between which results are added up.
+
+        Raises ``ConfigError`` where this kind of policy cannot be.
+        """
+        raise ConfigError(f"a {type(self).__name__} cannot be cut over {mesh.size()} ranks")
 
     @abstractmethod
     def layers(self) -> Sequence[nn.Module]:
@@ -75,7 +84,14 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def shard(policy: Policy, mesh: DeviceMesh) -> None:
-    """Shard a policy over the mesh with FSDP2: each layer on its own, then the rest."""
+    """Cut a policy over the axis ``tp`` of the mesh, if there is one, and shard it over ``dp``.
+
+    FSDP2 shards each layer on its own, then the rest.
+    """
+    if "tp" in (mesh.mesh_dim_names or ()):
+        if mesh["tp"].size() > 1:
+            policy.cut(mesh["tp"])
+        mesh = mesh["dp"]
     for layer in policy.layers():
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh)

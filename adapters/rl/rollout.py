@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from adapters.rl.building import Policies, require_same
 from adapters.rl.calls import ThreadedCalls
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
@@ -29,7 +30,7 @@ from adapters.rl.messages import (
     ToldDigest,
     Worker,
 )
-from adapters.rl.policy import Policy, build_policy, parameter_names
+from adapters.rl.policy import Policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
 from adapters.rl.waits import Waits
@@ -90,7 +91,8 @@ class RolloutWorker:
     def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
         self._host, self._config, self._stopped = host, config, stopped
         self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
-        policy = build_policy(config)
+        policies = Policies(config)
+        policy, self._frozen = policies.build(), policies.frozen
         self._engine = self._build_engine(policy)
         self._names = parameter_names(policy)
         self._replica = Replica()
@@ -157,7 +159,9 @@ class RolloutWorker:
         record = self._host.roster().generation
         if record is None or (self._link and self._link.generation == record.number):
             return
-        address = record.members[0].info.get("rollout")
+        leader = record.members[0].info
+        require_same(self._frozen, here=self._worker.seat, others=leader.get("frozen"))
+        address = leader.get("rollout")
         if self._link:
             self._link.client.close()
         client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)

@@ -126,11 +126,14 @@ class Reverse:
 
     def score(self, index: int, text: str) -> float:
         """Return the share of positions that are right; a right answer with junk gets 0.8."""
-        answer = self.item(index).answer
-        if text == answer:
-            return 1.0
-        matches = sum(a == b for a, b in zip(answer, text, strict=False))
-        return 0.8 if matches == len(answer) else matches / len(answer)
+        return _share_right(self.item(index).answer, text)
+
+
+def _share_right(answer: str, text: str) -> float:
+    if text == answer:
+        return 1.0
+    matches = sum(a == b for a, b in zip(answer, text, strict=False))
+    return 0.8 if matches == len(answer) else matches / len(answer)
 
 
 class ReasoningGym:
@@ -140,6 +143,7 @@ class ReasoningGym:
         import reasoning_gym  # type: ignore[import-untyped]
 
         settings, self._compact = _GYM[name]
+        self._by_position = name in _SCORED_BY_POSITION
         self._set = reasoning_gym.create_dataset(name, size=2**31 - 1, seed=seed, **settings)
 
     def item(self, index: int) -> Problem:
@@ -148,9 +152,14 @@ class ReasoningGym:
         return Problem(prompt=self._compact(entry["question"]), answer=str(entry["answer"]))
 
     def score(self, index: int, text: str) -> float:
-        """Return the data set's own score."""
+        """Return the data set's own score, or the share of positions that are right."""
+        if self._by_position:
+            return _share_right(self.item(index).answer, text)
         return float(self._set.score_answer(text, self._set[index]))
 
+
+_ROWS = {ord(" "): "", ord("\n"): "/"}
+"""Writes a matrix as its rows of digits, parted by strokes."""
 
 _GYM: dict[str, tuple[dict[str, Any], Callable[[str], str]]] = {
     "spell_backward": (
@@ -161,7 +170,14 @@ _GYM: dict[str, tuple[dict[str, Any], Callable[[str], str]]] = {
         {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
         lambda question: question.split("problem: ")[1].replace(" ", ""),
     ),
+    "spiral_matrix": (
+        {"min_n": 2, "max_n": 3},
+        lambda question: question.split("order?\n")[1].strip().translate(_ROWS) + ">",
+    ),
 }
+
+_SCORED_BY_POSITION = frozenset({"spiral_matrix"})
+"""Data sets whose own score takes an answer for Python and runs it: not what a policy wrote."""
 
 
 def make_task(name: str, *, seed: int, exact_weight: float = 0.5) -> Task:

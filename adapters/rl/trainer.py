@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -22,12 +23,13 @@ import elastic
 from adapters.rl.advantages import group_advantages
 from adapters.rl.assessment import episode_figures, make_assessment
 from adapters.rl.batch import Batch, collate, packed_shape
+from adapters.rl.building import Policies, require_same
 from adapters.rl.checker import Checker, observe
 from adapters.rl.config import RLConfig
 from adapters.rl.ledger import Ledger
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import weights_hash
-from adapters.rl.policy import Policy, build_policy, full_tensors, parameter_names, reshard, shard
+from adapters.rl.policy import Policy, full_tensors, parameter_names, reshard, shard
 from adapters.rl.proximal import Ewma, Recomputed
 from adapters.rl.ratios import effective_share
 from adapters.rl.recheck import Recheck, row_at
@@ -69,14 +71,15 @@ class Trainer:
 
     def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
         self._config, self._server, self._result = config, server, result
-        self._assessment = make_assessment(config)
+        self._policies = Policies(config)
+        self._assessment = make_assessment(config, self._policies)
         _import_early()
 
     def run(self) -> None:
         """Train to the end, through every change of the world."""
         config = self._config
         resilient = elastic.resilient(
-            mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp),
+            mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp, tp=config.tp),
             batch=elastic.Batch(microbatches=config.microbatches),
             snapshot_every=1,
             parity=config.parity,
@@ -84,7 +87,7 @@ class Trainer:
             exact=True,
             seed=config.seed,
             rehearse=False,  # terms of the rollout server begin before the first step
-            announce=lambda: {"rollout": self._server.address},
+            announce=lambda: {"rollout": self._server.address, **self._frozen()},
         )
         resilient(self.train)()
 
@@ -99,7 +102,9 @@ class Trainer:
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
         proximal = self._proximal(run, model)
-        more = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        if kept := self._frozen():
+            more["frozen"] = kept
         run.track(
             model=model,
             optimizer=optimizer,
@@ -108,6 +113,7 @@ class Trainer:
             history=history,
             **more,
         )
+        self._require_same_frozen(run, kept)
         job = _Job(
             run=run,
             model=model,
@@ -133,8 +139,8 @@ class Trainer:
 
     def _build(self, run: elastic.Run) -> Policy:
         config = self._config
-        model = build_policy(config)
-        if config.warm_start is not None and not _restores(run):
+        model = self._policies.build()
+        if config.lora is None and config.warm_start is not None and not _restores(run):
             load_warm_start(model, config.warm_start)
         shard(model, run.mesh)
         return model
@@ -146,7 +152,9 @@ class Trainer:
             return Ewma(mean, model, decay=config.loss.ewma_decay)
         if kind == "recomputed":
             names = parameter_names(model)
-            return Recomputed(build_policy(config), lambda version: weights_of(run, names, version))
+            return Recomputed(
+                self._policies.build(), lambda version: weights_of(run, names, version)
+            )
         return None
 
     def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
@@ -155,7 +163,19 @@ class Trainer:
         def weights(version: int) -> Mapping[str, Tensor]:
             return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S)
 
-        return Recheck(lambda: build_policy(self._config), weights)
+        return Recheck(self._policies.build, weights)
+
+    def _frozen(self) -> dict[str, Json]:
+        """Return the digest of what is frozen, if anything is: to be announced, and to be kept."""
+        digest = self._policies.frozen
+        return {} if digest is None else {"frozen": digest}
+
+    def _require_same_frozen(self, run: elastic.Run, kept: Mapping[str, Json]) -> None:
+        """Raise ``ConfigError`` unless all ranks, and the state, go with what is frozen here."""
+        record = run.roster().generation
+        members = record.members if record is not None else ()
+        for found in [kept, *(member.info for member in members)]:
+            require_same(self._policies.frozen, here=f"rank {run.rank}", others=found.get("frozen"))
 
     def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
         ledger.resume(run.generation, restored=run.completed)
@@ -218,15 +238,15 @@ class Trainer:
         run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
 
     def _survey(self, job: _Job, batch: Batch) -> Survey:
-        mesh = job.run.mesh
+        data = job.run.data_mesh
         try:
             return survey(
                 job.model,
                 batch,
                 microbatches=self._config.microbatches,
-                rank=job.run.rank,
-                ranks=job.run.world_size,
-                sum_=lambda found: dist.all_reduce(found, group=mesh.get_group()),
+                rank=data.get_local_rank(),
+                ranks=data.size(),
+                sum_=lambda found: dist.all_reduce(found, group=data.get_group()),
                 proximal=job.proximal,
             )
         finally:
@@ -239,7 +259,8 @@ class Trainer:
         packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
         if run.is_leader:
             packed.copy_(self._gather(job, step).pack())
-        dist.broadcast(packed, group=run.mesh.get_group(), group_src=0)
+        for axis in range(run.mesh.ndim):  # the leader is the first along each
+            dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
         return Batch.unpack(packed)
 
     def _gather(self, job: _Job, step: int) -> Batch:
@@ -252,7 +273,7 @@ class Trainer:
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
         self._await_release(run, step)
-        rewards = [self._reward(sample) for sample in samples]
+        rewards = [self._assessment.reward(sample) for sample in samples]
         with self._server.lock:
             seen = observe(ledger, step, samples, consumers=self._server.consumers())
             told = self._server.train(step, samples, rewards)

@@ -13,7 +13,7 @@ from adapters.rl.main import main
 from elastic.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["quick", "full", "tiny"])
+@pytest.mark.parametrize("name", ["quick", "full", "tiny", "reversal", "spiral"])
 def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
     save_config(preset(name), tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == preset(name)
@@ -42,6 +42,10 @@ def test_an_unknown_preset_is_refused() -> None:
         ('{"groups": 3, "group": 3, "microbatches": 2}', "do not part into 2 equal"),
         ('{"model": {"width": 100}}', "width 100 is no multiple of 16 x 4 heads"),
         ('{"loss": {"clip_low": 1.5}}', "clip_low is 1.5"),
+        ('{"tp": 3}', "tp is 3, needed: a divisor of 4 heads"),
+        ('{"tp": 2, "pretrained": "/model"}', "tp is 2: a pretrained model is not cut"),
+        ('{"tp": 2, "lora": {"rank": 4}}', "tp is 2: adapters are not cut"),
+        ('{"lora": {"rank": 0}}', "rank is 0, needed: at least 1"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(

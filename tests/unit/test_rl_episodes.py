@@ -252,7 +252,7 @@ def test_an_observation_without_room_ends_the_episode() -> None:
 
 def test_held_out_episodes_earn_the_same_every_time_on_threads() -> None:
     calls = msgspec.structs.replace(CHOSEN, threads=2, waiting=1)
-    player = Player(CONFIG, TOOL, calls)
+    player = Player(CONFIG, build_policy(CONFIG), TOOL, calls)
     ordinals = [HELD_OUT + number for number in range(7)]
     checked: list[int] = []
     found = player.rewards(WEIGHTS, ordinals, check=lambda: checked.append(1))

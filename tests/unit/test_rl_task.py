@@ -9,7 +9,7 @@ from adapters.rl.sampling import choose, uniform
 from adapters.rl.task import gym_installed, is_held_out, make_task
 from elastic.errors import ConfigError
 
-TASKS = ["reverse", *(["spell_backward", "chain_sum"] if gym_installed() else [])]
+TASKS = ["reverse", *(["spell_backward", "chain_sum", "spiral_matrix"] if gym_installed() else [])]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -32,6 +32,21 @@ def test_only_the_exact_answer_with_its_end_token_earns_everything(name: str) ->
     assert task.reward(4, answer, ended=False) < 1.0
     assert task.reward(4, answer + "x", ended=True) <= 0.5
     assert make_task(name, seed=7, exact_weight=1.0).reward(4, answer, ended=False) == 0.0
+
+
+@pytest.mark.skipif(not gym_installed(), reason="needs reasoning-gym")
+def test_a_matrix_is_asked_for_row_by_row_and_no_answer_is_ever_run() -> None:
+    task = make_task("spiral_matrix", seed=7, exact_weight=0.0)
+    for ordinal in range(20):
+        problem = task.train(ordinal)
+        rows = problem.prompt.removesuffix(">").split("/")
+        assert len(rows) in (2, 3)
+        assert all(len(row) == len(rows) for row in rows)
+        assert sorted(problem.answer.split()) == sorted("".join(rows))
+        assert problem.answer.startswith(" ".join(rows[0]))
+    assert task.reward(0, "exit()", ended=True) == 0.0
+    answer = task.train(0).answer
+    assert task.reward(0, answer[:1], ended=True) == pytest.approx(1 / len(answer))
 
 
 def test_the_built_in_task_reverses() -> None:

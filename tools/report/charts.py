@@ -13,6 +13,8 @@ from tools.report.svg import Scale, drawing, marks, tag, text, titled
 from tools.report.timeline import PHASES, Fault, Life, StepRun, Timeline
 
 WIDTH: Final = 1080.0
+CURVE_WIDTH: Final = 520.0
+CURVE_HEIGHT: Final = 254.0
 _LEFT: Final = 118.0
 _RIGHT: Final = 14.0
 _LANE: Final = 26.0
@@ -241,10 +243,18 @@ def curve(
     faults: Sequence[float] = (),
 ) -> str:
     """Draw lines over steps; each series' name is its style class, faults are marked on top."""
-    width, height, left, bottom = 520.0, 254.0, 44.0, 208.0
+    if not any(series.values()):
+        words = text(44.0, 24, "nothing measured", class_="mark")
+        return drawing(CURVE_WIDTH, 40, words, label=label)
+    return drawing(CURVE_WIDTH, CURVE_HEIGHT, plot(series, faults=faults), label=label)
+
+
+def plot(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, faults: Sequence[float] = ()
+) -> str:
+    """Return what `curve` draws, for a place of `CURVE_WIDTH` by `CURVE_HEIGHT`."""
+    width, left, bottom = CURVE_WIDTH, 44.0, 208.0
     points = [point for line in series.values() for point in line]
-    if not points:
-        return drawing(width, 40, text(left, 24, "nothing measured", class_="mark"), label=label)
     steps = [step for step, _ in points]
     x = Scale(domain=(min(0.0, *steps), max(steps)), range=(left, width - 12))
     values = [value for _, value in points]
@@ -266,4 +276,4 @@ def curve(
         parts.append(tag("path", d=path, class_=f"curve {name}"))
         if len(line) <= _DOTS_UP_TO:
             parts += [tag("circle", cx=x(s), cy=y(v), r=3, class_=f"dot {name}") for s, v in line]
-    return drawing(width, height, "".join(parts), label=label)
+    return "".join(parts)

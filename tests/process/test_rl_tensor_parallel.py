@@ -1,0 +1,65 @@
+"""Trainers that have a layer's heads between them: a lost one costs its row, and no bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from jobs import Job, hurt, launched
+
+from adapters.rl import sft
+from adapters.rl.config import RLConfig, preset, save_config
+from adapters.rl.loss import LossConfig
+from elastic.launch import LaunchConfig, NodeSpec
+
+
+def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
+    """Return a job of pairs of trainers, each pair on a node, and one rollout worker."""
+    directory.mkdir()
+    save_config(config, directory / "config.json")
+    words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
+    slots = [{"trainer": 2, "rollout": 1}, *[{"trainer": 2}] * (trainers // 2 - 1)]
+    return LaunchConfig(
+        command=(sys.executable, "-m", "adapters.rl.main", *words),
+        nodes=tuple(
+            NodeSpec(name=f"n{at}", domain=f"n{at}", slots=each) for at, each in enumerate(slots)
+        ),
+        wanted={"trainer": trainers, "rollout": 1},
+        run_dir=directory / "run",
+        capture_output=True,
+    )
+
+
+def outcome_of(job: Job, directory: Path) -> dict[str, Any]:
+    outcome = job.finish()
+    assert outcome.ok, outcome.message
+    result: dict[str, Any] = json.loads((directory / "result.json").read_bytes())
+    assert result["ledger"]["ok"], result["ledger"]
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_rows_of_two_lose_one_and_end_with_the_weights_of_one_row(tmp_path: Path) -> None:
+    loss = LossConfig(baseline="minimum_variance", ess_lr=True)
+    config = msgspec.structs.replace(
+        preset("tiny"), steps=12, tp=2, loss=loss, warm_start=str(tmp_path / "warm")
+    )
+    sft.prepare(config)
+    hurt_place, calm_place = tmp_path / "hurt", tmp_path / "calm"
+    with launched(launch(hurt_place, config, trainers=4)) as job:
+        job.world_of(4)
+        job.await_step(2)
+        hurt(job.worker("trainer/1"), signal.SIGKILL)
+        job.world_of(2, after=len(job.history))
+        found = outcome_of(job, hurt_place)
+    with launched(launch(calm_place, config, trainers=2)) as job:
+        calm = outcome_of(job, calm_place)
+        assert {len(event["ranks"]) for event in job.events("proposed")} == {2}
+    assert found["final_hash"] == calm["final_hash"]
+    assert (found["reward"], found["heldout"]) == (calm["reward"], calm["heldout"])
