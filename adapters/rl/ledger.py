@@ -284,7 +284,7 @@ class Ledger:
 
     def beyond_budget(self, worker: str) -> set[SampleId]:
         """Return what ``worker`` is at work on and should set aside until the next step."""
-        if self.pressure is not Pressure.BUDGET:
+        if self._budget.left != 0:
             return set()
         awaited = self.awaited()
         return {key for key in self.claimed(worker) if key[0] not in awaited}

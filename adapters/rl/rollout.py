@@ -108,6 +108,7 @@ class RolloutWorker:
         self._allowance: int | None = None
         self._sampled = 0
         self._parted_from: int | None = None
+        self._was_full = False
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
@@ -187,7 +188,7 @@ class RolloutWorker:
             free=engine.free,
             version=engine.version,
             loaded_in=engine.generation,
-            full=self._full,
+            full=self._is_full(),
         )
         if answer is not None:
             self._obey(answer)
@@ -240,11 +241,17 @@ class RolloutWorker:
         self._host.beat(step=self._ticks, phase=Phase.IDLE)
         time.sleep(_RETRY_S)
 
-    @property
-    def _full(self) -> bool:
-        """Whether it holds as many tokens as it may."""
+    def _is_full(self) -> bool:
+        """Return whether it holds as many tokens as it may; a change is recorded."""
         most = self._config.scheduling.worker_tokens
-        return most is not None and sum(len(t.tokens) for t in self._holding()) >= most
+        if most is None:
+            return False
+        held = sum(len(trajectory.tokens) for trajectory in self._holding())
+        if (held >= most) != self._was_full:
+            self._was_full = held >= most
+            because = "worker" if self._was_full else "none"
+            self._host.emit("back_pressure", because=because, held_tokens=held)
+        return held >= most
 
     def _obey(self, answer: Answer) -> None:
         engine = self._engine

@@ -261,3 +261,5 @@ def test_it_says_when_it_holds_as_much_as_it_may(worker: Any) -> None:
         worker._engine.tick()
     worker._exchange()
     assert [each.full for each in leader.heard] == [False, True]
+    ((kind, fields),) = worker._host.events
+    assert (kind, fields["because"], fields["held_tokens"]) == ("back_pressure", "worker", 4)

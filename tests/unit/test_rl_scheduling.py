@@ -260,6 +260,14 @@ def test_a_full_ledger_gives_out_only_what_the_next_step_waits_for() -> None:
     assert ledger.pressure is Pressure.NONE
 
 
+def test_a_budget_is_kept_in_a_full_ledger_too() -> None:
+    ledger = make_ledger(token_budget=6, ledger_tokens=6)
+    ledger.claim("w", free=6, version=0)
+    ledger.deliver(sampled(0, 0, "abcde\n"))
+    assert ledger.pressure is Pressure.MEMORY
+    assert ledger.beyond_budget("w") == {(2, 0), (2, 1)}
+
+
 def test_a_full_worker_gets_only_what_the_next_step_waits_for() -> None:
     ledger = make_ledger()
     work = ledger.claim("w", free=99, version=0, full=True)
