@@ -13,7 +13,7 @@ from ckpt.types import Json
 from elastic.errors import JobFailed
 from elastic.events import EventReader
 from elastic.launch import LaunchConfig, Launcher
-from tools.chaos import Nemesis
+from tools.chaos.kills import Nemesis
 from tools.display import make_display
 from tools.leftovers import leftovers
 from tools.live_state import LiveState

@@ -10,8 +10,8 @@ import pytest
 
 from elastic.events import EventReader
 from elastic.launch import Launcher
-from tools import chaos
-from tools.chaos import Nemesis
+from tools.chaos import kills as chaos
+from tools.chaos.kills import Nemesis
 from tools.live_state import LiveState
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 from tools.schedule import Kill

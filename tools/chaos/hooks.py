@@ -1,0 +1,127 @@
+"""Three calls by which any training loop tells what it did: the steps, their samples, its state.
+
+They write where the environment's `HISTORY` says, one file per process, one line per call, each a
+single write; without it they do nothing. Nothing else of Holdfast is needed or imported.
+
+An *attempt* is what the job's processes do between two restarts: its number must grow with every
+restart and be the same in all of them. It is that of torchrun's restarts behind that of the job's
+own starts (`ATTEMPT`, set by who starts it), unless the caller gives another, such as a generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+HISTORY: Final = "HOLDFAST_HISTORY"
+ATTEMPT: Final = "HOLDFAST_ATTEMPT"
+PATTERN: Final = "history-*.jsonl"
+
+_RESTARTS: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+_STARTS_APART: Final = 1_000_000
+
+_files: dict[int, int] = {}
+
+
+def step(step: int, *, rank: int | None = None, attempt: int | None = None) -> None:
+    """Say that ``step`` is complete: its update is part of what a restart goes on from."""
+    _write("step", step, rank, attempt)
+
+
+def samples(
+    step: int,
+    ids: Iterable[int | str],
+    *,
+    epoch: int = 0,
+    rank: int | None = None,
+    attempt: int | None = None,
+) -> None:
+    """Say which samples this rank trains on in ``step``; before the step is told complete.
+
+    Within an ``epoch`` an id names one sample.
+    """
+    if HISTORY in os.environ:
+        _write("samples", step, rank, attempt, ids=list(ids), epoch=epoch)
+
+
+def state_hash(
+    step: int,
+    state: str | Mapping[str, Any],
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+) -> None:
+    """Say what the state is behind ``step``: a digest, or a state that `digest` makes one of."""
+    if HISTORY in os.environ:
+        found = state if isinstance(state, str) else digest(state)
+        _write("state", step, rank, attempt, digest=found)
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """Return a digest of every bit of a state: tensors, numbers, texts, and mappings of them.
+
+    Raises ``TypeError`` for what is none of them.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    _add(whole, "", state)
+    return whole.hexdigest()
+
+
+def _add(whole: hashlib.blake2b, name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            _add(whole, f"{name}/{key}", value[key])
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _add(whole, f"{name}/{number}", each)
+    elif hasattr(value, "detach"):
+        local = value.to_local() if hasattr(value, "to_local") else value
+        plain = local.detach().cpu().contiguous().reshape(-1)
+        whole.update(f"{name}:{tuple(value.shape)}:{value.dtype}".encode())
+        whole.update(plain.view(_bytes_of(plain)).numpy().tobytes())
+    elif value is None or isinstance(value, bool | int | float | str):
+        whole.update(f"{name}={value!r}".encode())
+    else:
+        raise TypeError(f"{name}: a {type(value).__name__} has no digest; leave it out")
+
+
+def _bytes_of(tensor: Any) -> Any:
+    import torch
+
+    return torch.uint8 if tensor.numel() else tensor.dtype
+
+
+def _write(kind: str, step: int, rank: int | None, attempt: int | None, **more: Any) -> None:
+    folder = os.environ.get(HISTORY)
+    if folder is None:
+        return
+    told = {
+        "t": time.time(),
+        "kind": kind,
+        "step": int(step),
+        "rank": int(os.environ.get("RANK", "0")) if rank is None else rank,
+        "attempt": _attempt() if attempt is None else attempt,
+        **more,
+    }
+    os.write(_file(Path(folder)), json.dumps(told, separators=(",", ":")).encode() + b"\n")
+
+
+def _attempt() -> int:
+    restarts = (os.environ[name] for name in _RESTARTS if name in os.environ)
+    return int(os.environ.get(ATTEMPT, "0")) * _STARTS_APART + int(next(restarts, "0"))
+
+
+def _file(folder: Path) -> int:
+    """Return this process's own file; one that was forked has another than its parent."""
+    pid = os.getpid()
+    if pid not in _files:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"history-{socket.gethostname()}-{pid}-{time.time_ns():x}.jsonl"
+        _files[pid] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return _files[pid]

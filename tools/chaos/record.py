@@ -1,0 +1,90 @@
+"""A job's history as values, and which of it survived its restarts. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TypeAlias
+
+import msgspec
+
+Execution: TypeAlias = tuple[int, int]
+"""(attempt, step): a step that some rank completed."""
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank completed a step, at wall second ``t``."""
+
+    t: float
+    step: int
+    rank: int
+    attempt: int
+
+
+class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank trains on samples in a step; an id names one sample of an epoch."""
+
+    t: float
+    step: int
+    rank: int
+    attempt: int
+    epoch: int
+    ids: tuple[int | str, ...]
+
+
+class Stated(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest of a rank's state behind a step."""
+
+    t: float
+    step: int
+    rank: int
+    attempt: int
+    digest: str
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All that was told, by time.
+
+    A restart goes on from an earlier step, and what an attempt before it did from there on is
+    undone: a step *survives* if no later attempt completed it, or an earlier one, again.
+    """
+
+    commits: tuple[Commit, ...]
+    consumed: tuple[Consumed, ...] = ()
+    states: tuple[Stated, ...] = ()
+
+    @cached_property
+    def ranks(self) -> Mapping[Execution, frozenset[int]]:
+        """The ranks that completed each execution."""
+        found: dict[Execution, set[int]] = defaultdict(set)
+        for commit in self.commits:
+            found[commit.attempt, commit.step].add(commit.rank)
+        return {execution: frozenset(ranks) for execution, ranks in found.items()}
+
+    @cached_property
+    def surviving(self) -> Mapping[int, int]:
+        """The attempt whose execution of each step survives, by step."""
+        firsts: dict[int, int] = {}
+        for attempt, step in self.ranks:
+            firsts[attempt] = min(step, firsts.get(attempt, step))
+        found: dict[int, int] = {}
+        cut: int | None = None
+        for attempt in sorted(firsts, reverse=True):
+            steps = [s for a, s in self.ranks if a == attempt and (cut is None or s < cut)]
+            found.update(dict.fromkeys(steps, attempt))
+            cut = firsts[attempt] if cut is None else min(cut, firsts[attempt])
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def undone(self) -> Mapping[int, tuple[int, ...]]:
+        """The steps that were executed and undone, by the attempt that had completed them."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for attempt, step in sorted(self.ranks):
+            if self.surviving.get(step) != attempt:
+                found[attempt].append(step)
+        return {attempt: tuple(steps) for attempt, steps in found.items()}
+
+    def survives(self, told: Commit | Consumed | Stated) -> bool:
+        """Whether what was told is of a surviving execution."""
+        return self.surviving.get(told.step) == told.attempt
