@@ -60,6 +60,7 @@ SECTIONS: Final = {
     "resize": Section("tools.benching.resize", "resize", shared=7, memory=12),
     "goodput": Section("tools.benching.goodput", "goodput", shared=5, memory=10),
     "join": Section("tools.benching.joining", "join", shared=5, memory=12),
+    "rl": Section("tools.benching.rl", "rl"),
     "plan": Section("tools.benching.plan", "plan"),
     "control": Section("tools.benching.control", "control"),
     "exact": Section("tools.benching.exact", "exact", memory=8),

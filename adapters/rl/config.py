@@ -49,8 +49,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``exact_weight`` is the weight of the exact match in the reward, the rest is the task's shaped
     score. ``environment`` gives prompts and rewards instead of the task, for episodes of several
     turns of ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
-    and ``log_every_ticks`` are of each rollout worker. No step begins while the file ``hold`` is
-    there (None: none ever is). ``check`` is what the always-on checker does beside looking.
+    and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a lost one had
+    under way is sampled again. No step begins while the file ``hold`` is there (None: none ever
+    is). ``check`` is what the always-on checker does beside looking.
     """
 
     task: str = "spell_backward"
@@ -79,6 +80,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_norm: float = 1.0
     slots: int = 32
     log_every_ticks: int = 4
+    log_rollouts: bool = True
     held_out: int = 256
     evaluate_every: int = 10
     parity: int = 1

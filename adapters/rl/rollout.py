@@ -30,6 +30,7 @@ from adapters.rl.messages import (
     ToldDigest,
     Worker,
 )
+from adapters.rl.meter import Meter
 from adapters.rl.policy import Policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
@@ -112,6 +113,7 @@ class RolloutWorker:
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
+        self._meter = Meter()
         self._told = False
         self._missed: tuple[int, float] | None = None
 
@@ -300,16 +302,23 @@ class RolloutWorker:
             if pause > 0:
                 time.sleep(min(pause, _RETRY_S))
             return
-        for _ in range(self._config.log_every_ticks):
-            self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
-            self._ticks += 1
-            for trajectory in engine.tick():
-                self._held[trajectory.key] = trajectory
-                self._unsent.add(trajectory.key)
+        meter = self._meter
+        with meter.sampling():
+            for _ in range(self._config.log_every_ticks):
+                self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
+                self._ticks += 1
+                for trajectory in engine.tick():
+                    self._held[trajectory.key] = trajectory
+                    self._unsent.add(trajectory.key)
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         deltas = engine.take_deltas()
-        self._sampled += sum(len(delta.logprobs) for delta in deltas)
-        self._log.append(deltas, self._holding)
+        sampled = sum(len(delta.logprobs) for delta in deltas)
+        self._sampled += sampled
+        meter.tokens += sampled
+        if self._config.log_rollouts:
+            with meter.logging():
+                self._log.append(deltas, self._holding)
+        meter.tell(self._host.emit, logged_bytes=self._log.written_bytes)
         if deltas:
             self._tell(sum(count > 0 for count in engine.progress().values()))
 

@@ -40,7 +40,7 @@ class TokenLog:
 
     A worker goes on sampling without its log: what a lost sidecar costs is only that the worker's
     own loss, at that same time, would cost the tokens sampled since. Where there is no room for
-    it, that is said once, and tried again.
+    it, that is said once, and tried again. ``written_bytes`` counts all records ever appended.
     """
 
     def __init__(self, store: Callable[[], LogStore], name: str) -> None:
@@ -48,7 +48,7 @@ class TokenLog:
         self._open: LogStore | None = None
         self._retry_at = 0.0
         self._records: deque[tuple[int, int, int]] = deque()
-        self._nbytes = 0
+        self._nbytes = self.written_bytes = 0
         self._is_refused = False
 
     def append(self, deltas: Sequence[Delta], held: Callable[[], Iterable[Trajectory]]) -> None:
@@ -117,6 +117,7 @@ class TokenLog:
             newest = max(delta.ordinal for delta in group)
             self._records.append((index, newest, len(record)))
             self._nbytes += len(record)
+            self.written_bytes += len(record)
 
 
 def _grouped(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:

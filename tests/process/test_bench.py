@@ -36,7 +36,7 @@ PEERLESS = {
 }
 COMMAND = (sys.executable, "-m", "tools.cli", "bench")
 ONCE = {"first copy, new memory"}
-APART = {"plan", "lost", "memory", "mttr", "resize", "goodput", "join", "control", "exact"}
+APART = {"plan", "lost", "memory", "mttr", "resize", "goodput", "join", "control", "exact", "rl"}
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
 
@@ -393,6 +393,28 @@ def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> No
     assert 0 < useful < 1
     assert useful + sum(each["value"] for each in shares) == pytest.approx(1)
     assert figures[goodput.RATE]["value"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_job_of_reinforcement_learning_is_timed_and_hurt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tools.benching import rl
+
+    modes = {name: changes for name, changes in rl._MODES.items() if name != "fixed_lag(2)"}
+    monkeypatch.setattr(rl, "_MODES", modes)
+    monkeypatch.setattr(rl, "_QUICK_STEPS", 5)
+    words = ("rl", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-")
+    assert main(["bench", *words]) == 0
+    assert list(tmp_path.iterdir()) == []
+    figures = {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+    for name in modes:
+        assert figures[f"{name}: {rl.RATE}"]["value"] > 0
+    assert figures[f"bounded(2): {rl.RATE}"]["versus"] == f"sync: {rl.RATE}"
+    assert 4 < figures["protecting rollouts: bytes per token"]["value"] < 64
+    assert figures[f"{rl.LOST}: its work taken back"]["value"] > 0
+    assert figures[f"{rl.TRAINER_LOST}: tokens/s meanwhile, beside before"]["value"] >= 0
 
 
 def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(

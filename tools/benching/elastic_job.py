@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -60,12 +61,10 @@ class ElasticJob:
         found: Sequence[str] = newest["ranks"]
         return found
 
-    def kill(self, seat: str) -> float:
-        """Kill a worker without warning; return when."""
+    def kill(self, seat: str, *, what: str = KILL_TRAINER) -> float:
+        """Kill a worker without warning; return when. ``what`` the fault is called."""
         started = self._started(seat)
-        self._launcher.emit(
-            "fault", what=KILL_TRAINER, victim=seat, on=started["node"], seats=[seat]
-        )
+        self._launcher.emit("fault", what=what, victim=seat, on=started["node"], seats=[seat])
         killed_s = time.time()
         os.kill(int(started["pid"]), signal.SIGKILL)
         return killed_s
@@ -146,16 +145,22 @@ def _gone(events: Sequence[Event], *, node: str, since_s: float) -> bool | None:
 
 @contextmanager
 def elastic_job(setup: Setup, name: str, shape: Shape) -> Iterator[ElasticJob]:
-    """Run a job, and end it and all it started."""
-    run_dir = setup.directory / name
-    launcher = Launcher(_config(setup, shape, name=name))
+    """Run a job from its first steps on, and end it and all it started."""
+    with running(_config(setup, shape, name=name), setup.directory / name) as job:
+        job.started()
+        yield job
+
+
+@contextmanager
+def running(config: LaunchConfig, run_dir: Path) -> Iterator[ElasticJob]:
+    """Start a job in its ``run_dir``, and end it and all it started."""
+    launcher = Launcher(config)
     launcher.start()
     log = Log(
         run_dir, ended=_ended(launcher), outputs=lambda: sorted((run_dir / "logs").glob("*.log"))
     )
     job = ElasticJob(launcher, log)
     try:
-        job.started()
         yield job
     finally:
         job.end()

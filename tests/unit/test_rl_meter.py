@@ -1,0 +1,40 @@
+"""A rollout worker tells what it sampled, not at every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters.rl import meter
+from adapters.rl.meter import Meter
+from ckpt.types import Json
+
+
+def test_totals_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [100.0], list[dict[str, Any]]()
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
+
+    def emit(kind: str, **fields: Json) -> None:
+        told.append({"kind": kind, **fields})
+
+    counted = Meter()
+    for _ in range(3):
+        counted.tokens += 10
+        counted.tell(emit, logged_bytes=60)
+    now[0] += meter.EVERY_S
+    counted.tell(emit, logged_bytes=70)
+    assert [each["tokens"] for each in told] == [10, 30]
+    assert told[1]["kind"] == "sampled"
+    assert told[1]["logged_bytes"] == 70
+
+
+def test_what_is_timed_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 3.0, 10.0, 10.5])
+    monkeypatch.setattr(meter.time, "perf_counter", lambda: next(times))
+    counted = Meter()
+    with counted.sampling():
+        pass
+    with counted.logging():
+        pass
+    assert (counted.sampling_s, counted.logging_s) == (2.0, 0.5)
