@@ -4,12 +4,13 @@ Each tick feeds one token per occupied slot, prompt and answer alike, at one sha
 trajectory is fed again from its prompt and goes on where it stopped, with the same tokens and
 bitwise the same log-probabilities it would have had without the interruption. Weights that change
 under way have everything fed again too, so that a token's log-probability is always that of one
-policy version, given all the tokens before it.
+policy version, given all the tokens before it. Where they may change, bits depend on when they do
+in any case: there all but the newest token is fed at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +196,8 @@ class Engine:
         live = [(row, slot) for row, slot in enumerate(self._slots) if slot is not None]
         if not live:
             return []
+        if not self.pinned:
+            self._catch_up(live)
         tokens = np.zeros(self.slots, np.int64)
         positions = np.array([left.fed if left else 0 for left in self._left], np.int64)
         for row, slot in live:
@@ -211,6 +214,18 @@ class Engine:
     def note(self, delta: Delta) -> None:
         """Have ``delta`` in the log behind everything that was noted before."""
         self._deltas.append(delta)
+
+    def _catch_up(self, live: Sequence[tuple[int, _Slot]]) -> None:
+        """Feed at once what lies before the newest token of each."""
+        behind = [(row, slot) for row, slot in live if slot.length - slot.fed > 1]
+        if not behind:
+            return
+        tokens = np.zeros((len(behind), max(slot.length for _, slot in behind) - 1), np.int64)
+        for line, (_, slot) in zip(tokens, behind, strict=True):
+            line[: slot.length - 1] = (*slot.start.prompt, *slot.tokens)[:-1]
+            slot.fed = slot.length - 1
+        rows = torch.tensor([row for row, _ in behind])
+        self.policy.prefill(torch.from_numpy(tokens), rows, self._cache)
 
     def take_deltas(self) -> list[Delta]:
         """Return, once, every token sampled since the last call, for the worker's log."""

@@ -62,6 +62,14 @@ class Block(nn.Module):
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self._finish(x, mixed)
 
+    def prefill(self, x: Tensor, cache: Tensor, *, slots: Tensor) -> Tensor:
+        """Transform [rows, length, width] causally, filling the first places of their ``slots``."""
+        query, key, value = self._project(x)
+        cache[0][slots, :, : x.shape[1]] = key
+        cache[1][slots, :, : x.shape[1]] = value
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self._finish(x, mixed)
+
     def decode(self, x: Tensor, cache: Tensor, *, position: Tensor, mask: Tensor) -> Tensor:
         """Transform one token per slot [slots, 1, width], extending ``cache`` in place.
 
@@ -146,6 +154,13 @@ class LanguageModel(Policy):
         config = self.config
         head_width = config.width // config.heads
         return torch.zeros(config.layers, 2, slots, config.heads, config.context, head_width)
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, slots: Tensor, cache: Tensor) -> None:
+        """Feed ``tokens`` [rows, length] at once to ``slots`` [rows], each from its beginning."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for index, block in enumerate(self.layers()):
+            x = block.prefill(x, cache[index], slots=slots)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, positions: Tensor, cache: Tensor) -> Tensor:

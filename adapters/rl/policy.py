@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Policy(nn.Module, ABC):
     """A language model that is trained on whole sequences and samples one token per slot.
 
-    A token's logits must depend on the tokens before it and on nothing else, bit for bit: not on
-    the slot, not on the neighbours, not on whether the sequence was interrupted and fed again.
+    By `decode` a token's logits must depend on the tokens before it and on nothing else, bit for
+    bit: not on the slot, not on the neighbours, not on whether the sequence was interrupted and fed
+    again.
     """
 
     @abstractmethod
@@ -32,6 +33,14 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def new_cache(self, slots: int) -> Any:
         """Return an empty key-value cache for ``slots`` sequences."""
+
+    @abstractmethod
+    def prefill(self, tokens: Tensor, slots: Tensor, cache: Any) -> None:
+        """Feed ``tokens`` [rows, length] at once to ``slots`` [rows], each from its beginning.
+
+        As `decode` would one by one, but for rounding. What lies behind the end of a shorter
+        sequence is arbitrary, and overwritten as the sequence grows.
+        """
 
     @abstractmethod
     def decode(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:

@@ -7,6 +7,7 @@ wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,30 @@ except ImportError as error:
     ) from error
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer [slots, heads, context, head width]; every slot writes where
-    `positions` says."""
+@dataclass(slots=True)
+class _Place:
+    """Where the next call writes: each slot at its position, or the ``filled`` from 0 on."""
 
-    def __init__(self, positions: Tensor, *, context: int) -> None:
+    positions: Tensor
+    filled: Tensor | None = None
+
+
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer [slots, heads, context, head width].
+
+    Every slot writes one token where ``place.positions`` says, or ``place.filled`` slots write many
+    from their beginning on.
+    """
+
+    def __init__(self, place: _Place, *, slots: int, context: int) -> None:
         super().__init__()
-        self.positions, self._context = positions, context
+        self._place, self._slots, self._context = place, slots, context
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, heads, _, width = key_states.shape
-        self.keys = key_states.new_zeros(slots, heads, self._context, width)
-        self.values = value_states.new_zeros(slots, heads, self._context, value_states.shape[-1])
+        _, heads, _, width = key_states.shape
+        size = (self._slots, heads, self._context)
+        self.keys = key_states.new_zeros(*size, width)
+        self.values = value_states.new_zeros(*size, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -48,9 +61,15 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.keys, self.values
         assert keys is not None
         assert values is not None
-        slots = torch.arange(len(self.positions))
-        keys[slots, :, self.positions] = key_states[:, :, 0]
-        values[slots, :, self.positions] = value_states[:, :, 0]
+        place = self._place
+        if place.filled is not None:
+            length = key_states.shape[2]
+            keys[place.filled, :, :length] = key_states
+            values[place.filled, :, :length] = value_states
+            return key_states, value_states
+        slots = torch.arange(self._slots)
+        keys[slots, :, place.positions] = key_states[:, :, 0]
+        values[slots, :, place.positions] = value_states[:, :, 0]
         return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -64,12 +83,12 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _SlotCache(Cache):  # type: ignore[misc]
-    """The caches of all layers, and the position that each slot is at."""
+    """The caches of all layers, and where they are written next."""
 
     def __init__(self, layers: int, *, slots: int, context: int) -> None:
-        self.positions = torch.zeros(slots, dtype=torch.long)
+        self.place = _Place(torch.zeros(slots, dtype=torch.long))
         super().__init__(
-            layers=[_SlotLayer(self.positions, context=context) for _ in range(layers)]
+            layers=[_SlotLayer(self.place, slots=slots, context=context) for _ in range(layers)]
         )
 
 
@@ -90,20 +109,31 @@ class Pretrained(Policy):
         return _SlotCache(len(self.layers()), slots=slots, context=self._context)
 
     @torch.no_grad()
+    def prefill(self, tokens: Tensor, slots: Tensor, cache: _SlotCache) -> None:
+        """Feed ``tokens`` [rows, length] at once to ``slots`` [rows], each from its beginning."""
+        rows, length = tokens.shape
+        cache.place.filled = slots
+        seen = torch.ones(length, length, dtype=torch.bool).tril().expand(rows, -1, -1)
+        self._cached(tokens, torch.arange(length).expand(rows, -1), seen, cache)
+
+    @torch.no_grad()
     def decode(self, tokens: Tensor, positions: Tensor, cache: _SlotCache) -> Tensor:
         """Feed one token per slot (``tokens``, ``positions``: [slots]); return logits per slot."""
-        cache.positions.copy_(positions)
+        cache.place.positions, cache.place.filled = positions, None
         seen = torch.arange(self._context)[None, :] <= positions[:, None]
+        logits = self._cached(tokens[:, None], positions[:, None], seen[:, None], cache)
+        return logits[:, 0]
+
+    def _cached(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: _SlotCache) -> Tensor:
+        """Return the logits of ``tokens`` [rows, length], which attend to what is ``seen``."""
         least = torch.finfo(self.lm.dtype).min
-        mask = torch.where(seen, 0.0, least).to(self.lm.dtype)[:, None, None, :]
-        found = self.lm(
-            input_ids=tokens[:, None],
-            position_ids=positions[:, None],
-            attention_mask=mask,
+        logits: Tensor = self.lm(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=torch.where(seen, 0.0, least).to(self.lm.dtype)[:, None],
             past_key_values=cache,
             use_cache=True,
-        )
-        logits: Tensor = found.logits[:, 0]
+        ).logits
         return logits
 
     def layers(self) -> Sequence[nn.Module]:

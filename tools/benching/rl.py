@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -47,7 +47,7 @@ WORKLOAD: Final = RLConfig(
     evaluate_every=1_000_000,
 )
 _QUICK_STEPS: Final = 10
-_MODES: Final = {
+_MODES: Final[dict[str, dict[str, Any]]] = {
     "sync": {"mode": Mode.SYNC},
     "fixed_lag(2)": {"mode": Mode.FIXED_LAG},
     "bounded(2)": {"mode": Mode.BOUNDED},

@@ -76,7 +76,8 @@ def logged(events: Sequence[Event]) -> Logged:
 def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float:
     """Return how many tokens were sampled between two times, as far as workers told."""
     return sum(
-        (later["tokens"] - sooner["tokens"]) * _overlap(sooner["t"], later["t"], since_s, until_s)
+        float(later["tokens"] - sooner["tokens"])
+        * _overlap(sooner["t"], later["t"], since_s, until_s)
         for told in _told(events)
         for sooner, later in pairwise(told)
     )
