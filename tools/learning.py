@@ -59,6 +59,9 @@ STUDY: Final = RLConfig(
 )
 """The job of the study: a lag of four steps, and a rate of learning at which that shows."""
 
+STABLE: Final = msgspec.structs.replace(STUDY, mode=Mode.BOUNDED, eta=2, lr=1e-3, exact_weight=1.0)
+"""The job that is hurt in `bounded`: at a rate at which runs of other seeds end alike."""
+
 BASE: Final = "current, token, mean"
 VARIANTS: Final = {
     BASE: LossConfig(),
@@ -143,7 +146,7 @@ def _bounded(options: argparse.Namespace, place: Path) -> None:
     pairs: list[tuple[Curve, Curve]] = []
     told: Outcome = {"kills": []}
     for seed in range(options.seeds or _SEEDS):
-        config = msgspec.structs.replace(STUDY, seed=seed, mode=Mode.BOUNDED, eta=2)
+        config = msgspec.structs.replace(STABLE, seed=seed)
         config = _warmed(config, place / f"warm-{seed}")
         calm = _job("undisturbed", config, place / f"calm-{seed}")
         hurt = _job("hurt", config, place / f"hurt-{seed}", kills=options.kills, seed=seed)
