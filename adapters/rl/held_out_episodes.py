@@ -32,9 +32,7 @@ class Player:
         calls: EnvironmentConfig,
     ) -> None:
         self._config, self._environment = config, environment
-        engine = Engine(
-            policy=policy, limits=config.limits, slots=config.slots, seed=config.seed
-        )
+        engine = Engine(policy=policy, limits=config.limits, slots=config.slots, seed=config.seed)
         pool = ThreadedCalls(
             environment, threads=calls.threads, limit_s=calls.limit_s, attempts=calls.attempts
         )

@@ -1,8 +1,9 @@
 """Section rl: what asynchrony gains where samples are long-tailed, and what a loss costs it.
 
 The included trainer runs as real processes: one or two ranks that train, two workers that sample.
-The policy ends its answers with the same small chance at every token, so their lengths have a long
-tail. The modes take turns; then workers of both roles are killed in a job that trains meanwhile.
+Its environment is a simulated tool: how many turns an episode has, and how long each reply takes,
+have long tails, and are the same for every mode. The modes take turns; then workers of both roles
+are killed in a job that trains meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.rl.config import ROLE, RLConfig, WarmStart, save_config
+from adapters.rl.environments import EnvironmentConfig
 from adapters.rl.ledger import Mode
 from adapters.rl.model import ModelConfig
 from elastic.launch import LaunchConfig, NodeSpec
@@ -32,18 +34,30 @@ from tools.benching.tempo import Tempo
 from tools.report.timeline import KILL_ROLLOUT, KILL_TRAINER
 
 WORKLOAD: Final = RLConfig(
-    task="reverse",
-    model=ModelConfig(width=64, layers=2, context=272),
+    environment=EnvironmentConfig(
+        factory="slow_tool",
+        settings={
+            "latency_s": 0.15,
+            "latency_tail": 1.0,
+            "longest_s": 3.0,
+            "turns": 2.0,
+            "turns_tail": 0.7,
+            "most_turns": 8,
+            "most_letters": 12,
+        },
+        threads=16,
+    ),
+    model=ModelConfig(width=64, layers=2, context=512),
     warm=WarmStart(steps=0),
     steps=24,
     groups=8,
     group=4,
     microbatches=4,
     eta=2,
-    max_new_tokens=256,
+    max_new_tokens=48,
     lr=1e-6,  # lengths shall stay as they are
     slots=24,
-    held_out=8,
+    held_out=2,
     evaluate_every=1_000_000,
 )
 _QUICK_STEPS: Final = 10
