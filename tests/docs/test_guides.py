@@ -36,7 +36,7 @@ def test_a_program_of_a_guide_trains(tmp_path: Path, guide: str, number: int, sa
 
 
 def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path: Path) -> None:
-    (source,) = blocks(DOCS / "rl.md", "python")
+    (source,) = [b for b in blocks(DOCS / "rl.md", "python") if "class Guess" in b]
     (tmp_path / "guess.py").write_text(source)
     (settings,) = [json.loads(b) for b in blocks(DOCS / "rl.md", "json") if "environment" in b]
     settings |= {"steps": 3, "held_out": 8, "groups": 2}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -400,11 +401,15 @@ def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> No
 def test_a_job_of_reinforcement_learning_is_timed_and_hurt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from adapters.rl.environments import EnvironmentConfig
     from tools.benching import rl
 
     modes = {name: changes for name, changes in rl._MODES.items() if name != "fixed_lag(2)"}
     monkeypatch.setattr(rl, "_MODES", modes)
-    monkeypatch.setattr(rl, "_QUICK_STEPS", 5)
+    monkeypatch.setattr(rl, "_QUICK_STEPS", 4)
+    tool = EnvironmentConfig(factory="slow_tool", settings={"latency_s": 0.01, "turns": 1})
+    workload = msgspec.structs.replace(rl.WORKLOAD, environment=tool, groups=4, max_new_tokens=16)
+    monkeypatch.setattr(rl, "WORKLOAD", workload)
     words = ("rl", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-")
     assert main(["bench", *words]) == 0
     assert list(tmp_path.iterdir()) == []

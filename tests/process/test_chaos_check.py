@@ -66,7 +66,7 @@ def test_a_plain_job_repeats_steps_and_loses_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calm, hurt = tmp_path / "calm", tmp_path / "hurt"
-    jobs = torchrun(calm), torchrun(hurt, "--step-s=0.3")
+    jobs = torchrun(calm), torchrun(hurt, "--step-s=0.2")
     os.kill(worker_behind(hurt, STRIKE_BEHIND), signal.SIGKILL)
     for job, directory in zip(jobs, (calm, hurt), strict=True):
         assert job.wait(DEADLINE_S) == 0, (directory / "log").read_text()
