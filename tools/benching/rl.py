@@ -57,6 +57,7 @@ WORKLOAD: Final = RLConfig(
     max_new_tokens=48,
     lr=1e-6,  # lengths shall stay as they are
     slots=24,
+    log_every_ticks=16,  # about every 20 ms
     held_out=2,
     evaluate_every=1_000_000,
 )
