@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from tools.chaos.history import HistoryError, read
-from tools.chaos.record import History
 from tools.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "torchrun_dcp.py"
@@ -34,13 +32,6 @@ def torchrun(directory: Path, *words: str) -> subprocess.Popen[bytes]:
     ]
     with (directory / "log").open("wb") as log:
         return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
-
-
-def history_of(directory: Path) -> History | None:
-    try:
-        return read(directory / "history")
-    except HistoryError:
-        return None
 
 
 def worker_behind(directory: Path, step: int) -> int:

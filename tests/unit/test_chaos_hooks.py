@@ -11,6 +11,7 @@ import torch
 from tools import chaos
 from tools.chaos.history import HistoryError, read
 from tools.chaos.hooks import ATTEMPT, HISTORY, digest
+from tools.cli import EXIT_USAGE, main
 
 
 @pytest.fixture
@@ -86,6 +87,13 @@ def test_any_other_bad_line_is_named(folder: Path) -> None:
 def test_a_folder_without_a_history_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match=r"call tools\.chaos\.step"):
         read(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chaos", "check", str(tmp_path / "nowhere")]) == EXIT_USAGE
+    assert "nowhere: no such folder; check the path" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_digest_has_every_bit_of_a_state() -> None:

@@ -27,7 +27,7 @@ examples:
 A history is what tools.chaos.step, samples and state_hash wrote where HOLDFAST_HISTORY says, or the
 run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
 completed it, or an earlier one, again; all that is promised is promised of what survives. Exit
-codes: 0 all held, 1 something is broken, 2 wrong command line.
+codes: 0 all held, 1 something is broken, 2 wrong command line or unreadable history.
 """
 
 

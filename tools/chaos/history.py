@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from elastic.errors import ElasticError
+from elastic.errors import ConfigError
 from elastic.events import EVENTS_PATTERN
 from tools.chaos.hooks import PATTERN
 from tools.chaos.record import Commit, Consumed, History, Stated
 
 
-class HistoryError(ElasticError):
+class HistoryError(ConfigError):
     """A history cannot be read."""
 
 
@@ -24,6 +24,8 @@ def read(folder: Path) -> History:
     A last line that was cut off by a death is passed over. Raises ``HistoryError`` naming file and
     line for any other that is none, and for a folder without a history.
     """
+    if not folder.is_dir():
+        raise HistoryError(f"{folder}: no such folder; check the path")
     told = [event for path in _files(folder) for event in _lines(path)]
     history = of_events(sorted(told, key=lambda event: float(event["t"])))
     if not history.commits:
