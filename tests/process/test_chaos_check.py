@@ -25,6 +25,7 @@ def torchrun(directory: Path, *words: str) -> subprocess.Popen[bytes]:
     directory.mkdir()
     env = {**os.environ, "HOLDFAST_HISTORY": str(directory / "history"), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # shared, gloo meets addresses of the dead
     argv = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
         *("--max-restarts=3", "--monitor-interval=0.1", str(EXAMPLE)),

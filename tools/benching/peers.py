@@ -24,6 +24,9 @@ from tools.benching.watching import Log, trained
 SAVED_EVERY: Final = 5
 """Steps between two checkpoints of torchrun's job."""
 
+_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""A store for every restart: in one that is kept, gloo meets the addresses of the dead."""
+
 _HOST: Final = "127.0.0.1"
 _RESTARTS: Final = 1000
 _END_S: Final = 30.0
@@ -157,7 +160,11 @@ def _process(argv: Sequence[str], output: Path) -> Iterator[subprocess.Popen[byt
     """Run a process, and end it and all it started."""
     with output.open("ab") as file:
         process = subprocess.Popen(
-            argv, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | _ENVIRONMENT,
+            start_new_session=True,
         )
         try:
             yield process
