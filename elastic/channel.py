@@ -197,6 +197,7 @@ class AgentChannel:
         self.settings, self.memory_of = config.settings, config.memory_of
         self.rehearses = config.rehearses
         self._page = ControlPage(config.page_fd)
+        self._page.hold_life()
         self._socket = socket.socket(fileno=config.channel_fd)
         fds = [config.page_fd, config.channel_fd]
         if config.stack_fd >= 0:

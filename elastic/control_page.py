@@ -13,11 +13,13 @@ import mmap
 import os
 import time
 
+from elastic.lifelock import LOCK_BYTES, LifeLock
 from elastic.phases import Beat, Phase
 
 PAGE_BYTES = 4096
 _FENCE, _UNTIL_NS, _LEAVE = 0, 1, 2  # cells of the agent
-_BEAT, _STEP, _PHASE, _BEAT_NS, _LIMIT_MS = 8, 9, 10, 11, 12  # and of the worker, lines apart
+_BEAT, _STEP, _PHASE, _BEAT_NS, _LIMIT_MS, _HELD = 8, 9, 10, 11, 12, 13  # and of the worker
+_LIFE_AT = PAGE_BYTES - LOCK_BYTES
 
 EVERY_GENERATION = (1 << 63) - 1
 """The fence that ends all generations: the job is over for this worker."""
@@ -30,13 +32,16 @@ class ControlPage:
         self.fd = fd
         self._map = mmap.mmap(fd, PAGE_BYTES)
         self._cells = memoryview(self._map).cast("q")
+        self._life = LifeLock(self._map, _LIFE_AT)
 
     @classmethod
     def create(cls, name: str) -> ControlPage:
         """Make a zeroed page; ``name`` only shows in ``/proc``."""
         fd = os.memfd_create(f"holdfast-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, PAGE_BYTES)
-        return cls(fd)
+        page = cls(fd)
+        page._life.prepare()
+        return page
 
     @property
     def fence(self) -> int:
@@ -83,6 +88,23 @@ class ControlPage:
             at_ns=self._cells[_BEAT_NS],
             limit_s=self._cells[_LIMIT_MS] / 1000,
         )
+
+    def hold_life(self) -> None:
+        """Let the agent see at once when the calling thread ends (worker only)."""
+        if self._life.hold():
+            self._cells[_HELD] = 1
+
+    @property
+    def life_is_held(self) -> bool:
+        """Whether the worker's end can be waited for with `await_end`."""
+        return bool(self._cells[_HELD])
+
+    def await_end(self) -> bool:
+        """Wait until the worker's thread has ended, without the interpreter lock (agent only).
+
+        The page must not be closed meanwhile.
+        """
+        return self._life.await_end()
 
     def close(self) -> None:
         """Unmap and close."""

@@ -63,6 +63,8 @@ class Child:
         self.pid = process.pid
         self.code: int | None = None
         self._ending = threading.Lock()
+        self._foretold: int | None = None
+        self._gone = threading.Event()
 
     @classmethod
     def start(
@@ -102,6 +104,10 @@ class Child:
         """Return the next change of state not yet seen, or None. Never blocks."""
         if self.code is not None:
             return None
+        if self._foretold is not None:
+            self.kill()  # what it left in its group
+            self.code = self._foretold
+            return ChildStatus(change=Change.EXITED, code=self.code)
         flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
         changed = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOWAIT)
         if changed is None:
@@ -111,6 +117,21 @@ class Child:
         os.waitid(os.P_PID, self.pid, flags)
         stopped = changed.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
         return ChildStatus(change=Change.STOPPED if stopped else Change.CONTINUED)
+
+    def foretell(self, code: int) -> None:
+        """Have `poll` say that it exited, though the kernel still frees its memory.
+
+        It must be known that none of its threads will run again (`lifelock.wait_status`).
+        """
+        self._foretold = code
+
+    def bury(self) -> None:
+        """Wait until the kernel is done with it, and reap it; safe in another thread."""
+        with contextlib.suppress(ChildProcessError):  # reaped already
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._ending:
+            self._process.wait()
+        self._gone.set()
 
     def _reap(self) -> int:
         self.kill()  # what it left in its group; the number is its own until it is reaped
@@ -139,6 +160,8 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait until it exits and reap it; None when the time is up."""
+        if self._foretold is not None and not self._gone.wait(timeout_s):
+            return None
         if self.code is None:
             pidfd = os.pidfd_open(self.pid)
             try:

@@ -30,7 +30,11 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     data_troubles: dict[str, str] = {}
 
     def step(self, what: str) -> int | None:
-        """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none."""
+        """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none.
+
+        The first two are of this generation; ``held`` is the newest that was ever protected and is
+        in memory yet: after a loss, with fewer fragments than it had.
+        """
         if what == "durable":
             return max(self.status.get("persisted", ()), default=None)
         found = self.status.get(what)

@@ -219,8 +219,9 @@ class Sidecar:
             "run": core.run,
             "node": core.node,
             "generation": core.book.generation,
-            "committed": core.book.newest(Phase.COMMITTED),
-            "protected": core.book.newest(Phase.PROTECTED),
+            "committed": core.book.newest(Phase.COMMITTED, generation=core.book.generation),
+            "protected": core.book.newest(Phase.PROTECTED, generation=core.book.generation),
+            "held": core.book.newest(Phase.PROTECTED),
             "snapshots": [
                 {"generation": key[0], "step": key[1], "phase": each.phase.value}
                 for key, each in sorted(core.book.snapshots.items())

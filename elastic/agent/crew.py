@@ -33,7 +33,10 @@ class Crew:
         selector: selectors.BaseSelector,
         reporter: Reporter,
         job_failed: Callable[[str], None],
+        wake: Callable[[], None],
     ) -> None:
+        """``wake`` has the loop come round, whatever thread it is called on."""
+        self._wake = wake
         self._config, self._selector = config, selector
         self._reporter, self._job_failed = reporter, job_failed
         self._timing = config.timing
@@ -153,6 +156,7 @@ class Crew:
             return  # said before it was told of the generation it is in now
         worker.state, worker.ready_after = WorkerState.READY, message.after
         worker.spec, worker.info = message.spec, message.info
+        worker.watch_life(self._wake)
         joins = self._roster.generation is not None and message.after == 0
         if joins and worker.role == TRAINER:
             self._reporter.emit("detected", what="join", victim=worker.seat)

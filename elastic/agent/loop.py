@@ -62,6 +62,7 @@ class Agent:
             selector=self._selector,
             reporter=self._reporter,
             job_failed=lambda reason: self._conductor.finish(Outcome(ok=False, message=reason)),
+            wake=lambda: self._inbox.post(lambda: None),
         )
         self._conductor = Conductor(
             config, incarnation=uuid.uuid4().hex, crew=self._crew, reporter=self._reporter
@@ -274,7 +275,7 @@ class Agent:
         if self._notices:
             self._notices.close()
         self._crew.table.kill_all()
-        for worker in self._crew.table.living():
+        for worker in self._crew.table:
             worker.child.wait(timeout_s=self._timing.stop_timeout_s)
         if self._conductor.left or self._ending:
             self._conductor.withdraw()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
@@ -20,6 +21,7 @@ from elastic.agent.config import AgentConfig
 from elastic.agent.stacks import StackProbe
 from elastic.channel import WORKER_ENV, WorkerConfig
 from elastic.control_page import EVERY_GENERATION, ControlPage
+from elastic.lifelock import wait_status
 from elastic.process import Child
 from elastic.records import JobSpec, Seating, WorkerRecord, WorkerState
 from elastic.stragglers import STEPS, Pace, StepTimes, pace
@@ -28,6 +30,7 @@ _RECEIVE_BYTES = 1 << 18
 _STEPS_REMEMBERED = 64
 _SAME_SPEED = 0.1
 _PACE_EVERY_S = 2.0
+_RETURN_S = 0.2
 _REHEARSALS = 2
 """So many workers of a seat in a row may die before they are ready: the next does not rehearse."""
 
@@ -71,6 +74,8 @@ class Worker:
         self._times: deque[StepTimes] = deque(maxlen=STEPS)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self.quiet_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._mourner: threading.Thread | None = None
+        self._page_left = threading.Event()
         self._data_failures: Counter[str] = Counter()
         self.data_trouble = ""
         name = f"{config.run}-{self.seat.replace('/', '-')}"
@@ -240,6 +245,25 @@ class Worker:
         with contextlib.suppress(ValueError):  # it has just ended, and its page with it
             self.page.extend(until_ns)
 
+    def watch_life(self, ended: Callable[[], None]) -> None:
+        """Have ``ended`` called, on a thread of its own, as soon as the process has died.
+
+        Nothing where that cannot be seen earlier than by its exit.
+        """
+        if self._mourner is None and self.page.life_is_held:
+            self._mourner = threading.Thread(
+                target=self._mourn, args=(ended,), name=f"life of {self.seat}", daemon=True
+            )
+            self._mourner.start()
+
+    def _mourn(self, ended: Callable[[], None]) -> None:
+        died = self.page.await_end()
+        self._page_left.set()
+        if died and (status := wait_status(self.child.pid)) is not None:
+            self.child.foretell(os.waitstatus_to_exitcode(status))
+            ended()
+            self.child.bury()
+
     def ask_stacks(self) -> None:
         """Begin to learn where it stands."""
         with contextlib.suppress(ProcessLookupError):
@@ -255,7 +279,8 @@ class Worker:
         if self.probe:
             self.probe.close()
         self.socket.close()
-        self.page.close()
+        if self._mourner is None or self._page_left.wait(_RETURN_S):
+            self.page.close()  # else a few bytes are lost, which a thread still waits at
         os.close(self._stack_fd)
 
 

@@ -79,6 +79,7 @@ class Node:
             selector=selectors.DefaultSelector(),
             reporter=self.reporter,
             job_failed=self.failed.append,
+            wake=lambda: None,
         )
 
     def seat(self, *attempts: int) -> list[int]:

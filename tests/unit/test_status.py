@@ -118,6 +118,12 @@ def test_lost_data_workers_are_a_line() -> None:
     assert f"n0: {said}" in shown(told).splitlines()
 
 
+def test_what_was_protected_before_a_loss_does_not_count_as_protected() -> None:
+    lost = NodeStatus(node="n0", sidecar=7, status={**STORED, "protected": -1, "held": 40})
+    told = "; no snapshot is protected yet, step 40 of a generation before is held"
+    assert summary([lost]).endswith(told)
+
+
 def test_a_sidecar_that_has_just_started_is_shown_without_figures() -> None:
     new = {"run": "r", "generation": 0, "committed": -1, "protected": -1}
     assert row(shown(NodeStatus(node="n0", sidecar=7, status=new)), "n0")[1:] == ["0", *"––––––"]
