@@ -26,7 +26,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 soak: $(STAMP)
-	$(BIN)/python tests/soak/soak.py $(ARGS)
+	$(BIN)/holdfast chaos soak $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -61,17 +61,20 @@ class EventWriter:
 
 
 class EventReader:
-    """Reads the events of all writers of a run directory, as far as they are written."""
+    """Reads the events of all writers of a run directory, as far as they are written.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    With another ``pattern`` it reads other files of JSON lines that have a ``t`` each.
+    """
+
+    def __init__(self, run_dir: Path, *, pattern: str = EVENTS_PATTERN) -> None:
+        self._run_dir, self._pattern = run_dir, pattern
         self._offsets: dict[Path, int] = {}
 
     def new(self) -> list[dict[str, Any]]:
         """Return the events that appeared since the last call, by time."""
         events = [
             event
-            for path in sorted(self._run_dir.glob(EVENTS_PATTERN))
+            for path in sorted(self._run_dir.glob(self._pattern))
             for event in self._new_of(path)
         ]
         return sorted(events, key=lambda event: float(event["t"]))

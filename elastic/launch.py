@@ -74,7 +74,9 @@ class LaunchConfig:
     memory is gone as well is lost, and started anew only where the job cannot go on without it.
     ``elsewhere`` is how many further nodes other launchers are expected to bring (`elastic.joint`);
     ``host`` is this machine's address for them. Nodes that are ``apart`` share no memory, as if
-    each were a host of its own: for tests and benchmarks of what travels between hosts.
+    each were a host of its own: for tests and benchmarks of what travels between hosts. Those that
+    are ``absent`` do not start with the others but by `Launcher.return_machine`. ``env`` is for the
+    workers, ``agent_env`` for all processes of every node.
     """
 
     command: tuple[str, ...]
@@ -93,6 +95,8 @@ class LaunchConfig:
     elsewhere: int = 0
     host: str = "127.0.0.1"
     apart: bool = False
+    absent: frozenset[str] = frozenset()
+    agent_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -102,6 +106,10 @@ class LaunchConfig:
             raise ConfigError("no nodes: give at least one")
         if len(set(names)) != len(names):
             raise ConfigError(f"node names {names} repeat: give each node its own")
+        if not self.absent < set(names):
+            raise ConfigError(
+                f"absent are {sorted(self.absent)} of the nodes {names}: name some of them, not all"
+            )
         for role, count in self.wanted.items():
             room = sum(node.slots.get(role, 0) for node in self.nodes)
             if not 0 < count <= room and not self.elsewhere:
@@ -153,9 +161,10 @@ class Launcher:
         self.key.save(self.run_dir / "key.json")
         self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
         self._lifeline_read, self._lifeline_write = os.pipe()
-        names = [node.name for node in self.config.nodes]
+        first = [node for node in self.config.nodes if node.name not in self.config.absent]
+        names = [node.name for node in first]
         self.emit("job_started", run=self.run, nodes=names, wanted=dict(self.config.wanted))
-        for node in self.config.nodes:
+        for node in first:
             self._start_agent(node)
         self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
         self._thread.start()
@@ -204,7 +213,8 @@ class Launcher:
     def return_machine(self, node: str) -> None:
         """Have ``node`` come back with nothing in its memory, as a machine that was repaired does.
 
-        Nothing happens while it is there. For tests and demonstrations.
+        One that was ``absent`` comes for the first time. Nothing happens while it is there. For
+        tests and demonstrations.
         """
         self._returning.add(node)
 
@@ -254,7 +264,7 @@ class Launcher:
             coordinator=self.coordinator_address,
             slots=node.slots,
             wanted=dict(self.config.wanted),
-            nodes=len(self.config.nodes) + self.config.elsewhere,
+            nodes=len(self.config.nodes) - len(self.config.absent) + self.config.elsewhere,
             command=self.config.command,
             env=dict(self.config.env),
             capture_output=self.config.capture_output,
@@ -266,7 +276,10 @@ class Launcher:
             memory_of=node.name if self.config.apart else "",
         )
         self._agents[node.name] = Child.start(
-            agent_command(config), env=os.environ, tied=True, stdin=self._lifeline_read
+            agent_command(config),
+            env={**os.environ, **self.config.agent_env},
+            tied=True,
+            stdin=self._lifeline_read,
         )
 
     def _hold_memory(self, node: str) -> None:
@@ -306,7 +319,12 @@ class Launcher:
 
     def _check_agents(self) -> None:
         for node in self.config.nodes:
-            agent = self._agents[node.name]
+            agent = self._agents.get(node.name)
+            if agent is None:
+                if node.name in self._returning:
+                    self._returning.discard(node.name)
+                    self._start_agent(node)
+                continue
             status = agent.poll()
             if status and status.change == Change.STOPPED:
                 self._stopped_s[node.name] = time.monotonic()
@@ -361,11 +379,10 @@ class Launcher:
 
     def _hopeless(self) -> str | None:
         """Return why the job cannot go on with the nodes that are left, if so."""
-        left = [node for node in self.config.nodes if self._agents[node.name].alive]
+        alive = {name for name, agent in self._agents.items() if agent.alive}
+        left = [node for node in self.config.nodes if node.name in alive]
         lost = ", ".join(
-            f"{name} ({ending})"
-            for name, ending in self._lost.items()
-            if not self._agents[name].alive
+            f"{name} ({ending})" for name, ending in self._lost.items() if name not in alive
         )
         if not left:
             return f"every node is lost: {lost}; look for the cause in their output"

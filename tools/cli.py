@@ -53,7 +53,7 @@ COMMANDS: Final = {
     "sidecar": ("tools.sidecar", "keep snapshots beside torchrun, Slurm or Kubernetes"),
     "status": ("tools.status", "show how well a running job is protected, and what it costs"),
     "demo": ("tools.demo", "train with reinforcement learning under injected kills, and prove it"),
-    "chaos": ("tools.chaos.command", "judge what faults did to a training job"),
+    "chaos": ("tools.chaos.command", "hurt a training job, and judge what that did to it"),
     "inspect": ("tools.inspect", "show what a checkpoint holds"),
     "cat": ("tools.cat", "print a tensor, a slice of it, its statistics or a plain value"),
     "diff": ("tools.diff", "show where two checkpoints differ"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
+from elastic.testing.shrinking import Asked, fewest
+
 
 class FaultKind(StrEnum):
     """What can go wrong."""
@@ -101,12 +103,11 @@ def shrink(
 ) -> tuple[Fault, ...]:
     """Return a smaller schedule that still fails: no fault of it can be left out.
 
-    Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input",
-    IEEE TSE 2002): ever smaller pieces are left out as long as what remains fails; then the times
-    are rounded. ``fails`` is asked at most ``tries`` times.
+    Ever smaller pieces are left out as long as what remains fails (`shrinking.fewest`); then the
+    times are rounded. ``fails`` is asked at most ``tries`` times.
     """
-    asked = _Asked(fails, tries)
-    kept = _without_pieces(tuple(faults), asked)
+    asked = Asked(fails, tries)
+    kept = fewest(faults, fails=asked)
     for digits in (0, 1, 2):
         for number, fault in enumerate(kept):
             plain = replace(fault, at_s=round(fault.at_s, digits))
@@ -114,30 +115,3 @@ def shrink(
             if plain != fault and asked(changed):
                 kept = changed
     return kept
-
-
-class _Asked:
-    """The question whether a schedule fails, asked so many times at most; then: it does not."""
-
-    def __init__(self, fails: Callable[[Sequence[Fault]], bool], tries: int) -> None:
-        self._fails, self._left = fails, tries
-
-    def __call__(self, faults: Sequence[Fault]) -> bool:
-        self._left -= 1
-        return self._left >= 0 and self._fails(faults)
-
-
-def _without_pieces(faults: tuple[Fault, ...], fails: _Asked) -> tuple[Fault, ...]:
-    pieces = 2
-    while len(faults) > 1:
-        size = -(-len(faults) // pieces)
-        for start in range(0, len(faults), size):
-            rest = faults[:start] + faults[start + size :]
-            if rest and fails(rest):
-                faults, pieces = rest, max(pieces - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            pieces = min(2 * pieces, len(faults))
-    return () if len(faults) == 1 and fails(()) else faults

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-FOLDERS: Final = ("process", "soak", "docs", "sim", "property", "format", "services", "unit")
+FOLDERS: Final = ("process", "docs", "sim", "property", "format", "services", "unit")
 
 LONG: Final = (
     "process/test_bench.py",
@@ -28,6 +28,7 @@ LONG: Final = (
     "process/test_exactness.py",
     "process/test_train_loader.py",
     "process/test_survival.py",
+    "process/test_chaos_run.py",
     "process/test_rl_job.py",
     "process/test_notice.py",
     "process/test_two_losses.py",

@@ -159,6 +159,8 @@ def node(name: str = "n0", **slots: int) -> NodeSpec:
         ({"wanted": {"trainer": 2}}, "room for 1"),
         ({"wanted": {"rollout": 1}}, "room for 0"),
         ({"max_attempts": 0}, "max_attempts"),
+        ({"absent": frozenset({"n0"})}, "not all"),
+        ({"absent": frozenset({"n1"})}, "name some of them"),
     ],
 )
 def test_a_wrong_launch_is_refused(changes: dict[str, object], match: str) -> None:

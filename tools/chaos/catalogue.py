@@ -56,5 +56,20 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("node", "worker"),
         amount="grace in seconds (10)",
     ),
+    "slow": FaultInfo(
+        about="stopped and let go on, again and again",
+        parts=("worker", "sidecar", "agent", "node"),
+        lasts=True,
+        amount="share of the time it is stopped (0.8)",
+    ),
+    "join": FaultInfo(
+        about="a node that is away comes: a spare one, or one that was lost or left",
+        parts=("job",),
+    ),
+    "leave": FaultInfo(
+        about="a node is given notice and leaves in order; it comes again after lasts_s",
+        parts=("node",),
+        lasts=True,
+    ),
 }
 """Kind → what it is. A kind's injector is found by `injectors.of_kind`."""

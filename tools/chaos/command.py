@@ -1,96 +1,45 @@
-"""`holdfast chaos`: what faults did to a training job, judged from its history."""
+"""`holdfast chaos`: hurting a training job on purpose, and judging what that did to it."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+import importlib
+from typing import TYPE_CHECKING, Final, cast
 
-from rich.console import Console
-
-from tools.chaos.checker import CHECKS, Promises, Verdict, check
-from tools.chaos.history import read
-from tools.terminal import HelpFormatter, console, place, print_json, step_number
+from tools.terminal import HelpFormatter
 
 if TYPE_CHECKING:
-    from tools.cli import Subparsers
+    from tools.cli import Subcommand, Subparsers
 
-EXIT_BROKEN: Final = 1
-
-_EPILOG: Final = """\
-examples:
-  holdfast chaos check runs/hurt/history
-  holdfast chaos check runs/hurt/history --against runs/calm/history --undone-most 1
-  holdfast chaos check runs/demo --json
-
-A history is what tools.chaos.step, samples and state_hash wrote where HOLDFAST_HISTORY says, or the
-run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
-completed it, or an earlier one, again; all that is promised is promised of what survives. Exit
-codes: 0 all held, 1 something is broken, 2 wrong command line or unreadable history.
-"""
+SUBCOMMANDS: Final = {
+    "run": "tools.chaos.commands.run",
+    "check": "tools.chaos.commands.check",
+    "soak": "tools.chaos.commands.soak",
+    "list": "tools.chaos.commands.scenarios",
+    "faults": "tools.chaos.commands.faults",
+}
+"""Name → module, as in `tools.cli`."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "chaos",
-        help="judge what faults did to a training job",
-        description="Judges what faults did to the training, not only whether it went on.",
+        help="hurt a training job, and judge what that did to it",
+        description="Hurts a job as a scenario says, and judges what that did to the training, not "
+        "only whether it went on.",
         formatter_class=HelpFormatter,
     )
     inner = parser.add_subparsers(dest="chaos", metavar="COMMAND", required=True)
-    checked = inner.add_parser(
-        "check",
-        help="check a history: no step skipped, no sample lost or trained twice, the same state",
-        description="Checks the history of a job, with or without Holdfast: no step skipped, no "
-        "sample lost or trained twice, one attempt at a time, the state of an undisturbed run.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    add = checked.add_argument
-    add("history", type=place, metavar="DIR", help="the history's folder")
-    add("--against", type=place, metavar="DIR", help="the history of the same job undisturbed")
-    add("--undone-most", type=step_number, metavar="N", help="steps that a restart may undo")
-    add("--dense", action="store_true", help="samples are numbers from 0 on; none may be left out")
-    add("--json", action="store_true", help="print the verdict as JSON")
+    for name in SUBCOMMANDS:
+        _module(name).add_parser(cast("Subparsers", inner))
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge; 1 when something is broken."""
-    promises = Promises(undone_most=args.undone_most, dense=args.dense)
-    reference = read(Path(args.against)) if args.against else None
-    verdict = check(read(Path(args.history)), reference=reference, promises=promises)
-    if args.json:
-        print_json({**_fields(verdict), "held": verdict.held})
-    else:
-        show(verdict, console=console())
-    return 0 if verdict.held else EXIT_BROKEN
+    """Do what the subcommand says."""
+    return _module(args.chaos).run(args)
 
 
-def _fields(verdict: Verdict) -> Mapping[str, object]:
-    return {name: getattr(verdict, name) for name in verdict.__struct_fields__}
-
-
-def show(verdict: Verdict, *, console: Console) -> None:
-    """Print every check, what is broken, and what the job came to."""
-    broken = {violation.check for violation in verdict.violations}
-    for name in CHECKS:
-        if name in broken:
-            console.print(f"  ✕ {name}", style="bold red")
-            for violation in verdict.violations:
-                if violation.check == name:
-                    console.print(f"      {violation.message}", style="red", markup=False)
-        elif name in verdict.checked:
-            console.print(f"  ✓ {name}", style="green")
-        else:
-            console.print(f"  – {name}: not told", style="dim")
-    console.print()
-    console.print(
-        f"  {verdict.steps} steps survive, of {verdict.executed} that were trained in "
-        f"{verdict.attempts} attempts; {verdict.undone} were undone, "
-        f"{verdict.undone_most} at most by one restart"
-    )
-    if verdict.samples:
-        console.print(f"  {verdict.samples} samples in the steps that survive")
+def _module(name: str) -> Subcommand:
+    return cast("Subcommand", importlib.import_module(SUBCOMMANDS[name]))

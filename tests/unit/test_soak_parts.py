@@ -6,9 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from faults import ENDING, MOMENTS, NODES, Kind, Setup, Stroke, strokes
-from striking import flip
-from watching import Seen, outcries
+from tools.chaos.soak.striking import flip
+from tools.chaos.soak.strokes import ENDING, MOMENTS, NODES, Kind, Setup, Stroke, strokes
+from tools.chaos.soak.watching import Seen, outcries
 
 RANKS = sum(NODES.values())
 

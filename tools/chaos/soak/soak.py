@@ -1,63 +1,62 @@
-"""``make soak``: train for half an hour under random faults; memory stays flat, nothing is lost.
+"""Training for minutes or hours under random faults; memory stays flat, nothing is lost.
 
 Every few seconds something is killed, stopped, slowed, filled or damaged, often two things at
 once or one more during the recovery; machines go and return. At the end the weights must equal,
 bit for bit, those of the same steps undisturbed; nothing that was protected may have been lost to
 fewer faults than the parity makes good; no process may have failed by itself, and neither memory,
 open files nor threads of any part may have grown. Which faults, in which order and after which
-pauses follows from ``--seed``. At half time the whole job is ended and started anew.
+pauses follows from the seed. At half time the whole job is ended and started anew.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
-from faults import FULL_BYTES, NODES, Fault, Kind, Setup, Stroke, strokes
-from striking import Striker
-from watching import Seen, Use, grumbles, outcries
 
 from ckpt.arena import ARENA_ROOT
 from elastic.events import EventReader
-from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
+from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from tools.chaos.soak.striking import Striker
+from tools.chaos.soak.strokes import NODES, Fault, Kind, Setup, Stroke, strokes
+from tools.chaos.soak.watching import Seen, Use, grumbles, outcries
 from tools.leftovers import leftovers
 
-TRAINING = Path(__file__).with_name("soak_training.py")
-PARTS = 2
-_ENDING_STEPS = 200
-_WAIT_S = 180.0
-_MOMENT_S = 10.0
-_TICK_S, _SAMPLE_S = 0.02, 1.0
-_OWN_MEMORY = "HOLDFAST_SOAK_OWN_MEMORY"
+TRAINING: Final = (sys.executable, "-u", "-m", "tools.chaos.workloads.soaked")
+PARTS: Final = 2
+_ENDING_STEPS: Final = 200
+_WAIT_S: Final = 180.0
+_MOMENT_S: Final = 10.0
+_TICK_S: Final = 0.02
+_SAMPLE_S: Final = 1.0
 
 
-def own_shared_memory() -> bool:
-    """Go on with shared memory of our own, that may be filled; return whether that could be had."""
-    if _OWN_MEMORY in os.environ:
-        return os.environ[_OWN_MEMORY] == "yes"
-    mount = f"mount -t tmpfs -o size={FULL_BYTES} tmpfs {ARENA_ROOT}"
-    for rights in ([], ["--user", "--map-root-user"]):
-        unshare = ["unshare", *rights, "--mount", "sh", "-c"]
-        if (
-            shutil.which("unshare") is None
-            or subprocess.run([*unshare, mount], capture_output=True, check=False).returncode
-        ):
-            continue
-        os.environ[_OWN_MEMORY] = "yes"
-        argv = [*unshare, f'{mount} && exec "$@"', "sh", sys.executable, *sys.argv]
-        os.execvp("unshare", argv)
-    os.environ[_OWN_MEMORY] = "no"
-    return False
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for: ``pause_s`` are the least and the most seconds between two strokes."""
+
+    minutes: float
+    seed: int
+    pause_s: tuple[float, float]
+    kinds: tuple[Kind, ...] = tuple(Kind)
+
+
+def soak(options: Options, folder: Path, *, fills: bool) -> list[str]:
+    """Soak, and return what is wrong; events and logs are in ``folder``.
+
+    ``fills``: shared memory is our own and may be filled.
+    """
+    wrong = Soak(options, folder, fills=fills).run()
+    if (folder / "result.json").exists():
+        wrong += compare(folder, options.seed)
+    return wrong
 
 
 class Soak:
@@ -67,10 +66,10 @@ class Soak:
     from the nodes' disks.
     """
 
-    def __init__(self, args: argparse.Namespace, folder: Path, *, fills: bool) -> None:
-        self._args, self._folder, self._fills = args, folder, fills
-        self._setup = Setup.drawn(args.seed)
-        self._strokes = strokes(args.seed, pause_s=tuple(args.pause), kinds=args.kinds)
+    def __init__(self, options: Options, folder: Path, *, fills: bool) -> None:
+        self._options, self._folder, self._fills = options, folder, fills
+        self._setup = Setup.drawn(options.seed)
+        self._strokes = strokes(options.seed, pause_s=options.pause_s, kinds=options.kinds)
         self._use = Use(others_bytes=shutil.disk_usage(ARENA_ROOT).used)
         self._seen = Seen(ranks=sum(NODES.values()))
         self._struck: Counter[str] = Counter()
@@ -80,7 +79,7 @@ class Soak:
 
     def run(self) -> list[str]:
         """Train under faults; return what is wrong."""
-        say(f"seed {self._args.seed}: {self._setup}")
+        say(f"seed {self._options.seed}: {self._setup}")
         for number in range(PARTS):
             part = Part(self._launcher(number), self._seen, self._use, fills=self._fills)
             self._one(part, last=number == PARTS - 1)
@@ -101,7 +100,7 @@ class Soak:
             for name, slots in NODES.items()
         )
         config = LaunchConfig(
-            command=python_command(TRAINING, [str(word) for word in words]),
+            command=(*TRAINING, *map(str, words)),
             nodes=tuple(nodes),
             wanted={"trainer": sum(NODES.values())},
             run_dir=folder / f"run-{number}",
@@ -123,7 +122,7 @@ class Soak:
         launcher.start()
         try:
             part.watch(_WAIT_S, until="protected")
-            self._strike_on(part, seconds=self._args.minutes * 60 / PARTS)
+            self._strike_on(part, seconds=self._options.minutes * 60 / PARTS)
             part.striker.settle()
             part.watch(0)
             seen.ending = True
@@ -185,7 +184,7 @@ class Part:
 
     def __init__(self, launcher: Launcher, seen: Seen, use: Use, *, fills: bool) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
-        self.striker = Striker(launcher, fills=fills)
+        self.striker = Striker(launcher, launcher.run_dir, fills=fills)
         self._reader = EventReader(launcher.run_dir)
         self._sampled_s = 0.0
 
@@ -207,10 +206,10 @@ def compare(folder: Path, seed: int) -> list[str]:
     """Train the same steps undisturbed, on one rank; say whether the weights differ."""
     disturbed = json.loads((folder / "result.json").read_text())
     (folder / "end").write_text(str(disturbed["steps"]))
-    words = ["--end", folder / "end", "--result", folder / "calm.json"]
+    words: list[object] = ["--end", folder / "end", "--result", folder / "calm.json"]
     words += ["--width", Setup.drawn(seed).width]
     say(f"training {disturbed['steps']} steps undisturbed")
-    argv = [sys.executable, str(TRAINING), *map(str, words)]
+    argv = [*TRAINING, *map(str, words)]
     if status := subprocess.run(argv, check=False).returncode:
         return [f"undisturbed training ended with status {status}"]
     calm = json.loads((folder / "calm.json").read_text())
@@ -229,54 +228,3 @@ def say(text: str) -> None:
     """Tell how it goes."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
-
-
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--pause", type=float, nargs=2, default=(1.0, 6.0), help="seconds between two strokes"
-    )
-    parser.add_argument(
-        "--kinds",
-        type=Kind,
-        nargs="+",
-        default=tuple(Kind),
-        metavar="KIND",
-        help=f"only these faults: {', '.join(map(repr, map(str, Kind)))}",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep events and logs")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Soak; the status is 0 when nothing is wrong."""
-    args = parse()
-    fills = own_shared_memory()
-    if not fills:
-        say("shared memory is not filled: no mount namespace of our own can be had (unshare)")
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
-    wrong = Soak(args, folder, fills=fills).run()
-    if (folder / "result.json").exists():
-        wrong += compare(folder, args.seed)
-    for each in wrong:
-        say(f"WRONG: {each}")
-    if wrong or args.keep:
-        say(f"events and logs are in {folder}")
-    else:
-        shutil.rmtree(folder)
-    if wrong:
-        say(f"the same again: make soak ARGS='{' '.join(map(quoted, sys.argv[1:]))}'")
-    say("failed" if wrong else "all well")
-    return 1 if wrong else 0
-
-
-def quoted(word: str) -> str:
-    """Return a word of a command line for use in quotation marks of the other kind."""
-    return f'"{word}"' if " " in word else word
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """A plain loop under torchrun with torch.distributed.checkpoint, that tells what it does.
 
-    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 --max-restarts 3 torchrun_dcp.py
+    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 -m tools.chaos.workloads.torchrun_dcp
 
 It saves every few steps and goes on from the newest checkpoint, as many loops do; it does not save
 where its data stood. Kill a worker, then let `holdfast chaos check history` say what that cost.
@@ -10,18 +10,20 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tools import chaos
 
 
-class Numbers(torch.utils.data.Dataset):
+class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
     """Sample i is the number i."""
 
     def __len__(self) -> int:
@@ -52,12 +54,12 @@ def main() -> None:
     start = newest(options.root) + 1
     if start:
         weights, moments = get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": moments}
-        dcp.load(state, checkpoint_id=options.root / str(start - 1))
+        state: dict[str, Any] = {"model": weights, "optimizer": moments}
+        load(state, checkpoint_id=options.root / str(start - 1))
         set_state_dict(
             model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
-    sampler = DistributedSampler(Numbers(), seed=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(Numbers(), seed=0)
     batches = iter(DataLoader(Numbers(), batch_size=4, sampler=sampler))
     for step in range(start, options.steps):
         ids, batch = next(batches)
@@ -69,9 +71,7 @@ def main() -> None:
         chaos.state_hash(step, model.state_dict())
         if step % options.save_every == options.save_every - 1:
             weights, moments = get_state_dict(model, optimizer)
-            dcp.save(
-                {"model": weights, "optimizer": moments}, checkpoint_id=options.root / str(step)
-            )
+            save({"model": weights, "optimizer": moments}, checkpoint_id=options.root / str(step))
         time.sleep(options.step_s)
     dist.destroy_process_group()
 

@@ -1,0 +1,146 @@
+"""Whom a strike hits, and when its moment has come."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tools.chaos.injector import Victim
+from tools.chaos.real.due import Due
+from tools.chaos.real.seen import Seen
+from tools.chaos.real.targets import choose, part_of
+from tools.chaos.scenario import Target, When
+from tools.chaos.strikes import Strike
+
+WORKERS = [
+    Victim(name=seat, part="worker", pids=(number,), node=node, seat=seat)
+    for number, (seat, node) in enumerate(
+        [("rollout/0", "c"), ("trainer/0", "b"), ("trainer/1", "a"), ("trainer/2", "c")], 1
+    )
+]
+NODES = [Victim(name=f"node {name}", part="node", pids=(9,), node=name) for name in "abc"]
+
+
+def seen(*events: dict[str, Any]) -> Seen:
+    found = Seen()
+    found.take(events)
+    return found
+
+
+PROPOSED = {
+    "kind": "proposed",
+    "t": 1.0,
+    "node": "b",
+    "ranks": ["trainer/1", "trainer/0", "trainer/2"],
+}
+
+
+def step(number: int, *, t: float, rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {"kind": "step", "t": t, "step": number, "rank": rank, **more}
+
+
+FIRST = When(step=1)
+
+
+def strike(when: When = FIRST, *, number: int = 0, pick: float = 0.0, **told: Any) -> Strike:
+    kind = told.pop("kind", "kill")
+    return Strike(number=number, kind=kind, target=Target(**told), when=when, pick=pick)
+
+
+def names(found: Strike, among: list[Victim], knowing: Seen | None = None) -> list[str]:
+    knowing = knowing or seen(PROPOSED)
+    return [each.name for each in choose(found, among, workers=WORKERS, seen=knowing)]
+
+
+def test_one_is_picked_of_those_that_fit() -> None:
+    assert {names(strike(pick=n / 10), WORKERS)[0] for n in range(11)} == {w.name for w in WORKERS}
+    assert names(strike(role="rollout", pick=0.9), WORKERS) == ["rollout/0"]
+    assert names(strike(node="c", role="trainer"), WORKERS) == ["trainer/2"]
+    assert names(strike(rank=0), WORKERS) == ["trainer/1"]
+    assert names(strike(rank=0), NODES) == ["node a"]
+    assert names(strike(role="rollout"), NODES) == ["node c"]
+    assert names(strike(node="d"), NODES) == []
+
+
+def test_several_are_hit_at_once_and_never_one_of_them_twice() -> None:
+    for pick in (0.1, 0.5, 0.9):
+        found = names(strike(pick=pick, count=2), NODES)
+        assert len(set(found)) == 2 and found == names(strike(pick=pick, count=2), NODES)
+    assert sorted(names(strike(count=9), NODES)) == [each.name for each in NODES]
+    assert names(strike(which="all"), NODES) == [each.name for each in NODES]
+
+
+def test_the_leader_is_who_proposed_the_newest_generation() -> None:
+    assert names(strike(which="leader"), NODES) == ["node b"]
+    assert names(strike(which="leader"), WORKERS) == ["trainer/0"]
+    assert names(strike(which="leader"), [NODES[0], NODES[2]]) == ["node a"], "b is gone"
+    seats = ("worker/2", "worker/1")
+    plain = [Victim(name=seat, part="worker", pids=(1,), seat=seat) for seat in seats]
+    told = seen(step(1, t=1.0, rank=2), step(1, t=1.0, rank=1))
+    assert names(strike(which="leader"), plain, told) == ["worker/1"]
+
+
+def test_the_slowest_is_who_takes_longest_without_waiting() -> None:
+    told = seen(
+        PROPOSED,
+        step(1, t=1.0, seat="trainer/0", generation=1, seconds=5.0, waited_s=4.5),
+        step(1, t=1.0, rank=1, seat="trainer/2", generation=1, seconds=5.0, waited_s=0.5),
+    )
+    assert names(strike(which="slowest"), WORKERS, told) == ["trainer/2"]
+    assert names(strike(which="slowest"), NODES, told) == ["node c"]
+
+
+def test_all_of_a_job_is_hit_whatever_node_is_meant() -> None:
+    job = [Victim(name="the job", part="job", pids=(1,))]
+    assert names(strike(kind="join", node="spare-0"), job) == ["the job"]
+
+
+def test_a_job_without_nodes_has_workers_and_itself() -> None:
+    assert part_of(strike(kind="preempt"), nodes=True) == "node"
+    assert part_of(strike(kind="preempt"), nodes=False) == "worker"
+    assert part_of(strike(kind="kill", part="job"), nodes=False) == "job"
+    assert part_of(strike(kind="lose"), nodes=False) is None
+
+
+def test_moments_are_counted_from_the_first_step_and_from_complete_steps() -> None:
+    early, late, at = (
+        strike(When(s=2.0)),
+        strike(When(step=5, after_s=0.5), number=1),
+        strike(When(step=9), number=2),
+    )
+    due = Due([early, late, at])
+    assert due.take(seen(), now=1e9) == []
+    told = seen(step(1, t=10.0), step(6, t=13.0))
+    assert due.moment(early, told) == 12.0
+    assert due.moment(late, told) == 13.5
+    assert due.moment(at, told) == math.inf
+    assert due.take(told, now=13.0) == [early]
+    assert due.take(told, now=14.0) == [late]
+    assert due.left == [at]
+
+
+def test_strikes_that_wait_for_the_same_event_take_one_each() -> None:
+    pair = [strike(When(state="fenced"), number=number) for number in range(2)]
+    due, told = Due(pair), seen({"kind": "fenced", "t": 1.0}, {"kind": "fenced", "t": 1.1})
+    assert due.take(told, now=2.0) == pair[:1]
+    assert due.take(told, now=2.1) == []
+    told.take([{"kind": "fenced", "t": 2.5}])
+    assert due.take(told, now=2.6) == pair[1:]
+
+
+def test_a_strike_during_recovery_waits_for_the_event_behind_the_fault_before() -> None:
+    second = strike(When(recovery="fencing"), number=1)
+    due, told = Due([second]), seen({"kind": "fencing", "t": 1.0})
+    assert due.take(told, now=2.0) == [], "no fault was done"
+    due.struck(3.0)
+    assert due.take(told, now=4.0) == [], "that one was before it"
+    told.take([{"kind": "fencing", "t": 3.2}])
+    assert due.take(told, now=4.0) == [second]
+
+
+def test_a_restart_of_a_job_without_events_is_seen_by_its_steps() -> None:
+    told = seen(step(1, t=1.0, attempt=0), step(2, t=2.0, attempt=0), step(2, t=5.0, attempt=1))
+    assert told.first_after("restarted", 0.0) == pytest.approx(5.0)
+    assert told.step == 2

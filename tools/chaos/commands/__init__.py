@@ -1,0 +1,1 @@
+"""The subcommands of `holdfast chaos`, one per module: ``add_parser(inner)`` and ``run(args)``."""

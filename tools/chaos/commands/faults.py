@@ -1,0 +1,43 @@
+"""`holdfast chaos faults`: all kinds of faults there are."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.table import Table
+
+from tools.chaos.catalogue import CATALOGUE
+from tools.terminal import HelpFormatter, console, print_json
+
+if TYPE_CHECKING:
+    from tools.cli import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "faults",
+        help="show the kinds of faults",
+        description="Shows every kind of fault: what it does, what it can hit (the first where a "
+        "scenario says nothing), what its amount means, and in which worlds there is one.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the catalogue as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show them."""
+    if args.json:
+        print_json({kind: msgspec.structs.asdict(info) for kind, info in CATALOGUE.items()})
+        return 0
+    table = Table("kind", "what it does", "hits", "amount", "lasts", "worlds", box=None)
+    for kind, info in sorted(CATALOGUE.items()):
+        lasts = "yes" if info.lasts else ""
+        table.add_row(
+            kind, info.about, ", ".join(info.parts), info.amount, lasts, ", ".join(info.worlds)
+        )
+    console().print(table)
+    return 0

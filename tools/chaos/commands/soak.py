@@ -1,0 +1,97 @@
+"""`holdfast chaos soak`: random faults for minutes or hours, with flat resources."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tools.chaos.soak.strokes import Kind
+from tools.terminal import HelpFormatter, step_number
+
+if TYPE_CHECKING:
+    from tools.cli import Subparsers
+
+_EPILOG: Final = """\
+examples:
+  holdfast chaos soak --minutes 5 --seed 7
+  holdfast chaos soak --minutes 5 --kinds "lose a machine" "flip a bit in parity" --pause 0.5 2
+
+Exit codes: 0 nothing is wrong, 1 something is, 2 wrong command line.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "soak",
+        help="random faults for minutes or hours, with flat resources",
+        description="Trains on four nodes of this machine under faults drawn from a seed. Wrong is "
+        "whatever differs from the same steps undisturbed, was lost though it was protected, "
+        "failed by itself, grew, or was left behind.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)g)")
+    add("--seed", type=step_number, default=0, metavar="N", help="which faults (%(default)s)")
+    add(
+        "--pause",
+        type=float,
+        nargs=2,
+        default=(1.0, 6.0),
+        metavar="S",
+        help="the least and the most seconds between two strokes (1 6)",
+    )
+    add(
+        "--kinds",
+        type=Kind,
+        nargs="+",
+        default=tuple(Kind),
+        metavar="KIND",
+        help=f"only these faults: {', '.join(map(repr, map(str, Kind)))}",
+    )
+    add("--keep", action="store_true", help="keep events and logs")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Soak; 1 when something is wrong."""
+    from tools.chaos.soak.memory import own_shared_memory
+    from tools.chaos.soak.soak import Options, say, soak
+
+    words = _words(args)
+    fills = own_shared_memory([sys.executable, "-P", "-m", "tools.cli", *words])
+    if not fills:
+        say("shared memory is not filled: no mount namespace of our own can be had (unshare)")
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
+    options = Options(
+        minutes=args.minutes,
+        seed=args.seed,
+        pause_s=(args.pause[0], args.pause[1]),
+        kinds=tuple(args.kinds),
+    )
+    wrong = soak(options, folder, fills=fills)
+    for each in wrong:
+        say(f"WRONG: {each}")
+    if wrong or args.keep:
+        say(f"events and logs are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    if wrong:
+        say(f"the same again: {shlex.join(['holdfast', *words])}")
+    say("failed" if wrong else "all well")
+    return 1 if wrong else 0
+
+
+def _words(args: argparse.Namespace) -> Sequence[str]:
+    """Return the command line that these arguments are of."""
+    words = ["chaos", "soak", "--minutes", f"{args.minutes:g}", "--seed", str(args.seed)]
+    words += ["--pause", *(f"{each:g}" for each in args.pause)]
+    words += ["--keep"] if args.keep else []
+    return words if set(args.kinds) == set(Kind) else [*words, "--kinds", *map(str, args.kinds)]

@@ -1,0 +1,1 @@
+"""What hurts a job of real processes, a family of faults per module (`tools.chaos.injector`)."""

@@ -1,0 +1,156 @@
+"""Faults of processes and machines: killed, stopped, slowed, taken away with and without notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tools.chaos.injector import MissedError, Site, Undo, Victim
+from tools.chaos.strikes import Strike
+
+_GRACE_S: Final = 10.0
+_SHARE: Final = 0.8
+_PERIOD_S: Final = 0.1
+"""Of a duty cycle: shorter than what is taken for a stop (`Timing.stop_grace_s`)."""
+
+
+class Processes:
+    """The injector of ``kill``, ``lose``, ``stop``, ``slow``, ``preempt``, ``join``, ``leave``."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._ways: dict[str, Callable[[Strike, Victim, Site], Undo | None]] = {
+            "kill": self._kill,
+            "lose": self._lose,
+            "stop": self._stop,
+            "slow": self._slow,
+            "preempt": self._preempt,
+            "join": self._join,
+            "leave": self._leave,
+        }
+
+    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+        """Nothing is needed."""
+        return {}
+
+    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """See `Injector`."""
+        return self._ways[strike.kind](strike, victim, site)
+
+    def close(self) -> None:
+        """End what waits or goes on."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _kill(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        with _held(victim) as fds:
+            _send(fds, signal.SIGKILL)
+        return None
+
+    def _lose(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        if not site.lose(victim.node):
+            raise MissedError(f"{victim.name} is gone already, or is the last")
+        return lambda: site.give_back(victim.node)
+
+    def _stop(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        fds = _open(victim)
+        _send(fds, signal.SIGSTOP)
+
+        def go_on() -> None:
+            _send(fds, signal.SIGCONT)
+            _close(fds)
+
+        return go_on
+
+    def _slow(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """Let it run only a part of the time."""
+        fds, ended = _open(victim), threading.Event()
+        stopped_s = _PERIOD_S * min(max(strike.amount or _SHARE, 0.0), 1.0)
+
+        def hinder() -> None:
+            while not ended.is_set():
+                _send(fds, signal.SIGSTOP)
+                ended.wait(stopped_s)
+                _send(fds, signal.SIGCONT)
+                ended.wait(_PERIOD_S - stopped_s)
+            _close(fds)
+
+        thread = self._begin(hinder)
+
+        def go_on() -> None:
+            ended.set()
+            thread.join()
+
+        return go_on
+
+    def _preempt(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """Tell the first of its processes, as a cluster does, and end all when the time is up."""
+        fds = _open(victim)
+        grace_s = _GRACE_S if strike.amount is None else strike.amount
+        _send(fds[:1], signal.SIGTERM)
+
+        def end() -> None:
+            if not self._over.wait(grace_s):
+                _send(fds, signal.SIGKILL)
+            _close(fds)
+
+        self._begin(end)
+        return None
+
+    def _leave(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """Give a node's agent notice, and nothing else: it leaves in order."""
+        with _held(victim) as fds:
+            _send(fds[:1], signal.SIGTERM)
+        return lambda: site.give_back(victim.node)
+
+    def _join(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        there = {each.node for each in site.victims("node")}
+        wanted = strike.target.node
+        absent = [n for n in site.nodes if n not in there and wanted in (None, n)]
+        if not absent:
+            raise MissedError("no node is away that could join")
+        site.give_back(absent[int(strike.pick * len(absent)) % len(absent)])
+        return None
+
+    def _begin(self, work: Callable[[], None]) -> threading.Thread:
+        self._threads.append(threading.Thread(target=work, name="fault", daemon=True))
+        self._threads[-1].start()
+        return self._threads[-1]
+
+
+def _open(victim: Victim) -> list[int]:
+    """Return handles of a victim's processes, which name nobody else when these have ended."""
+    fds = []
+    for pid in victim.pids:
+        with contextlib.suppress(ProcessLookupError):
+            fds.append(os.pidfd_open(pid))
+    if not fds:
+        raise MissedError(f"{victim.name} has no process")
+    return fds
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _held(victim: Victim) -> Iterator[list[int]]:
+    fds = _open(victim)
+    try:
+        yield fds
+    finally:
+        _close(fds)
+
+
+def _send(fds: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to all that live, as one blow."""
+    for fd in fds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, number)

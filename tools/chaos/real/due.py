@@ -1,0 +1,56 @@
+"""Which strikes' moments have come. Pure: it is told the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.chaos.real.seen import Seen
+    from tools.chaos.scenario import When
+    from tools.chaos.strikes import Strike
+
+
+class Due:
+    """The strikes still to come."""
+
+    def __init__(self, strikes: Iterable[Strike]) -> None:
+        self.left = list(strikes)
+        self._struck_t = math.nan
+        self._begun: dict[tuple[str, When], float] = {}
+
+    def take(self, seen: Seen, *, now: float) -> list[Strike]:
+        """Return the strikes whose moments have come at wall second ``now``, by these moments.
+
+        Of those that wait for the same event one is returned at a time: the next waits for another.
+        """
+        coming = [(at, each) for each in self.left if (at := self.moment(each, seen)) <= now]
+        taken: list[Strike] = []
+        for _, strike in sorted(coming, key=lambda pair: (pair[0], pair[1].number)):
+            key = (strike.kind, strike.when)
+            if strike.when.state or strike.when.recovery:
+                if any((each.kind, each.when) == key for each in taken):
+                    continue
+                self._begun[key] = now
+            taken.append(strike)
+            self.left.remove(strike)
+        return taken
+
+    def struck(self, t: float) -> None:
+        """Note that a fault was done at wall second ``t``."""
+        self._struck_t = t
+
+    def moment(self, strike: Strike, seen: Seen) -> float:
+        """Return the wall second at which to strike, infinity while it is not known."""
+        when = strike.when
+        found: float | None = None
+        if when.s is not None:
+            found = None if seen.first_t is None else seen.first_t + when.s
+        elif when.step is not None:
+            found = seen.complete_t(when.step)
+        elif when.state is not None:
+            found = seen.first_after(when.state, self._begun.get((strike.kind, when), -math.inf))
+        elif when.recovery is not None and not math.isnan(self._struck_t):
+            found = seen.first_after(when.recovery, self._struck_t)
+        return math.inf if found is None else found + when.after_s

@@ -1,0 +1,105 @@
+"""What the world needs of a job, whoever starts it, and what its command becomes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from elastic.agent.stacks import kernel_state
+from tools.chaos.faults.environment import LISTS, together
+from tools.chaos.hooks import HISTORY
+from tools.chaos.injector import Site
+from tools.chaos.scenario import Workload
+
+MARK: Final = "HOLDFAST_CHAOS_RUN"
+"""Environment variable that all processes of a job have, each job with a value of its own."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders of one job: all of the run, what is told of this job, and what it works in."""
+
+    folder: Path
+    history: Path
+    work: Path
+
+    @classmethod
+    def made(cls, folder: Path, *, history: str, work: str) -> Place:
+        """Make the folders."""
+        found = cls(folder=folder, history=folder / history, work=folder / work)
+        for path in (found.folder, found.history, found.work):
+            path.mkdir(parents=True, exist_ok=True)
+        return found
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job ended."""
+
+    ok: bool
+    message: str
+
+
+class Job(Site, Protocol):
+    """A job of real processes."""
+
+    mark: str
+
+    def start(self, env: Mapping[str, str]) -> None:
+        """Start it, with ``env`` for all of its processes in addition.
+
+        Raises ``ConfigError`` or ``ElasticError`` where it cannot be started.
+        """
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what was told since the last call, by time."""
+
+    def ending(self) -> Ending | None:
+        """Return how it ended, None while it goes on."""
+
+    def struck(self, part: str) -> None:
+        """Note that a part was hit: who starts a job starts it again when it died of that."""
+
+    def workers(self) -> list[int]:
+        """Return the processes that train, whose stacks say where a stuck job stands."""
+
+    def end(self) -> None:
+        """End what is left of it, gather its history, and let go of everything."""
+
+
+def new_mark() -> str:
+    """Return a mark that no other job has."""
+    return f"chaos-{os.getpid():x}-{uuid.uuid4().hex[:8]}"
+
+
+def argv(workload: Workload, place: Place, *, source: Path) -> tuple[str, ...]:
+    """Return the command; ``source`` is the folder of the scenario's file."""
+    known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
+    return tuple(_filled(word, known) for word in workload.command)
+
+
+def environment(
+    workload: Workload, place: Place, *, source: Path, mark: str, more: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a job's processes have in their environment beyond ours."""
+    known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
+    own = {name: _filled(text, known) for name, text in workload.env.items()}
+    defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    told = {HISTORY: str(place.history), MARK: mark}
+    first = {name: text for name, text in more.items() if name not in LISTS}
+    return {**defaults, **together(more, own), **first, **told}
+
+
+def _filled(word: str, known: Mapping[str, str]) -> str:
+    for name, text in known.items():
+        word = word.replace(name, text)
+    return word
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Return those of the processes that live; one that nobody waited for yet does not."""
+    return [pid for pid in pids if pid and kernel_state(pid)[:1] not in ("", "Z")]

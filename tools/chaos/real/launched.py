@@ -1,0 +1,95 @@
+"""A job of Holdfast as what is hurt: nodes of this machine with agents, sidecars and workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from elastic.events import EVENTS_PATTERN, EventReader
+from elastic.launch import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from tools.chaos.real.site import LaunchedSite
+from tools.chaos.scenario import ScenarioError, Workload
+
+_END_S: Final = 60.0
+_MANY: Final = 10_000
+"""How often a node or a worker is started again: what is done to a job is not its own failure."""
+
+COORDINATOR: Final = "HOLDFAST_CHAOS_COORDINATOR"
+"""Environment variable with the address of the etcd that a scenario asks for. An injector that
+brings one of its own returns it from ``prepare``."""
+
+
+class HoldfastJob(LaunchedSite):
+    """See `Job`."""
+
+    def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:
+        self.mark, self._place = new_mark(), place
+        self._workload, self._source = workload, source
+        super().__init__(Launcher(self._config({})), place.folder)
+        self._reader = EventReader(self._launcher.run_dir)
+
+    def _config(self, env: Mapping[str, str]) -> LaunchConfig:
+        load = self._workload
+        spares = tuple(f"spare-{number}" for number in range(load.spares))
+        nodes = {**load.nodes, **dict.fromkeys(spares, next(iter(load.nodes.values())))}
+        roles = Counter[str]()
+        for slots in load.nodes.values():
+            roles.update(slots)
+        address = EMBEDDED
+        if load.coordinator != EMBEDDED:
+            address = env.get(COORDINATOR, os.environ.get(COORDINATOR, EMBEDDED))
+        return LaunchConfig(
+            command=argv(load, self._place, source=self._source),
+            nodes=tuple(
+                NodeSpec(name=name, domain=load.domains.get(name, name), slots=slots)
+                for name, slots in nodes.items()
+            ),
+            absent=frozenset(spares),
+            wanted=load.wanted or dict(roles),
+            run_dir=self._place.work / "run",
+            coordinator=address,
+            capture_output=True,
+            max_attempts=_MANY,
+            node_restarts=_MANY,
+            timing=LOCAL_TIMING if address == EMBEDDED else ETCD_TIMING,
+            agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),
+        )
+
+    def start(self, env: Mapping[str, str]) -> None:
+        """See `Job`."""
+        config = self._config(env)
+        if self._workload.coordinator != config.coordinator == EMBEDDED:
+            raise ScenarioError(
+                f"workload.coordinator is {self._workload.coordinator}: name a running one in the "
+                f"environment, as in {COORDINATOR}=etcd://127.0.0.1:2379"
+            )
+        self._launcher.config = config
+        self._launcher.start()
+
+    def events(self) -> list[dict[str, Any]]:
+        """See `Job`."""
+        return self._reader.new()
+
+    def ending(self) -> Ending | None:
+        """See `Job`."""
+        outcome = self._launcher.wait(0)
+        return Ending(ok=outcome.ok, message=outcome.message) if outcome else None
+
+    def struck(self, part: str) -> None:
+        """Nothing to do: the launcher starts what died again."""
+
+    def workers(self) -> list[int]:
+        """See `Job`."""
+        return [pid for node in self._processes().values() for pid in node.workers.values()]
+
+    def end(self) -> None:
+        """See `Job`."""
+        self._launcher.kill()
+        self._launcher.wait(_END_S)
+        for path in self._launcher.run_dir.glob(EVENTS_PATTERN):
+            shutil.copy(path, self._place.history)

@@ -1,0 +1,60 @@
+"""What a job left behind: processes, shared memory, and file handles of the process it ran from."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from tools.leftovers import leftovers, processes_of
+
+_SHM: Final = Path("/dev/shm")
+_OWN_HANDLES: Final = Path("/proc/self/fd")
+_HANDLES_SLACK: Final = 16
+"""What a process may open once and keep, as contexts of libraries do."""
+
+
+class Leaks:
+    """Looks at a job while it runs, and says at its end what is left of it."""
+
+    def __init__(self, *, mark: str, run: str) -> None:
+        self._mark, self._run = mark, run
+        self._mapped: set[Path] = set()
+        self._handles = _handles()
+
+    def look(self) -> None:
+        """Note the shared memory that its processes have now."""
+        for pid in processes_of(self._mark):
+            self._mapped |= _mapped(pid)
+
+    def ended(self) -> list[str]:
+        """Say what is left a moment after its end."""
+        found = leftovers(self._mark)
+        if self._run:
+            found += [each for each in leftovers(self._run) if each not in found]
+        shared = (str(path) for path in sorted(self._mapped) if path.exists())
+        found += [f"shared memory {each}" for each in shared if not any(each in f for f in found)]
+        return [f"left behind: {each}" for each in found]
+
+    def closed(self) -> list[str]:
+        """Say whether file handles are left when everything of it is closed."""
+        more = _handles() - self._handles
+        if more <= _HANDLES_SLACK:
+            return []
+        return [f"left behind: {more} open file handles in the process that ran it"]
+
+
+def _handles() -> int:
+    return len(list(_OWN_HANDLES.iterdir()))
+
+
+def _mapped(pid: int) -> set[Path]:
+    """Return the files of shared memory that a process has mapped and that still have a name."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {
+            Path(line[line.index(str(_SHM)) :])
+            for line in lines
+            if f"{_SHM}/" in line and not line.endswith(" (deleted)")
+        }
+    return set()

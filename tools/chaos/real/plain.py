@@ -1,0 +1,166 @@
+"""Any job as what is hurt: a command in a session of its own, and the workers that it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from elastic.events import EventReader
+from elastic.process import Child, describe_exit, end_processes
+from tools.chaos.catalogue import Part
+from tools.chaos.hooks import ATTEMPT, PATTERN
+from tools.chaos.injector import Victim
+from tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from tools.chaos.scenario import ScenarioError, Workload
+from tools.leftovers import processes_of
+
+_END_S: Final = 5.0
+_OUTPUT_BYTES: Final = 2000
+_OF_HISTORY: Final = re.compile(r"history-.*-(\d+)-[0-9a-f]+\.jsonl")
+ROLE: Final = "worker"
+
+
+class PlainJob:
+    """See `Job`. Workers are named after their ranks: ``worker/0`` has rank 0.
+
+    They are the processes with ``RANK`` in their environment whose parents have none, and those
+    that wrote a history.
+    """
+
+    run = ""
+    nodes: tuple[str, ...] = ()
+
+    def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:
+        self.mark, self._place = new_mark(), place
+        self._workload, self._source = workload, source
+        self._reader = EventReader(place.history, pattern=PATTERN)
+        self._env: dict[str, str] = {}
+        self._attempt = self._restarts = 0
+        self._output = place.work / "output.log"
+
+    @property
+    def folder(self) -> Path:
+        """See `Site`."""
+        return self._place.folder
+
+    def start(self, env: Mapping[str, str]) -> None:
+        """See `Job`."""
+        more = environment(
+            self._workload, self._place, source=self._source, mark=self.mark, more=env
+        )
+        self._env = {**os.environ, **more}
+        self._begin()
+
+    def _begin(self) -> None:
+        command = argv(self._workload, self._place, source=self._source)
+        env = {**self._env, ATTEMPT: str(self._attempt)}
+        try:
+            self._child = Child.start(command, env=env, tied=True, output=self._output)
+        except OSError as error:
+            raise ScenarioError(f"workload.command: {command[0]}: {error.strerror}") from error
+
+    def events(self) -> list[dict[str, Any]]:
+        """See `Job`."""
+        return self._reader.new()
+
+    def ending(self) -> Ending | None:
+        """See `Job`."""
+        code = self._child.wait(0)
+        if code is None:
+            return None
+        if code and self._restarts:
+            self._restarts -= 1
+            self._attempt += 1
+            self._kill_rest()
+            self._begin()
+            return None
+        if not code:
+            return Ending(ok=True, message="exit status 0")
+        return Ending(ok=False, message=f"{describe_exit(code)}; {self._last_words()}")
+
+    def struck(self, part: str) -> None:
+        """Start it again, as a cluster does, when all of it was hit and it ends of that."""
+        self._restarts += part == "job"
+
+    def workers(self) -> list[int]:
+        """See `Job`."""
+        return [pid for each in self.victims("worker") for pid in each.pids]
+
+    def end(self) -> None:
+        """See `Job`."""
+        self._child.kill()
+        self._child.wait(_END_S)
+        self._kill_rest()
+
+    def _kill_rest(self) -> None:
+        end_processes(processes_of(self.mark), mark=self.mark)
+
+    def _last_words(self) -> str:
+        text = self._output.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        return f"its output ({self._output}) ends: {lines[-1] if lines else 'nothing was said'}"
+
+    def lose(self, node: str) -> bool:
+        """There are no nodes."""
+        return False
+
+    def give_back(self, node: str) -> None:
+        """There are no nodes."""
+
+    def victims(self, part: Part) -> list[Victim]:
+        """See `Site`: there are workers, and the job, whose first process was started here."""
+        if part == "store":
+            return [Victim(name="the store", part=part, pids=())]
+        if part == "job":
+            pids = [self._child.pid, *processes_of(self.mark)] if self._child.alive else []
+            return [Victim(name="the job", part=part, pids=tuple(dict.fromkeys(pids)))]
+        if part != "worker":
+            return []
+        ranks = dict(self._ranks())
+        return [
+            Victim(name=f"{ROLE}/{rank}", part="worker", pids=(pid,), seat=f"{ROLE}/{rank}")
+            for rank, pid in sorted(ranks.items())
+        ]
+
+    def _ranks(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranks of the living workers with their processes."""
+        told = {
+            int(found[1]): path
+            for path in self._place.history.glob(PATTERN)
+            if (found := _OF_HISTORY.fullmatch(path.name))
+        }
+        ranks = {pid: _rank_of(pid) for pid in processes_of(self.mark)}
+        for pid, rank in ranks.items():
+            if pid in told and (first := _rank_told(told[pid])) is not None:
+                yield first, pid
+            elif rank is not None and ranks.get(_parent(pid)) is None:
+                yield rank, pid
+
+
+def _rank_told(path: Path) -> int | None:
+    """Return the rank in a history's first line, if that is written."""
+    line, end, _ = path.read_bytes().partition(b"\n")
+    return int(msgspec.json.decode(line)["rank"]) if end else None
+
+
+def _rank_of(pid: int) -> int | None:
+    """Return the rank in a process's environment, if there is one."""
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, text = each.partition(b"=")
+            if name == b"RANK" and text.isdigit():
+                return int(text)
+    return None
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+    return 0

@@ -1,0 +1,76 @@
+"""What of a launched job can be hurt: its nodes, and their agents, sidecars and workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elastic.agent.reporting import NodeProcesses
+from elastic.launch import Launcher
+from tools.chaos.catalogue import Part
+from tools.chaos.injector import Victim
+from tools.chaos.real.jobs import alive
+
+
+class LaunchedSite:
+    """The `Site` of a `Launcher`'s job; ``folder`` is a folder of the run's own."""
+
+    def __init__(self, launcher: Launcher, folder: Path) -> None:
+        self._launcher, self._folder = launcher, folder
+
+    @property
+    def folder(self) -> Path:
+        """See `Site`."""
+        return self._folder
+
+    @property
+    def run(self) -> str:
+        """See `Site`."""
+        return self._launcher.run
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """See `Site`."""
+        return tuple(node.name for node in self._launcher.config.nodes)
+
+    def lose(self, node: str) -> bool:
+        """See `Site`."""
+        if set(self._processes()) <= {node}:
+            return False
+        return bool(self._launcher.lose_machine(node))
+
+    def give_back(self, node: str) -> None:
+        """See `Site`."""
+        if self._launcher.wait(0) is None:
+            self._launcher.return_machine(node)
+
+    def victims(self, part: Part) -> list[Victim]:
+        """See `Site`; a coordinator or store of our own has no process that could be hit."""
+        if part in ("coordinator", "store"):
+            return [Victim(name=f"the {part}", part=part, pids=())]
+        found = [
+            each
+            for node, there in self._processes().items()
+            for each in _of_node(node, there, part)
+        ]
+        if part == "job":
+            pids = tuple(pid for each in found for pid in each.pids)
+            return [Victim(name="the job", part="job", pids=pids)]
+        return sorted(found, key=lambda each: each.name)
+
+    def _processes(self) -> dict[str, NodeProcesses]:
+        return self._launcher.processes()
+
+
+def _of_node(node: str, there: NodeProcesses, part: Part) -> list[Victim]:
+    def victim(name: str, *pids: int, seat: str = "") -> list[Victim]:
+        left = tuple(alive(pids))
+        return [Victim(name=name, part=part, pids=left, node=node, seat=seat)] if left else []
+
+    if part == "worker":
+        seats = there.workers.items()
+        return [each for seat, pid in seats for each in victim(seat, pid, seat=seat)]
+    if part == "sidecar":
+        return victim(f"sidecar of {node}", there.sidecar)
+    if part == "agent":
+        return victim(f"agent of {node}", there.agent)
+    return victim(f"node {node}", there.agent, there.sidecar, *there.workers.values())

@@ -1,0 +1,84 @@
+"""Whom a strike hits, of those that live at its moment. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from elastic.membership import role_of
+from tools.chaos.catalogue import CATALOGUE, Part
+
+if TYPE_CHECKING:
+    from tools.chaos.injector import Victim
+    from tools.chaos.real.seen import Seen
+    from tools.chaos.scenario import Target
+    from tools.chaos.strikes import Strike
+
+PLAIN: Final[tuple[Part, ...]] = ("worker", "job", "store")
+"""What can be hit of a job without Holdfast."""
+
+_ON_NODES: Final[tuple[Part, ...]] = ("worker", "sidecar", "agent", "node")
+
+
+def part_of(strike: Strike, *, nodes: bool) -> Part | None:
+    """Return the part that is hit, of a job with or without ``nodes``; None where it has none."""
+    if strike.target.part is not None:
+        parts: tuple[Part, ...] = (strike.target.part,)
+    else:
+        parts = CATALOGUE[strike.kind].parts
+    return next((part for part in parts if nodes or part in PLAIN), None)
+
+
+def choose(
+    strike: Strike, victims: Sequence[Victim], *, workers: Sequence[Victim], seen: Seen
+) -> list[Victim]:
+    """Return the victims of a strike among ``victims``; empty when there is nobody to hit.
+
+    ``workers`` are all living ones: by them a node has a role or a rank.
+    """
+    target = strike.target
+    homes = {each.seat: each.node for each in workers}
+    found = [each for each in victims if _fits(each, target, homes, seen)]
+    if target.which == "all":
+        return found
+    if target.which == "slowest":
+        found.sort(key=lambda each: (-_slowness(each, homes, seen), each.name))
+        return found[: target.count]
+    if target.which == "leader":
+        return _leaders(found, seen)[: target.count]
+    if not found:
+        return []
+    if target.count == 1:
+        return [found[min(int(strike.pick * len(found)), len(found) - 1)]]
+    return random.Random(strike.pick).sample(found, min(target.count, len(found)))
+
+
+def _fits(each: Victim, target: Target, homes: Mapping[str, str], seen: Seen) -> bool:
+    if each.part not in _ON_NODES:
+        return True
+    seats = _seats(each, homes)
+    if target.node is not None and each.node != target.node:
+        return False
+    if target.role is not None and not any(role_of(seat) == target.role for seat in seats):
+        return False
+    return target.rank is None or any(seen.ranks.get(seat) == target.rank for seat in seats)
+
+
+def _seats(each: Victim, homes: Mapping[str, str]) -> list[str]:
+    """Return a worker's own seat, or those on its node."""
+    if each.seat:
+        return [each.seat]
+    return [seat for seat, node in homes.items() if node == each.node]
+
+
+def _leaders(found: Sequence[Victim], seen: Seen) -> list[Victim]:
+    """Put first who is on the node that leads; without nodes, the lowest rank leads."""
+    lowest = min((each.node for each in found), default="")
+    node = seen.leader if any(each.node == seen.leader for each in found) else lowest
+    there = [each for each in found if each.node == node]
+    return sorted(there, key=lambda each: (seen.ranks.get(each.seat, 0), each.name))
+
+
+def _slowness(each: Victim, homes: Mapping[str, str], seen: Seen) -> float:
+    return max((seen.step_seconds(seat) for seat in _seats(each, homes)), default=0.0)

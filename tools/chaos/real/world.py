@@ -1,0 +1,242 @@
+"""Running a scenario with real processes: undisturbed first, then hurt, then judged."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tools.chaos.checker import Promises, Verdict, check
+from tools.chaos.faults.environment import together
+from tools.chaos.history import HistoryError, read
+from tools.chaos.injector import Injector
+from tools.chaos.injectors import for_kinds
+from tools.chaos.real.due import Due
+from tools.chaos.real.jobs import Ending, Job, Place
+from tools.chaos.real.launched import HoldfastJob
+from tools.chaos.real.leaks import Leaks
+from tools.chaos.real.plain import PlainJob
+from tools.chaos.real.seen import Seen
+from tools.chaos.real.stacks import write_stacks
+from tools.chaos.real.striker import Striker
+from tools.chaos.real.targets import part_of
+from tools.chaos.record import History
+from tools.chaos.result import CALM, HISTORY, STRIKES, Result, Struck, save
+from tools.chaos.scenario import Scenario, ScenarioError
+from tools.chaos.strikes import Strike, draw
+
+_TICK_S: Final = 0.01
+_LOOK_S: Final = 0.5
+_WORK: Final = "work"
+_CALM_WORK: Final = "calm-work"
+_OF_THE_END: Final = "all steps"
+
+Tell = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Tell nobody."""
+
+
+class Calm(msgspec.Struct, frozen=True, kw_only=True):
+    """The undisturbed run of a scenario's job: where its history is, and how it ended."""
+
+    history: Path
+    ending: Ending
+
+
+class _Play(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a job: how it ended (None: it was stuck), who was struck, what is wrong."""
+
+    ending: Ending | None
+    struck: tuple[Struck, ...]
+    problems: tuple[str, ...]
+
+
+def run(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    only: Collection[int] | None = None,
+    folder: Path,
+    source: Path | None = None,
+    calm: Calm | None = None,
+    tell: Tell = _silent,
+) -> Result:
+    """Run a scenario and return what it came to, which is also saved into ``folder``.
+
+    ``source`` is the folder of the scenario's file; ``calm`` the undisturbed run of an earlier
+    call, made here where it is needed and None. Raises ``ScenarioError`` for what cannot be done on
+    this machine.
+    """
+    began_s = time.monotonic()
+    seed = scenario.seed if seed is None else seed
+    strikes = draw(scenario, seed=seed, only=only)
+    _check_parts(scenario, strikes)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STRIKES).write_bytes(msgspec.json.format(msgspec.json.encode(strikes)) + b"\n")
+    source = source or Path.cwd()
+    if scenario.checks.undisturbed and calm is None:
+        calm = undisturbed(scenario, folder=folder, source=source, tell=tell)
+    elif scenario.checks.undisturbed and calm and calm.history != folder / CALM:
+        shutil.copytree(calm.history, folder / CALM, dirs_exist_ok=True)
+    tell(f"the job that is hurt, {len(strikes)} strikes drawn from seed {seed}")
+    place = Place.made(folder, history=HISTORY, work=_WORK)
+    play = _play(scenario, strikes, _job(scenario, place, source), place, tell=tell)
+    verdict, unread = _judge(scenario, place.history, calm)
+    problems = [*_of_calm(calm), *_of_ending(scenario, play.ending), *play.problems, *unread]
+    result = Result(
+        name=scenario.name,
+        world="real",
+        seed=seed,
+        only=None if only is None else tuple(sorted(only)),
+        held=verdict.held and not problems,
+        seconds=round(time.monotonic() - began_s, 3),
+        verdict=verdict,
+        struck=play.struck,
+        problems=tuple(problems),
+        replay=f"holdfast chaos run {scenario.name} --seed {seed}" + replayed_only(only),
+    )
+    save(folder, result)
+    return result
+
+
+def replayed_only(only: Collection[int] | None) -> str:
+    """Return the option that restricts a run to some strikes, as it is written."""
+    return "" if only is None else f" --only {','.join(map(str, sorted(only)))}"
+
+
+def undisturbed(
+    scenario: Scenario, *, folder: Path, source: Path | None = None, tell: Tell = _silent
+) -> Calm:
+    """Run a scenario's job without faults; its history is ``calm`` in ``folder``."""
+    tell("the job undisturbed")
+    place = Place.made(folder, history=CALM, work=_CALM_WORK)
+    job = _job(scenario, place, source or Path.cwd())
+    ending = _play(scenario, (), job, place, tell=tell).ending
+    return Calm(history=place.history, ending=ending or Ending(ok=False, message="it was stuck"))
+
+
+def _job(scenario: Scenario, place: Place, source: Path) -> Job:
+    make = HoldfastJob if scenario.workload.nodes else PlainJob
+    return make(scenario.workload, place, source=source)
+
+
+def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
+    for strike in strikes:
+        if part_of(strike, nodes=bool(scenario.workload.nodes)) is None:
+            raise ScenarioError(
+                f"{scenario.name}: strike {strike.number} ({strike.kind}) needs a "
+                f"{strike.target.part or 'node'}, and a job without workload.nodes has only "
+                "workers; give nodes, or another target.part"
+            )
+
+
+# -- playing it ------------------------------------------------------------------------------------
+
+
+def _play(
+    scenario: Scenario, strikes: tuple[Strike, ...], job: Job, place: Place, *, tell: Tell
+) -> _Play:
+    leaks = Leaks(mark=job.mark, run=job.run)
+    problems: list[str] = []
+    with _prepared(job, strikes) as (injectors, env):
+        job.start(env)
+        striker = Striker(job, place, injectors, tell=tell)
+        try:
+            ending = _watch(job, Due(strikes), striker, leaks, lifetime_s=scenario.lifetime_s)
+            if ending is None:
+                where = write_stacks(job.workers(), place.folder)
+                problems.append(
+                    f"stuck: it had not ended after {scenario.lifetime_s:g} s (lifetime_s); {where}"
+                )
+            striker.close()
+            if ending is not None and scenario.checks.leaks:
+                problems += leaks.ended()
+        finally:
+            striker.close()
+            job.end()
+    if scenario.checks.leaks:
+        problems += leaks.closed()
+    return _Play(ending=ending, struck=tuple(striker.done), problems=tuple(problems))
+
+
+@contextmanager
+def _prepared(
+    job: Job, strikes: tuple[Strike, ...]
+) -> Iterator[tuple[Mapping[str, Injector], Mapping[str, str]]]:
+    """Give the injectors of strikes, by kind, and what they want in the environment."""
+    injectors = for_kinds({strike.kind for strike in strikes})
+    families = {id(each): each for each in injectors.values()}
+    with contextlib.ExitStack() as stack:
+        environments = []
+        for key, family in families.items():
+            own = tuple(each for each in strikes if id(injectors[each.kind]) == key)
+            stack.callback(family.close)
+            environments.append(family.prepare(job, own))
+        yield injectors, together(*environments)
+
+
+def _watch(
+    job: Job, due: Due, striker: Striker, leaks: Leaks, *, lifetime_s: float
+) -> Ending | None:
+    """Strike whenever a moment has come, until the job has ended; None when it does not."""
+    seen, over_s, looked_s = Seen(), time.monotonic() + lifetime_s, 0.0
+    while True:
+        ending = job.ending()
+        now_s = time.monotonic()
+        if ending is not None or now_s > over_s:
+            return ending
+        seen.take(job.events())
+        for strike in due.take(seen, now=time.time()):
+            if striker.strike(strike, seen):
+                due.struck(time.time())
+        striker.undo(until_s=now_s)
+        if now_s - looked_s > _LOOK_S:
+            looked_s = now_s
+            leaks.look()
+        time.sleep(_TICK_S)
+
+
+# -- judging it ------------------------------------------------------------------------------------
+
+
+def _of_calm(calm: Calm | None) -> list[str]:
+    if calm is None or calm.ending.ok:
+        return []
+    return [f"the undisturbed job failed: {calm.ending.message}"]
+
+
+def _of_ending(scenario: Scenario, ending: Ending | None) -> list[str]:
+    if ending is None:
+        return []
+    if scenario.checks.succeeds:
+        return [] if ending.ok else [f"the job failed: {ending.message}"]
+    if ending.ok:
+        return ["the job ended well, where it had to fail with a clear error"]
+    return [] if ending.message.strip() else ["the job failed without a word"]
+
+
+def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[Verdict, list[str]]:
+    checks, problems = scenario.checks, []
+    try:
+        history = read(folder)
+    except HistoryError as error:
+        history, problems = History(commits=()), [str(error)]
+    reference: History | None = None
+    with contextlib.suppress(HistoryError):  # its failure is told already
+        reference = read(calm.history) if calm else None
+    if reference is not None and checks.state == "none":
+        reference = History(commits=reference.commits, consumed=reference.consumed)
+    promises = Promises(undone_most=checks.undone_most, dense=checks.dense)
+    verdict = check(history, reference=reference, promises=promises)
+    if not checks.succeeds:
+        left = tuple(each for each in verdict.violations if each.check != _OF_THE_END)
+        verdict = msgspec.structs.replace(verdict, violations=left)
+    return verdict, problems

@@ -1,0 +1,170 @@
+"""Does the harm that was drawn to a launched job, and undoes what passes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ckpt.arena import ARENA_ROOT, arena_path
+from elastic.launch import Launcher
+from tools.chaos.catalogue import Part
+from tools.chaos.faults.processes import Processes
+from tools.chaos.injector import MissedError, Undo
+from tools.chaos.real.site import LaunchedSite
+from tools.chaos.scenario import Target, When
+from tools.chaos.soak.strokes import Fault, Kind
+from tools.chaos.strikes import Strike
+
+_OF_PROCESSES: Final[dict[Kind, tuple[str, Part]]] = {
+    Kind.KILL_WORKER: ("kill", "worker"),
+    Kind.KILL_SIDECAR: ("kill", "sidecar"),
+    Kind.KILL_AGENT: ("kill", "agent"),
+    Kind.KILL_NODE: ("kill", "node"),
+    Kind.LOSE_MACHINE: ("lose", "node"),
+    Kind.STOP_WORKER: ("stop", "worker"),
+    Kind.STOP_SIDECAR: ("stop", "sidecar"),
+    Kind.STOP_AGENT: ("stop", "agent"),
+    Kind.SLOW_SIDECAR: ("slow", "sidecar"),
+}
+"""Fault of a soak → kind and part of a scenario's."""
+
+_FILL_EVERY_S: Final = 0.05
+
+
+class Striker:
+    """Strikes one job; ``fills`` says whether its shared memory is its own, to be filled."""
+
+    def __init__(self, launcher: Launcher, folder: Path, *, fills: bool) -> None:
+        self._launcher, self._fills = launcher, fills
+        self._site, self._processes = LaunchedSite(launcher, folder), Processes()
+        self._away: dict[str, int] = {}
+        self._passing: list[threading.Thread] = []
+        self._over = threading.Event()
+        self.count: Counter[str] = Counter()
+
+    def strike(self, fault: Fault) -> bool:
+        """Do it; return whether there was something to hit."""
+        ways: dict[Kind, Callable[[Fault], bool]] = {
+            Kind.FLIP_SLOT: lambda fault: self._flip("*.slot", fault),
+            Kind.FLIP_PARITY: lambda fault: self._flip("*.row", fault),
+            Kind.FILL_MEMORY: self._fill,
+        }
+        with contextlib.suppress(MissedError, ProcessLookupError, FileNotFoundError):
+            if ways.get(fault.kind, self._hit)(fault):
+                self.count[fault.kind] += 1
+                return True
+        return False
+
+    def return_machines(self) -> list[str]:
+        """Count a stroke; have the machines return whose time has come, and return their names."""
+        back = [node for node, strokes in self._away.items() if strokes <= 1]
+        self._away = {node: left - 1 for node, left in self._away.items() if left > 1}
+        for node in back:
+            self.count["a machine returns"] += 1
+            self._site.give_back(node)
+        return back
+
+    def settle(self) -> None:
+        """Undo what passes now, and have every machine return."""
+        self._over.set()
+        for thread in self._passing:
+            thread.join()
+        self._processes.close()
+        for node in self._away:
+            self._site.give_back(node)
+
+    def _hit(self, fault: Fault) -> bool:
+        """Do to a process what the injector of scenarios does."""
+        kind, part = _OF_PROCESSES[fault.kind]
+        victims = [each for each in self._site.victims(part) if each.node == fault.node]
+        if not victims:
+            return False
+        strike = Strike(
+            number=0, kind=kind, target=Target(part=part), when=When(s=0.0), pick=fault.pick
+        )
+        victim = victims[min(int(fault.pick * len(victims)), len(victims) - 1)]
+        undo = self._processes.strike(strike, victim, self._site)
+        if fault.kind is Kind.LOSE_MACHINE:
+            self._away[fault.node] = fault.strokes
+        elif undo is not None:
+            self._later(undo, fault.seconds)
+        return True
+
+    def _later(self, undo: Undo, seconds: float) -> None:
+        def end() -> None:
+            self._over.wait(seconds)
+            undo()
+
+        self._start(end)
+
+    def _fill(self, fault: Fault) -> bool:
+        if not self._fills:
+            return False
+
+        def fill() -> None:
+            try:
+                while not ended.is_set() and not self._over.is_set():
+                    BALLAST.fill()
+                    self._over.wait(_FILL_EVERY_S)
+            finally:
+                BALLAST.remove()
+
+        ended = threading.Event()
+        self._start(fill)
+        self._later(ended.set, fault.seconds)
+        return True
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._passing = [thread for thread in self._passing if thread.is_alive()]
+        self._passing.append(threading.Thread(target=work, daemon=True))
+        self._passing[-1].start()
+
+    def _flip(self, pattern: str, fault: Fault) -> bool:
+        paths = sorted(arena_path(self._launcher.run, fault.node).glob(pattern))
+        if not paths:
+            return False
+        flip(paths[int(fault.pick * len(paths))], at=fault.pick * len(paths) % 1)
+        return True
+
+
+class Ballast:
+    """A file that takes what is free in shared memory."""
+
+    def __init__(self) -> None:
+        self._path, self._lock = ARENA_ROOT / "ballast", threading.Lock()
+
+    def fill(self) -> None:
+        """Take all that is free now."""
+        with self._lock, self._path.open("ab") as file, contextlib.suppress(OSError):
+            if free := shutil.disk_usage(ARENA_ROOT).free:
+                os.posix_fallocate(file.fileno(), file.tell(), free)
+
+    def remove(self) -> None:
+        """Give it back."""
+        with self._lock:
+            self._path.unlink(missing_ok=True)
+
+    def others_bytes(self) -> int:
+        """Return what is taken by everything else."""
+        with self._lock:
+            own = self._path.stat().st_blocks * 512 if self._path.exists() else 0
+            return shutil.disk_usage(ARENA_ROOT).used - own
+
+
+BALLAST = Ballast()
+
+
+def flip(path: Path, *, at: float) -> None:
+    """Flip one bit of a file at a share ``at`` of its length."""
+    with path.open("r+b") as file:
+        place = int(at * path.stat().st_size)
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << int(at * 10**6) % 8]))

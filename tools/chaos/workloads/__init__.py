@@ -1,0 +1,1 @@
+"""The small jobs that the ready scenarios hurt."""

@@ -1,0 +1,62 @@
+"""A small training job of Holdfast that tells its samples and its state.
+
+    holdfast run --nproc 2 tools/chaos/workloads/tiny.py --steps 60
+
+A step takes ``--pace`` seconds at least. Holdfast's own events tell the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+import elastic
+from tools import chaos
+
+SAMPLES = 4096
+MICROBATCHES, SIZE = 6, 2
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train as the flags say."""
+    torch.set_num_threads(1)
+    rows = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
+    data = list(enumerate(rows))
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=MICROBATCHES, size=SIZE),
+        exact=True,
+        parity=args.parity,
+        checkpoint=args.checkpoint,
+        checkpoint_every=args.checkpoint_every,
+    )
+    def train(run: elastic.Run) -> None:
+        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run.track(model=model, optimizer=optimizer)
+        for step in run.steps(args.steps):
+            told = {"rank": run.rank, "attempt": run.generation}
+            ids: set[int] = set()  # a pass over the microbatches may be repeated
+            for numbers, batch in run.microbatches(data):
+                ids.update(numbers.tolist())
+                run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
+            chaos.samples(step + 1, sorted(ids), **told)  # Holdfast counts complete steps
+            run.step(optimizer)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            chaos.state_hash(step + 1, state, **told)
+            time.sleep(args.pace)
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pace", type=float, default=0.05)
+    parser.add_argument("--parity", type=int, default=1)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--checkpoint-every", type=int, default=20)
+    main(parser.parse_args())
