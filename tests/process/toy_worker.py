@@ -5,7 +5,7 @@ the step number in the file ``--progress``: no snapshot is taken or restored her
 at once, ``--user-error`` fails for good, ``--hang`` stops beating at step 3 of the first generation
 (``hard``: inside native code that holds the interpreter's lock; ``paused``: in a pause it
 announced; ``meet``: all ranks, waiting for each other; ``always``: the same in every generation),
-``--late`` fails after its part is complete.
+``--late`` fails after its part is complete, ``--until FILE`` ends once the file is there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--hang", choices=("soft", "hard", "paused", "meet", "always"))
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--progress", type=Path)
+    parser.add_argument("--until", type=Path)
     args = parser.parse_args()
     channel = connect()
     if args.crash:
@@ -76,7 +77,7 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
     step = int(args.progress.read_text() or 0) if args.progress.exists() else 0
     channel.emit("reformed", generation=record.number, rank=rank, world=len(record.members))
     channel.emit("resumed", generation=record.number, step=step)
-    while step < args.steps:
+    while step < args.steps and not (args.until and args.until.exists()):
         if channel.fenced(record.number):
             return False
         channel.beat(step=step, phase=Phase.COMPUTE)

@@ -1,19 +1,16 @@
 """The page: one self-contained, well-formed document that shows what the report holds."""
 
-import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from self_contained import assert_self_contained
 from synthetic_run import hurt_job
 
 from tools.report import charts, html, timeline
 from tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
 from tools.report.svg import Scale, marks, text
 from tools.snapshot_costs import Cost
-
-VOID = {"meta", "br", "link", "img"}
 
 
 def make_report(**changes: object) -> Report:
@@ -52,28 +49,8 @@ def make_report(**changes: object) -> Report:
     return msgspec.structs.replace(report, **changes)
 
 
-class Balance(HTMLParser):
-    """Asserts that elements close in the order they were opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_balanced_and_needs_no_network() -> None:
-    page = html.render(make_report())
-    checker = Balance()
-    checker.feed(page)
-    assert checker.open == []
-    loads = re.findall(r"""(?:src|href)\s*=|@import|url\(|<script|<link""", page)
-    assert loads == []
+    assert_self_contained(html.render(make_report()))
 
 
 def test_the_page_says_what_happened() -> None:

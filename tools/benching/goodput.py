@@ -21,13 +21,12 @@ from tools.benching.elastic_job import WORKERS, Shape, elastic_job
 from tools.benching.recoveries import Event, Recovery, after_fault
 from tools.benching.samples import Figure, Setup
 from tools.benching.tempo import Tempo
-from tools.report import timeline
+from tools.report import accounting, timeline
 
 FAULT_EVERY_S: Final = 60.0
 _QUICK_FAULT_EVERY_S: Final = 6.0
 _FAULTS: Final = 5
 _QUICK_FAULTS: Final = 1
-_OUTSIDE: Final = ("startup", "shutdown")
 
 USEFUL: Final = "time in useful steps"
 RATE: Final = "steps, beside as many as undisturbed"
@@ -71,10 +70,14 @@ def _sleep_until(at_s: float) -> None:
 def _shares(events: Sequence[Event]) -> list[Figure]:
     """Return the share of every class in the time from the first step to the last."""
     story = timeline.build(events)
-    inside = {name: s for name, s in story.shares.items() if name not in _OUTSIDE}
+    inside = accounting.within(story.shares)
     whole_s = sum(inside.values())
-    useful = _one(USEFUL, inside.pop("productive") / whole_s, "")
-    wasted = [_one(f"lost: {name}", s / whole_s, "") for name, s in inside.items() if s > 0]
+    useful = _one(USEFUL, accounting.useful(story.shares), "")
+    wasted = [
+        _one(f"lost: {name}", s / whole_s, "")
+        for name, s in inside.items()
+        if name != "productive" and s > 0
+    ]
     return [useful, *wasted, _one("time accounted for", whole_s, "s")]
 
 

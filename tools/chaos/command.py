@@ -17,6 +17,8 @@ SUBCOMMANDS: Final = {
     "soak": "tools.chaos.commands.soak",
     "list": "tools.chaos.commands.scenarios",
     "faults": "tools.chaos.commands.faults",
+    "report": "tools.chaos.report.command",
+    "survive": "tools.chaos.survival",
 }
 """Name → module, as in `tools.cli`."""
 

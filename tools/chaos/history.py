@@ -24,16 +24,24 @@ def read(folder: Path) -> History:
     A last line that was cut off by a death is passed over. Raises ``HistoryError`` naming file and
     line for any other that is none, and for a folder without a history.
     """
-    if not folder.is_dir():
-        raise HistoryError(f"{folder}: no such folder; check the path")
-    told = [event for path in _files(folder) for event in _lines(path)]
-    history = of_events(sorted(told, key=lambda event: float(event["t"])))
+    history = of_events(told(folder))
     if not history.commits:
         raise HistoryError(
             f"{folder}: no step was told here; call tools.chaos.step in the training loop with "
             "HOLDFAST_HISTORY naming this folder, or give the run directory of a Holdfast job"
         )
     return history
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """Return all events in a folder, of hooks and of Holdfast, by time.
+
+    Raises ``HistoryError`` as `read` does; a folder without any has none.
+    """
+    if not folder.is_dir():
+        raise HistoryError(f"{folder}: no such folder; check the path")
+    found = [event for path in _files(folder) for event in _lines(path)]
+    return sorted(found, key=lambda event: float(event["t"]))
 
 
 def of_events(events: Iterable[Mapping[str, Any]]) -> History:

@@ -26,7 +26,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``command`` is its argv; in it ``{python}`` stands for the interpreter, ``{folder}`` for a
     folder of this run's own, ``{scenario}`` for the folder of the scenario's file. With ``nodes``
     (name → workers per role) it is the command of one worker and Holdfast starts it, on nodes of
-    this machine with agents and sidecars; without, it is any job, started as it is.
+    this machine with agents and sidecars; without, it is any job, started as it is. ``settings``
+    override those of a script of Holdfast, as the options of `holdfast run` do: parity and so on.
     """
 
     command: tuple[str, ...]
@@ -36,6 +37,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     coordinator: Literal["embedded", "etcd"] = "embedded"
     env: dict[str, str] = {}
     spares: int = 0
+    settings: dict[str, Any] = {}
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -21,6 +21,8 @@ CLASSES: Final = (
 """Classes in order of precedence: where claims overlap, the earlier class has the second."""
 
 REMAINDER: Final = "between steps"
+
+_OUTSIDE: Final = ("startup", "shutdown")
 
 
 class Interval(NamedTuple):
@@ -51,3 +53,15 @@ def account(wall_s: float, claims: Sequence[Interval]) -> dict[str, float]:
         label = next((CLASSES[i] for i, count in enumerate(open_claims) if count), REMAINDER)
         total[label] += end_s - start_s
     return total
+
+
+def within(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return what of the seconds per class lies between the first step and the last."""
+    return {name: seconds for name, seconds in shares.items() if name not in _OUTSIDE}
+
+
+def useful(shares: Mapping[str, float]) -> float:
+    """Return the goodput: which part of the time between first and last step was productive."""
+    inside = within(shares)
+    whole_s = sum(inside.values())
+    return inside.get("productive", 0.0) / whole_s if whole_s else 0.0

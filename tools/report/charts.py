@@ -21,6 +21,7 @@ _LANE: Final = 26.0
 _BAR: Final = 16.0
 _TOP: Final = 40.0
 _DOTS_UP_TO: Final = 40
+_SUMMED_S: Final = 1e-6  # what adding up the phases may be off by
 
 PHASE_NAMES: Final = {
     "detect_s": "detect",
@@ -31,15 +32,22 @@ PHASE_NAMES: Final = {
 }
 
 
-def timeline(story: Timeline) -> str:
-    """Draw nodes and workers as lanes over time: steps, faults, recoveries, generations."""
+def timeline(story: Timeline, *, era: str = "generation") -> str:
+    """Draw nodes and workers as lanes over time: steps, faults, recoveries, generations.
+
+    ``era`` is what the spans between two changes are called: a job without generations has
+    attempts.
+    """
     x = Scale(domain=(0.0, max(story.wall_s, 0.001)), range=(_LEFT, WIDTH - _RIGHT))
     lanes, node_rows, bottom = _lanes(story)
-    parts = [_axis(x, bottom), *_generations(story, x, bottom), *_recoveries(story, x, bottom)]
+    parts = [_axis(x, bottom), *_generations(story, x, bottom, era), *_recoveries(story, x, bottom)]
     for node, (start, end) in node_rows.items():
         parts.append(tag("line", x1=0, x2=WIDTH, y1=start - 5, y2=start - 5, class_="rule"))
-        parts.append(text(0, (start + end) / 2 + 4, f"node {node}", class_="node"))
+        if node:
+            parts.append(text(0, (start + end) / 2 + 4, f"node {node}", class_="node"))
     parts += [_life(life, x, lanes) for life in story.lives]
+    lived = {(life.node, life.seat) for life in story.lives}
+    parts += [_seat_name(place[1], y) for place, y in lanes.items() if place not in lived]
     parts += [_step(run, x, lanes) for run in story.steps]
     parts += [_fault(fault, x, lanes, node_rows) for fault in story.faults]
     return drawing(WIDTH, bottom + 26, "".join(parts), label="timeline of the job")
@@ -77,15 +85,15 @@ def _axis(x: Scale, bottom: float) -> str:
     return "".join(parts)
 
 
-def _generations(story: Timeline, x: Scale, bottom: float) -> list[str]:
+def _generations(story: Timeline, x: Scale, bottom: float, era: str) -> list[str]:
     parts, free = [], -1.0
     for span in story.generations:
         at = x(span.proposed_s)
-        words = f"generation {span.number}, {span.world} trainers: {span.reason}"
+        words = f"{era} {span.number}, {span.world} trainers: {span.reason}"
         line = tag("line", titled(words), x1=at, x2=at, y1=18, y2=bottom, class_="generation")
         parts.append(line)
         if at >= free:
-            parts.append(text(at + 4, 26, f"g{span.number}", class_="glabel"))
+            parts.append(text(at + 4, 26, f"{era[0]}{span.number}", class_="glabel"))
             free = at + 26
     return parts
 
@@ -117,8 +125,11 @@ def _life(life: Life, x: Scale, lanes: Lanes) -> str:
         rx=3,
         class_=f"life {role}",
     )
-    name = text(_LEFT - 8, y + _BAR - 4, life.seat, class_="seat", text_anchor="end")
-    return name + bar
+    return _seat_name(life.seat, y) + bar
+
+
+def _seat_name(seat: str, y: float) -> str:
+    return text(_LEFT - 8, y + _BAR - 4, seat, class_="seat", text_anchor="end")
 
 
 def _step(run: StepRun, x: Scale, lanes: Lanes) -> str:
@@ -139,7 +150,7 @@ def _step(run: StepRun, x: Scale, lanes: Lanes) -> str:
 
 def _fault(fault: Fault, x: Scale, lanes: Lanes, nodes: Mapping[str, tuple[float, float]]) -> str:
     at = x(fault.time_s)
-    words = f"{fault.kind.replace('_', ' ')}: SIGKILL of {fault.victim} at {fault.time_s:.2f} s"
+    words = f"{fault.kind.replace('_', ' ')}: {fault.victim} at {fault.time_s:.2f} s"
     if fault.victim in nodes:
         top, bottom = nodes[fault.victim]
         line = tag("line", x1=at, x2=at, y1=top, y2=bottom, class_="deathline")
@@ -178,13 +189,13 @@ def recovery_bars(rows: Sequence[RecoveryRow]) -> str:
 def _stack(row: RecoveryRow, x: Scale, y: float) -> list[str]:
     parts, done_s = [], 0.0
     phases = [(phase, float(getattr(row, phase))) for phase in PHASES]
-    if rest_s := max(row.total_s - sum(seconds for _, seconds in phases), 0.0):
-        phases.append(("handed_on", rest_s))
+    if (rest_s := row.total_s - sum(seconds for _, seconds in phases)) > _SUMMED_S:
+        phases.insert(len(phases) if row.generation is None else 0, ("handed_on", rest_s))
     for phase, seconds in phases:
         if seconds <= 0.0:
             continue
         start, end = x(done_s), x(done_s + seconds)
-        name = PHASE_NAMES.get(phase, "hand on")
+        name = PHASE_NAMES.get(phase, "hand on" if row.generation is None else "not told apart")
         parts.append(
             tag(
                 "rect",

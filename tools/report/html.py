@@ -35,36 +35,50 @@ _FAULTS: Final = {
 }
 
 
+def environment() -> Environment:
+    """Return what every page of a report is made with."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    made.filters["seconds"] = seconds
+    made.filters["percent"] = lambda value: f"{value:.1%}"
+    return made
+
+
+def style() -> Markup:
+    """Return the style sheet of every page."""
+    return Markup(files("tools.report").joinpath("page.css").read_text(encoding="utf-8"))
+
+
 def render(report: Report) -> str:
     """Return the page."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["seconds"] = seconds
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
     source = files("tools.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        report=report,
-        checks=[(CHECKS.get(key, key), held) for key, held in report.verdict.items()],
-        style=Markup(files("tools.report").joinpath("page.css").read_text(encoding="utf-8")),
-        timeline=Markup(charts.timeline(report.timeline)),
-        bars=Markup(charts.recovery_bars(report.recoveries)),
-        share_bars=[
-            ("hurt", report.wall_s, Markup(charts.share_bar(report.time_shares))),
-            (
-                "undisturbed",
-                report.reference_wall_s,
-                Markup(charts.share_bar(report.reference_time_shares)),
-            ),
-        ],
-        shares=_shares(report.time_shares),
-        window=_WINDOW,
-        share_class=charts.share_class,
-        reward=Markup(_reward(report)),
-        heldout=Markup(_heldout(report)),
-        phases=[(phase.removesuffix("_s"), charts.PHASE_NAMES[phase]) for phase in PHASES],
-        fault_words=_FAULTS,
-        slowest=_slowest(report.recoveries),
-        ledger=_flat(report.ledger),
-        plain=_plain,
+    return (
+        environment()
+        .from_string(source)
+        .render(
+            report=report,
+            checks=[(CHECKS.get(key, key), held) for key, held in report.verdict.items()],
+            style=style(),
+            timeline=Markup(charts.timeline(report.timeline)),
+            bars=Markup(charts.recovery_bars(report.recoveries)),
+            share_bars=[
+                ("hurt", report.wall_s, Markup(charts.share_bar(report.time_shares))),
+                (
+                    "undisturbed",
+                    report.reference_wall_s,
+                    Markup(charts.share_bar(report.reference_time_shares)),
+                ),
+            ],
+            shares=_shares(report.time_shares),
+            window=_WINDOW,
+            share_class=charts.share_class,
+            reward=Markup(_reward(report)),
+            heldout=Markup(_heldout(report)),
+            phases=[(phase.removesuffix("_s"), charts.PHASE_NAMES[phase]) for phase in PHASES],
+            fault_words=_FAULTS,
+            slowest=_slowest(report.recoveries),
+            ledger=_flat(report.ledger),
+            plain=_plain,
+        )
     )
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from elastic.membership import role_of
+from elastic.records import TRAINER
 from tools.report.accounting import Interval, account
 
 Event: TypeAlias = Mapping[str, Any]
@@ -55,7 +58,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's execution of a step; it *stands* unless a later generation did it again."""
+    """One rank's execution of a step.
+
+    It *stands* unless a later generation executed it, or an earlier one, again.
+    """
 
     step: int
     generation: int
@@ -141,10 +147,11 @@ def build(events: Iterable[Event]) -> Timeline:
 
 
 def _steps(events: Sequence[Event], begin: float) -> tuple[StepRun, ...]:
-    newest: dict[int, int] = {}
+    firsts: dict[int, int] = {}
     for event in events:
         step, generation = int(event["step"]), int(event["generation"])
-        newest[step] = max(newest.get(step, 0), generation)
+        firsts[generation] = min(step, firsts.get(generation, step))
+    behind = _firsts_behind(firsts)
     runs = []
     for event in events:
         start = float(event["start"]) - begin if "start" in event else event["t"] - event["seconds"]
@@ -157,10 +164,19 @@ def _steps(events: Sequence[Event], begin: float) -> tuple[StepRun, ...]:
                 node=event.get("node", ""),
                 start_s=start,
                 end_s=start + float(event["seconds"]),
-                stands=newest[event["step"]] == event["generation"],
+                stands=event["step"] < behind[event["generation"]],
             )
         )
     return tuple(sorted(runs, key=lambda run: (run.end_s, run.rank)))
+
+
+def _firsts_behind(firsts: Mapping[int, int]) -> dict[int, float]:
+    """Return for every generation the earliest step that any later one began with."""
+    found, earliest = dict[int, float](), inf
+    for generation in sorted(firsts, reverse=True):
+        found[generation] = earliest
+        earliest = min(earliest, firsts[generation])
+    return found
 
 
 def _newest_step(steps: Sequence[StepRun], *, before_s: float) -> int:
@@ -226,7 +242,7 @@ def _recovery(
 ) -> Recovery:
     seen_s = _detected(fault, kinds.get("detected", ()))
     span = _generation_after(fault, generations, steps)
-    if fault.kind == KILL_ROLLOUT or span is None:
+    if _spares_trainers(fault) or span is None:
         return _handed_on(fault, seen_s, kinds.get("rollout_recovered", ()))
     number = span.number
     seen_s = span.proposed_s if seen_s is None else min(seen_s, span.proposed_s)
@@ -253,6 +269,11 @@ def _recovery(
         steps_lost=max(done - restore_step, 0),
         note=span.reason,
     )
+
+
+def _spares_trainers(fault: Fault) -> bool:
+    """Whether a worker of another role was hit: then the trainers need no new generation."""
+    return fault.victim in fault.seats and role_of(fault.victim) != TRAINER
 
 
 def _detected(fault: Fault, events: Sequence[Event]) -> float | None:

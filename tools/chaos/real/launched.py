@@ -51,6 +51,7 @@ class HoldfastJob(LaunchedSite):
             ),
             absent=frozenset(spares),
             wanted=load.wanted or dict(roles),
+            settings=load.settings,
             run_dir=self._place.work / "run",
             coordinator=address,
             capture_output=True,

@@ -1,0 +1,53 @@
+"""Every set of nodes is lost once: what parity covers is survived, and the command says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.chaos import survival
+from tools.chaos.survival import lose, names, sets
+from tools.cli import main
+
+
+@pytest.mark.parametrize(("nodes", "parity"), [(3, 1), (4, 2)])
+def test_what_parity_covers_is_survived_and_more_goes_back(
+    nodes: int, parity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["chaos", "survive", "--nodes", str(nodes), "--parity", str(parity)]
+    assert main([*words, "--json", str(tmp_path / "matrix.json")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{parity} {'node' if parity == 1 else 'nodes'} lost, covered by parity" in shown
+    told = json.loads((tmp_path / "matrix.json").read_text())
+    assert len(told["sets"]) == 2**nodes - 1
+    for each in told["sets"]:
+        if len(each["nodes"]) <= parity:
+            assert each["outcome"] == "survived", each
+    assert told["sets"][-1]["outcome"] == "checkpoint", "with all nodes all memory is gone"
+    assert told["broken"] == []
+
+
+def test_sets_are_tried_once_each_small_ones_first() -> None:
+    assert [names(each) for each in sets(2)] == [("n0",), ("n1",), ("n0", "n1")]
+
+
+def test_a_job_that_goes_back_where_parity_covers_the_loss_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(survival, "_undisturbed", lambda of, parity, seed: -1)
+    outcome, why = lose((0,), of=2, parity=1, seed=0)
+    assert outcome == "checkpoint"
+    assert "though parity covers 1" in why
+    assert main(["chaos", "survive", "--nodes", "2", "--parity", "1"]) == 1
+    assert "✕ n0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--nodes", "13"), ("--nodes", "2", "--parity", "2")])
+def test_what_cannot_be_tried_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parity = () if "--parity" in words else ("--parity", "1")
+    assert main(["chaos", "survive", *words, *parity]) == 2
+    assert "fewer" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""Folders of invented runs: of a job of Holdfast on three nodes, and of a plain one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from synthetic_run import BEGIN, hurt_job
+
+from tools.chaos.checker import check
+from tools.chaos.history import of_events
+from tools.chaos.result import HISTORY, Result, Struck, save
+
+Event = Mapping[str, Any]
+
+
+def struck(number: int, kind: str, victim: str, at_s: float, *, missed: bool = False) -> Struck:
+    """Return a strike so many seconds after the job began."""
+    return Struck(number=number, kind=kind, victim=victim, t=BEGIN + at_s, missed=missed)
+
+
+SYNTHETIC = (
+    struck(0, "stop", "agent of c", 5.1),
+    struck(1, "kill", "trainer/1", 8.3),
+    struck(2, "kill", "rollout/0", 13.0),
+    struck(3, "kill", "trainer/9", 14.0, missed=True),
+    struck(4, "lose", "node a", 17.0),
+)
+"""What was done to `hurt_job`; the first did no harm, the one before the last hit nobody."""
+
+
+def holdfast_events() -> list[Event]:
+    """Return the events of `hurt_job` without the faults, which are told by the result."""
+    return sorted(
+        (event for event in hurt_job() if event["kind"] != "fault"), key=lambda e: float(e["t"])
+    )
+
+
+def hooks(kind: str, at_s: float, step: int, rank: int, attempt: int, **more: Any) -> Event:
+    """Return a line of a hook."""
+    return {
+        "t": BEGIN + at_s,
+        "kind": kind,
+        "step": step,
+        "rank": rank,
+        "attempt": attempt,
+        **more,
+    }
+
+
+def plain_events(*, samples: bool = True) -> list[Event]:
+    """Return a plain job of two ranks: steps 0 to 6, then hurt, again from step 5 to 9.
+
+    A step takes a second, of which it trains 0.8; the second attempt begins at 12 s.
+    """
+    events = []
+    for attempt, first, last, begin_s in ((0, 0, 6, 0.0), (1, 5, 9, 12.0)):
+        for step in range(first, last + 1):
+            at_s = begin_s + step - first
+            for rank in range(2):
+                if samples:
+                    ids = [4 * step + 2 * rank, 4 * step + 2 * rank + 1]
+                    events.append(
+                        hooks("samples", at_s + 0.2, step, rank, attempt, ids=ids, epoch=0)
+                    )
+                events.append(hooks("step", at_s + 1.0, step, rank, attempt))
+    return sorted(events, key=lambda event: float(event["t"]))
+
+
+def write_history(folder: Path, events: Iterable[Event], *, name: str = "history-here-1-a") -> Path:
+    """Write events as a history."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / f"{name}.jsonl").write_text(lines)
+    return folder
+
+
+def write_run(
+    folder: Path,
+    events: Sequence[Event],
+    *,
+    strikes: Sequence[Struck] = (),
+    name: str = "kills",
+    seed: int = 7,
+    problems: Sequence[str] = (),
+) -> Path:
+    """Write the folder of a run."""
+    write_history(folder / HISTORY, events)
+    verdict = check(of_events(events))
+    result = Result(
+        name=name,
+        world="real",
+        seed=seed,
+        only=None,
+        held=verdict.held and not problems,
+        seconds=25.0,
+        verdict=verdict,
+        struck=tuple(strikes),
+        problems=tuple(problems),
+        replay=f"holdfast chaos run {name}.toml --seed {seed}",
+    )
+    save(folder, result)
+    return folder

@@ -1,0 +1,186 @@
+"""What the report makes of a run: whose recovery each was, how long, which nodes were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from chaos_runs import SYNTHETIC, holdfast_events, hooks, plain_events, struck
+from synthetic_run import BEGIN
+
+from tools.chaos.checker import check
+from tools.chaos.history import of_events
+from tools.chaos.report.run import Run, judged
+from tools.chaos.report.story import tell
+from tools.chaos.result import Result, Struck
+
+
+def run_of(
+    events: Sequence[Mapping[str, Any]], *strikes: Struck, problems: tuple[str, ...] = ()
+) -> Run:
+    history = of_events(events)
+    verdict = check(history)
+    result = Result(
+        name="run",
+        world="real",
+        seed=0,
+        only=None,
+        held=verdict.held and not problems,
+        seconds=1.0,
+        verdict=verdict,
+        struck=strikes,
+        problems=problems,
+        replay="",
+    )
+    return judged(events, history, verdict, folder="run", result=result)
+
+
+def test_each_recovery_is_of_the_strike_that_the_job_went_back_for() -> None:
+    story = tell(holdfast_events(), struck=SYNTHETIC)
+    assert story is not None
+    assert [fault.kind for fault in story.faults] == ["stop", "kill", "kill", "lose"]
+    assert [fault.node for fault in story.faults] == ["c", "b", "c", "a"]
+    assert [(r.kind, r.victim) for r in story.recoveries] == [
+        ("kill", "trainer/1"),
+        ("kill", "rollout/0"),
+        ("lose", "a"),
+    ]
+    killed, handed_on, lost = story.recoveries
+    assert killed.generation == 2
+    assert killed.detect_s == pytest.approx(0.01)
+    assert killed.agree_s == pytest.approx(0.05)
+    assert killed.total_s == pytest.approx(0.17)
+    assert handed_on.generation is None
+    assert handed_on.total_s == pytest.approx(0.06)
+    assert lost.generation == 4
+    assert lost.detect_s == pytest.approx(0.9)
+
+
+def test_faults_among_the_events_count_where_there_is_no_result() -> None:
+    fault = {"kind": "fault", "what": "kill", "victim": "trainer/1", "on": "b", "seats": []}
+    events = sorted([*holdfast_events(), {"t": BEGIN + 8.3, **fault}], key=lambda e: e["t"])
+    story = tell(events)
+    assert story is not None
+    (recovery,) = story.recoveries
+    assert recovery.generation == 2
+
+
+def test_of_a_plain_job_the_whole_recovery_is_known_but_not_its_phases() -> None:
+    run = run_of(plain_events(), struck(0, "stop", "worker/0", 2.5), struck(1, "kill", "job", 7.5))
+    (recovery,) = run.recoveries
+    assert recovery.kind == "kill"
+    assert recovery.detect_s is None and recovery.restore_s is None
+    assert recovery.reexecute_s == pytest.approx(1.8)  # steps 5 and 6 again
+    assert recovery.total_s == pytest.approx(6.5)  # until 14.0 s
+    assert recovery.steps_lost == 2
+    assert any("generations" in words for words in run.unknown)
+    story = run.timeline
+    assert story is not None
+    assert story.shares["productive"] == pytest.approx(0.8 * 10)
+    assert story.shares["re-executed"] == pytest.approx(0.8 * 2)
+    assert story.shares["recovery"] == pytest.approx(12.2 - 7.5)
+    assert sum(story.shares.values()) == pytest.approx(story.wall_s)
+
+
+def test_without_samples_a_step_begins_where_the_one_before_ended() -> None:
+    story = tell(plain_events(samples=False))
+    assert story is not None
+    assert [run.start_s for run in story.steps if run.rank == 0][:3] == [0.0, 0.0, 1.0]
+
+
+def test_what_is_struck_at_once_is_recovered_from_together() -> None:
+    run = run_of(
+        plain_events(), struck(0, "kill", "worker/0", 7.4), struck(1, "kill", "worker/1", 7.5)
+    )
+    assert [recovery.total_s for recovery in run.recoveries] == pytest.approx([6.6, 6.5])
+
+
+def test_a_rank_that_ended_is_recovered_from_however_many_steps_others_made() -> None:
+    events = [
+        {**event, "ranks": ["trainer/0", "trainer/1"]} if event["kind"] == "proposed" else event
+        for event in holdfast_events()
+    ]
+    for step in range(100, 103):  # of others, before they were told
+        events.append({**step_event(step, generation=1), "t": BEGIN + 8.32, "seat": "trainer/0"})
+    events.sort(key=lambda event: float(event["t"]))
+    story = tell(events, struck=[SYNTHETIC[1]])
+    assert story is not None
+    assert [recovery.generation for recovery in story.recoveries] == [2]
+
+
+def test_steps_that_no_later_attempt_reached_are_undone_all_the_same() -> None:
+    events = [hooks("step", 1.0 + step, step, 0, 0) for step in range(6)]
+    events += [hooks("step", 10.0 + step, step, 0, 1) for step in range(2, 4)]
+    story = tell(events)
+    assert story is not None
+    assert [(run.step, run.generation) for run in story.steps if not run.stands] == [
+        (step, 1) for step in range(2, 6)
+    ]
+
+
+def test_a_run_that_never_told_anything_is_shown_as_that() -> None:
+    run = run_of([], problems=("the job failed: no such script",))
+    assert not run.held
+    assert run.timeline is None
+    assert "any step" in run.unknown
+
+
+def machines(*, tier: str = "peer", ok: bool = True) -> list[Mapping[str, Any]]:
+    """Return a job on three nodes that lost two of them at once, and then ended."""
+    events: list[Mapping[str, Any]] = [
+        {"t": BEGIN, "kind": "job_started", "nodes": ["a", "b", "c"]},
+        {"t": BEGIN, "kind": "proposed", "generation": 1, "ranks": 3, "reason": "the first"},
+    ]
+    seats = {f"trainer/{n}": node for n, node in enumerate("abc")}
+    for pid, (seat, node) in enumerate(seats.items()):
+        events.append(
+            {"t": BEGIN + 0.1, "kind": "worker_started", "seat": seat, "node": node, "pid": pid}
+        )
+    for step in range(1, 4):
+        events.append(step_event(step, generation=1))
+    for name in "bc":
+        at = {"t": BEGIN + 3.4, "kind": "detected", "what": "node_lost"}
+        events.append({**at, "victim": name})
+    if ok:
+        two = {"generation": 2, "ranks": 1, "restore_step": 3, "reason": "b and c are lost"}
+        events.append({"t": BEGIN + 3.5, "kind": "proposed", **two})
+        events.append(
+            {"t": BEGIN + 3.6, "kind": "restored", "generation": 2, "step": 3, "tier": tier}
+        )
+        events += [step_event(step, generation=2) for step in range(4, 7)]
+    events.append({"t": BEGIN + 7.0, "kind": "job_ended", "ok": ok, "message": ""})
+    return events
+
+
+def step_event(step: int, *, generation: int) -> Mapping[str, Any]:
+    at = {"t": BEGIN + step, "start": BEGIN + step - 0.5, "seconds": 0.5}
+    who = {"rank": 0, "seat": "trainer/0", "node": "a"}
+    return {"kind": "step", "step": step, "generation": generation, **at, **who}
+
+
+LOST = (struck(0, "lose", "node b", 3.2), struck(1, "lose", "node c", 3.3))
+
+
+@pytest.mark.parametrize(
+    ("events", "problems", "outcome"),
+    [
+        (machines(), (), "survived"),
+        (machines(tier="checkpoint"), (), "checkpoint"),
+        (machines(ok=False), (), "refused"),
+        (machines(ok=False), ("the job was stuck",), "lost"),
+    ],
+)
+def test_what_became_of_nodes_that_were_lost_at_once(
+    events: list[Mapping[str, Any]], problems: tuple[str, ...], outcome: str
+) -> None:
+    (loss,) = run_of(events, *LOST, problems=problems).losses
+    assert (loss.nodes, loss.of, loss.outcome) == (("b", "c"), 3, outcome)
+
+
+def test_a_machine_lost_behind_a_recovery_is_another_loss() -> None:
+    run = run_of(machines(), *LOST, struck(2, "lose", "node a", 6.5))
+    assert [(loss.nodes, loss.outcome) for loss in run.losses] == [
+        (("b", "c"), "survived"),
+        (("a",), "survived"),
+    ]

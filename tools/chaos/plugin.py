@@ -1,0 +1,84 @@
+"""The pytest plug-in: fixtures that run a training job, hurt it, and judge what it told.
+
+It is loaded by every pytest where Holdfast is installed, so this module imports nothing but pytest:
+what the fixtures need is imported when a test asks for one. ``-p no:holdfast`` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tools.chaos.fixtures.cluster import Cluster
+    from tools.chaos.fixtures.judging import JobHistory
+    from tools.chaos.fixtures.nemesis import Nemesis
+
+_FAILURE = pytest.StashKey[str]()
+
+_MARKER = (
+    "chaos(seed=0, nodes=2, trainers=1, parity=None, spares=0, domains={}, kinds=(), "
+    "deadline_s=120): the nodes of the `cluster` fixture: how many, or name → role → workers; what "
+    "the seed of `nemesis` is; kinds of faults that must be prepared before the job starts"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare ``--chaos-seed``."""
+    parser.getgroup("holdfast").addoption(
+        "--chaos-seed",
+        type=int,
+        default=None,
+        metavar="N",
+        help="seed of every nemesis, instead of that of the test's `chaos` marker",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what a test failed with, for the result of its cluster."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        item.stash[_FAILURE] = call.excinfo.exconly().partition("\n")[0]
+    return report
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """Nodes of this machine with agents and sidecars; nothing of them is left after the test."""
+    from tools.chaos.fixtures.cluster import Cluster
+    from tools.chaos.fixtures.options import options_of
+
+    marker = request.node.get_closest_marker("chaos")
+    seed = request.config.getoption("--chaos-seed")
+    options = options_of(marker.args if marker else (), marker.kwargs if marker else {}, seed=seed)
+    made = Cluster(tmp_path / "cluster", options, test=request.node.nodeid)
+    try:
+        yield made
+    finally:
+        made.close(failure=request.node.stash.get(_FAILURE, ""))
+
+
+@pytest.fixture
+def nemesis(cluster: Cluster) -> Nemesis:
+    """What hurts the job of ``cluster``, by its seed."""
+    return cluster.nemesis
+
+
+@pytest.fixture
+def history(cluster: Cluster) -> JobHistory:
+    """What the job of ``cluster`` did, once it has ended: steps, samples, verdict."""
+    from tools.chaos.fixtures.judging import JobHistory
+
+    return JobHistory(cluster)

@@ -1,0 +1,117 @@
+"""The report as one page of HTML that needs no network, in the look of the demo's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from markupsafe import Markup
+
+from tools.chaos.checker import CHECKS
+from tools.chaos.report import charts as own_charts
+from tools.chaos.report.run import Outcome, Run
+from tools.chaos.report.summary import ALL, TOTAL, Summary, compare, summarise
+from tools.report import charts
+from tools.report.html import environment, seconds, style
+from tools.report.record import recovery_rows
+from tools.report.timeline import PHASES
+
+SHOWN_MOST: Final = 12
+"""So many runs are shown in full, those that broke something first."""
+
+LISTED_MOST: Final = 500
+
+OUTCOMES: Final[dict[Outcome, str]] = {
+    "survived": "went on from memory",
+    "checkpoint": "went on from a checkpoint",
+    "refused": "ended with a clear error, as it should",
+    "lost": "did not hold",
+}
+"""What became of a job that lost machines, in words for a reader."""
+
+
+def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "") -> str:
+    """Return the page of ``runs``, beside those they are compared with."""
+    made = environment()
+    made.filters["figure"] = figure
+    package = files("tools.chaos.report")
+    summary = summarise(runs)
+    ordered = sorted(runs, key=lambda run: (run.held, -len(run.recoveries)))
+    return made.from_string(package.joinpath("page.html.j2").read_text(encoding="utf-8")).render(
+        runs=ordered[:LISTED_MOST],
+        left_out=len(runs) - min(len(runs), LISTED_MOST),
+        shown=[_shown(run) for run in ordered[:SHOWN_MOST]],
+        summary=summary,
+        against=summarise(against) if against else None,
+        differences=compare(against, runs) if against else (),
+        style=style() + Markup(package.joinpath("page.css").read_text(encoding="utf-8")),
+        phases=[(phase, charts.PHASE_NAMES[phase]) for phase in PHASES],
+        told=[phase for phase in PHASES if _is_told(summary, phase)],
+        total=TOTAL,
+        all=ALL,
+        spreads=Markup(own_charts.spreads(summary.repairs)) if summary.repairs else "",
+        bars=_bars(summary, summarise(against) if against else None),
+        shares=_shares(summary),
+        share_class=charts.share_class,
+        outcomes=OUTCOMES,
+        headline=headline(summary),
+        command=command,
+    )
+
+
+def headline(summary: Summary) -> str:
+    """Return in a few words how it went."""
+    noun = "run" if summary.runs == 1 else "runs"
+    if summary.held == summary.runs:
+        return f"{summary.runs} {noun}, every promise kept"
+    return f"{summary.runs - summary.held} of {summary.runs} {noun} broke a promise"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """Return a figure of a comparison in its unit."""
+    if value is None:
+        return "not told"
+    if unit == "%":
+        return f"{value:.1%}"
+    return seconds(value) if unit == "s" else f"{value:g}"
+
+
+def _shown(run: Run) -> dict[str, object]:
+    """Return a run with its pictures."""
+    story = run.timeline
+    broken = {violation.check for violation in run.verdict.violations}
+    return {
+        "run": run,
+        "checks": [
+            (name, None if name not in run.verdict.checked else name not in broken)
+            for name in CHECKS
+        ],
+        "timeline": Markup(
+            charts.timeline(story, era="generation" if run.generations else "attempt")
+        )
+        if story
+        else "",
+        "bars": Markup(charts.recovery_bars([r for r in recovery_rows(story) if r.total_s]))
+        if story and run.recoveries
+        else "",
+    }
+
+
+def _is_told(summary: Summary, phase: str) -> bool:
+    return any(phase in repair.phases for repair in summary.repairs)
+
+
+def _bars(summary: Summary, against: Summary | None) -> list[tuple[str, float, Markup]]:
+    pairs = [("these runs", summary), *([("those before", against)] if against else [])]
+    return [
+        (name, sum(each.shares.values()), Markup(charts.share_bar(each.shares)))
+        for name, each in pairs
+        if each.shares
+    ]
+
+
+def _shares(summary: Summary) -> list[tuple[str, float, float]]:
+    total = sum(summary.shares.values()) or 1.0
+    rows = [(name, value, value / total) for name, value in summary.shares.items() if value > 0.0]
+    return sorted(rows, key=lambda row: (row[0] != "productive", -row[1]))

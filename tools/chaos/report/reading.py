@@ -1,0 +1,46 @@
+"""Runs and histories as they lie in folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.chaos.checker import check
+from tools.chaos.history import HistoryError, of_events, told
+from tools.chaos.report.run import Run, judged
+from tools.chaos.result import HISTORY, RESULT, load
+
+
+def read(folder: Path) -> list[Run]:
+    """Return the runs in a folder: it may be one, hold many, or be a history without a run.
+
+    What lies inside a run, such as its smallest repetition, is not another.
+
+    Raises ``HistoryError`` where there is none of them, ``ResultError`` for a result that cannot
+    be read.
+    """
+    found = sorted(path.parent for path in folder.rglob(RESULT)) if folder.is_dir() else []
+    if not found:
+        return [_history(folder)]
+    whole = [path for path in found if not set(path.parents) & set(found)]
+    return [_run(path, name=_name(path, folder)) for path in whole]
+
+
+def _name(path: Path, folder: Path) -> str:
+    return folder.name if path == folder else str(path.relative_to(folder))
+
+
+def _run(path: Path, *, name: str) -> Run:
+    result = load(path)
+    events = told(path / HISTORY) if (path / HISTORY).is_dir() else []
+    return judged(events, of_events(events), result.verdict, folder=name, result=result)
+
+
+def _history(folder: Path) -> Run:
+    events = told(folder)
+    history = of_events(events)
+    if not history.commits:
+        raise HistoryError(
+            f"{folder}: neither a run nor a history; give the folder of `holdfast chaos run`, one "
+            "with many of them, or what HOLDFAST_HISTORY named"
+        )
+    return judged(events, history, check(history), folder=folder.name)

@@ -1,0 +1,249 @@
+"""What many runs come to together: recoveries by fault and phase, time, machines lost. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from tools.chaos.report.run import Loss, Outcome, Run
+from tools.report import accounting
+from tools.report.timeline import PHASES, Recovery
+
+TOTAL: Final = "total_s"
+ALL: Final = "all"
+"""The class of faults that is all of them."""
+
+_WORST_FIRST: Final[tuple[Outcome, ...]] = ("lost", "refused", "checkpoint", "survived")
+_MOST_SUBSETS: Final = 512
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one phase over ``count`` recoveries; the percentiles interpolate linearly."""
+
+    count: int
+    p50_s: float
+    p95_s: float
+    most_s: float
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """Recoveries from one class of faults: each phase that was told, and in all."""
+
+    fault: str
+    count: int
+    steps_lost: int
+    phases: dict[str, Spread]
+    samples_s: tuple[float, ...]
+
+    @property
+    def total(self) -> Spread:
+        """The whole recoveries."""
+        return self.phases[TOTAL]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of nodes: how often it was lost at once, and the worst that came of it.
+
+    ``outcome`` is None for a set that was never lost.
+    """
+
+    nodes: tuple[str, ...]
+    count: int
+    outcome: Outcome | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All of the runs together.
+
+    ``strikes`` hit something; ``shares`` are seconds by class of time, over all runs. ``repairs``
+    has the class `ALL` first; ``broken`` counts the runs that break each check; ``survival`` has a
+    row of cells for each number of nodes lost at once.
+    """
+
+    runs: int
+    held: int
+    strikes: int
+    missed: int
+    executed: int
+    undone: int
+    undone_most: int
+    shares: dict[str, float]
+    goodput: float
+    repairs: tuple[Repair, ...]
+    broken: dict[str, int]
+    survival: dict[int, tuple[Cell, ...]]
+
+
+def summarise(runs: Sequence[Run]) -> Summary:
+    """Return what runs come to together; raises ``ValueError`` without any."""
+    if not runs:
+        raise ValueError("no runs")
+    shares: Counter[str] = Counter()
+    for run in runs:
+        shares.update(run.shares)
+    broken = Counter(name for run in runs for name in {v.check for v in run.verdict.violations})
+    return Summary(
+        runs=len(runs),
+        held=sum(run.held for run in runs),
+        strikes=sum(run.hits for run in runs),
+        missed=sum(run.missed for run in runs),
+        executed=sum(run.verdict.executed for run in runs),
+        undone=sum(run.verdict.undone for run in runs),
+        undone_most=max(run.verdict.undone_most for run in runs),
+        shares=dict(shares),
+        goodput=accounting.useful(shares),
+        repairs=_repairs([row for run in runs for row in run.recoveries]),
+        broken=dict(broken.most_common()),
+        survival=survival([loss for run in runs for loss in run.losses]),
+    )
+
+
+def _repairs(rows: Sequence[Recovery]) -> tuple[Repair, ...]:
+    by_fault: dict[str, list[Recovery]] = defaultdict(list)
+    for row in rows:
+        by_fault[row.kind].append(row)
+    classes = {ALL: list(rows), **dict(sorted(by_fault.items()))} if rows else {}
+    return tuple(_repair(fault, found) for fault, found in classes.items())
+
+
+def _repair(fault: str, rows: Sequence[Recovery]) -> Repair:
+    columns = {phase: _column(rows, phase) for phase in PHASES}
+    totals = _column(rows, TOTAL)
+    return Repair(
+        fault=fault,
+        count=len(rows),
+        steps_lost=sum(row.steps_lost for row in rows),
+        phases={
+            **{phase: _spread(values) for phase, values in columns.items() if values},
+            TOTAL: _spread(totals),
+        },
+        samples_s=tuple(totals),
+    )
+
+
+def _column(rows: Iterable[Recovery], phase: str) -> list[float]:
+    """Return what a phase took, in order, where it was needed and told."""
+    return sorted(value for row in rows if (value := getattr(row, phase)) is not None)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(
+        count=len(values),
+        p50_s=percentile(values, 0.5),
+        p95_s=percentile(values, 0.95),
+        most_s=values[-1],
+    )
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Return the value below which ``part`` of the ordered values lie, interpolated linearly."""
+    at = part * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def survival(losses: Sequence[Loss]) -> dict[int, tuple[Cell, ...]]:
+    """Return the matrix of sets of nodes: by how many were lost at once, each with its outcome.
+
+    All sets of a size that occurred are there, also those that were never lost, as long as they
+    are few enough to be shown.
+    """
+    found: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for loss in losses:
+        found[loss.nodes].append(loss.outcome)
+    names = sorted({name for nodes in found for name in nodes})
+    return {
+        size: tuple(_cell(nodes, found.get(nodes, ())) for nodes in _sets(names, size, found))
+        for size in sorted({len(nodes) for nodes in found})
+    }
+
+
+def _sets(
+    names: Sequence[str], size: int, found: Mapping[tuple[str, ...], object]
+) -> list[tuple[str, ...]]:
+    every = []
+    for nodes in combinations(names, size):
+        every.append(nodes)
+        if len(every) > _MOST_SUBSETS:
+            return sorted(nodes for nodes in found if len(nodes) == size)
+    return every
+
+
+def _cell(nodes: tuple[str, ...], outcomes: Sequence[Outcome]) -> Cell:
+    worst = next((each for each in _WORST_FIRST if each in outcomes), None)
+    return Cell(nodes=nodes, count=len(outcomes), outcome=worst)
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of two sets of runs; None where a set does not have it. ``unit`` "s", "%" or "".
+
+    ``better`` says which is better, or that neither is by enough to say so.
+    """
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    better: str
+
+
+def compare(before: Sequence[Run], after: Sequence[Run]) -> tuple[Difference, ...]:
+    """Return how two sets of runs differ, figure by figure."""
+    old, new = summarise(before), summarise(after)
+    pairs: list[tuple[str, str, float | None, float | None, bool | None]] = [
+        ("runs", "", old.runs, new.runs, None),
+        ("recoveries", "", _recoveries(old), _recoveries(new), None),
+        ("runs that held", "%", old.held / old.runs, new.held / new.runs, True),
+        ("goodput", "%", _goodput(old), _goodput(new), True),
+        ("steps undone, of those executed", "%", _undone(old), _undone(new), False),
+        ("most steps undone by one restart", "", old.undone_most, new.undone_most, False),
+    ]
+    theirs = {repair.fault: repair for repair in old.repairs}
+    ours = {repair.fault: repair for repair in new.repairs}
+    for fault in dict.fromkeys([*theirs, *ours]):
+        for phase in (TOTAL, *PHASES) if fault == ALL else (TOTAL,):
+            name = f"{'recovery' if phase == TOTAL else phase.removesuffix('_s')}, {fault}"
+            sides = [repairs.get(fault) for repairs in (theirs, ours)]
+            for title, pick in (("p50", "p50_s"), ("p95", "p95_s")):
+                values = [
+                    getattr(each.phases[phase], pick) if each and phase in each.phases else None
+                    for each in sides
+                ]
+                if values != [None, None]:
+                    pairs.append((f"{name}: {title}", "s", values[0], values[1], False))
+    return tuple(
+        Difference(name=name, unit=unit, before=a, after=b, better=_better(a, b, more=more))
+        for name, unit, a, b, more in pairs
+    )
+
+
+def _recoveries(summary: Summary) -> int:
+    return summary.repairs[0].count if summary.repairs else 0
+
+
+def _goodput(summary: Summary) -> float | None:
+    return summary.goodput if summary.shares else None
+
+
+def _undone(summary: Summary) -> float | None:
+    return summary.undone / summary.executed if summary.executed else None
+
+
+def _better(before: float | None, after: float | None, *, more: bool | None) -> str:
+    """Return "before", "after", or "" where a tenth of the larger does not separate them.
+
+    ``more`` says whether more is better; None: neither is.
+    """
+    if before is None or after is None or more is None:
+        return ""
+    if abs(after - before) <= 0.1 * max(abs(before), abs(after)):
+        return ""
+    return "after" if (after > before) == more else "before"
