@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 _BLOCK_BYTES: Final = 64 << 10
 _RST: Final = struct.pack("ii", 1, 0)
+_DONE: Final = re.compile(rb"HTTP/1\.\d 200 ")
+_KEPT_MOST: Final = 1000
 
 
 class Fault(Enum):
@@ -36,6 +38,7 @@ class Fault(Enum):
     FLIP_REQUEST = "flip a bit of the request's body"
     FLIP_REPLY = "flip a bit of the reply's body"
     FORGET_CONDITIONS = "drop If-Match and If-None-Match, as a server without them does"
+    STALE_REPLY = "answer with the last reply to the same request line from before the fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +46,14 @@ class Rule:
     """Which requests are hit, and by what.
 
     ``pattern`` is searched in the request line, such as ``PUT /bucket/key?partNumber=2``. The
-    matching requests ``first``, ``first + 1``, … are hit, ``times`` of them.
+    matching requests ``first``, ``first + every``, … are hit, ``times`` of them.
     """
 
     pattern: str
     fault: Fault
     first: int = 1
     times: int = 1
+    every: int = 1
     status: int = 503
     code: str = "SlowDown"
     bytes_s: int = 1000
@@ -64,13 +68,18 @@ class _Request:
 
 
 class FaultProxy:
-    """Listens on loopback and passes requests on to ``upstream``, but for what the rules hit."""
+    """Listens on loopback and passes requests on to ``upstream``, but for what the rules hit.
 
-    def __init__(self, upstream: str) -> None:
+    Replies to request lines in which ``keeps`` is found are kept, for `Fault.STALE_REPLY`.
+    """
+
+    def __init__(self, upstream: str, *, keeps: str | None = None) -> None:
         parts = urlsplit(upstream)
         if not parts.hostname or not parts.port:
             raise ValueError(f"upstream {upstream!r}: needs a host and a port")
         self._upstream = (parts.hostname, parts.port)
+        self._keeps = None if keeps is None else re.compile(keeps)
+        self._kept: dict[str, bytes] = {}
         self._rules: list[Rule] = []
         self._matched: dict[int, int] = {}
         self._seen: list[str] = []
@@ -145,8 +154,9 @@ class FaultProxy:
                 if not re.search(rule.pattern, line):
                     continue
                 count = self._matched[number] = self._matched.get(number, 0) + 1
-                if found is None and rule.first <= count < rule.first + rule.times:
-                    found = rule
+                behind = count - rule.first
+                if found is None and 0 <= behind < rule.times * rule.every:
+                    found = None if behind % rule.every else rule
             if found is not None:
                 self._hits.append(line)
             return found
@@ -163,6 +173,8 @@ class FaultProxy:
         if rule and fault is Fault.REFUSE:
             _drain(client, request.nbytes)
             return client.sendall(_refusal(rule, has_body=not request.line.startswith("HEAD")))
+        if fault is Fault.STALE_REPLY and request.line in self._kept:
+            return client.sendall(self._kept[request.line])
         with self._tracked(socket.create_connection(self._upstream)) as server:
             if fault is Fault.FORGET_CONDITIONS:
                 request.head = re.sub(rb"(?i)\r\nif-(none-)?match:[^\r]*", b"", request.head)
@@ -173,7 +185,22 @@ class FaultProxy:
                 while server.recv(_BLOCK_BYTES):
                     pass
                 return _reset(client)
+            kept = self._keeps and self._keeps.search(request.line)
+            if kept and fault in (None, Fault.STALE_REPLY):
+                return self._pass_and_keep(server, client, request.line)
             return self._pass_reply(server, client, rule)
+
+    def _pass_and_keep(self, server: socket.socket, client: socket.socket, line: str) -> None:
+        """Pass a reply on that ends with its connection, and keep it."""
+        reply = b""
+        while block := server.recv(_BLOCK_BYTES):
+            reply += block
+        if _DONE.match(reply):
+            with self._lock:
+                self._kept[line] = reply
+                if len(self._kept) > _KEPT_MOST:
+                    del self._kept[next(iter(self._kept))]
+        client.sendall(reply)
 
     def _pass_body(
         self, client: socket.socket, server: socket.socket, nbytes: int, rule: Rule | None

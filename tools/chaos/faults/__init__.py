@@ -1,1 +1,41 @@
-"""What hurts a job of real processes, a family of faults per module (`tools.chaos.injector`)."""
+"""What hurts a job of real processes, one module per family.
+
+Each is an `Injector` that needs a `Site` and nothing else of the world that it strikes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tools.chaos.faults import bits, clock, coordinator, disk, inside, network, processes, store
+from tools.chaos.faults.environment import together
+from tools.chaos.injector import Injector
+
+__all__ = ["Family", "families", "together"]
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """Kinds of faults that share an injector, and what makes one for a run."""
+
+    kinds: frozenset[str]
+    make: Callable[[], Injector]
+
+
+_FAMILIES: Final[tuple[Family, ...]] = (
+    Family(kinds=processes.KINDS, make=processes.Processes),
+    Family(kinds=inside.KINDS, make=inside.InsideInjector),
+    Family(kinds=bits.KINDS, make=bits.BitsInjector),
+    Family(kinds=disk.KINDS, make=disk.DiskInjector),
+    Family(kinds=clock.KINDS, make=clock.ClockInjector),
+    Family(kinds=store.KINDS, make=store.StoreInjector),
+    Family(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
+    Family(kinds=network.KINDS, make=network.NetworkInjector),
+)
+
+
+def families() -> tuple[Family, ...]:
+    """Return all of them; no kind is in two. What their `prepare` return goes `together`."""
+    return _FAMILIES

@@ -1,0 +1,144 @@
+"""Disks that fail and clocks that are wrong, for some processes only."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_victims import Remote, Site, struck
+
+from tools.chaos.faults import together
+from tools.chaos.faults.clock import ClockInjector
+from tools.chaos.faults.disk import DiskInjector
+from tools.chaos.injector import Victim
+
+OPEN = "os.open({!r}, os.O_RDWR | os.O_CREAT)"
+
+
+class Two:
+    """A process that is hurt and one that is not, both below the library and its rules."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.site = folder / "run", Site(folder / "run")
+        self.folder.mkdir()
+        self.disk, self.clock = DiskInjector(), ClockInjector()
+        env = together(self.disk.prepare(self.site, ()), self.clock.prepare(self.site, ()))
+        self.hurt, self.well = Remote(env), Remote(env)
+        self.victim: Victim = self.site.add("worker/0", self.hurt.pid)
+
+    def close(self) -> None:
+        self.hurt.close()
+        self.well.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    found = Two(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "lines"),
+    [
+        (
+            "disk-full",
+            "ENOSPC",
+            [
+                "os.write(fd, b'more')",
+                "os.pwrite(fd, b'more', 0)",
+                "os.writev(fd, [b'more'])",
+                "os.posix_fallocate(fd, 0, 1000)",
+                "os.close(os.open('new', os.O_CREAT))",
+                "os.mkdir('folder')",
+            ],
+        ),
+        (
+            "disk-error",
+            "EIO",
+            ["os.fsync(fd)", "os.pread(fd, 4, 0).decode()", "os.write(fd, b'more')"],
+        ),
+        (
+            "disk-readonly",
+            "EROFS",
+            [
+                "os.close(os.open('file', os.O_RDWR))",
+                "os.truncate(fd, 2)",
+                "os.rename('file', 'other')",
+                "os.unlink('other')",
+            ],
+        ),
+    ],
+)
+def test_calls_fail_as_on_such_a_disk(two: Two, kind: str, told: str, lines: list[str]) -> None:
+    two.hurt.does(f"!os.chdir({str(two.folder)!r}); fd = os.open('file', os.O_RDWR | os.O_CREAT)")
+    two.hurt.does("!os.write(fd, b'some')")
+    undo = two.disk.strike(struck(kind, lasts_s=60), two.victim, two.site)
+    assert undo is not None
+    assert [two.hurt.does(line) for line in lines] == [told] * len(lines)
+    assert (two.folder / "file").read_bytes() == b"some"
+    undo()
+    assert told not in [two.hurt.does(line) for line in lines]
+
+
+def test_others_other_folders_and_what_tells_are_left_alone(two: Two, tmp_path: Path) -> None:
+    two.disk.strike(struck("disk-full"), two.victim, two.site)
+    inside = str(two.folder / "new")
+    assert two.hurt.does(OPEN.format(inside)) == "ENOSPC"
+    assert two.hurt.does(OPEN.format(str(two.folder / "history.jsonl"))) > 2
+    assert two.hurt.does(OPEN.format(str(tmp_path / "outside"))) > 2
+    assert two.well.does(OPEN.format(inside)) > 2
+    assert two.hurt.does("os.stat('/').st_ino") > 0
+    for remote, status in ((two.hurt, 1), (two.well, 0)):
+        file = str(two.folder / f"of the child of {remote.pid}")
+        words = f"[sys.executable, '-c', 'open({json.dumps(file)}, \"w\")']"
+        ran = f"__import__('subprocess').run({words}, capture_output=True)"
+        assert remote.does(f"{ran}.returncode") == status
+
+
+def test_a_slow_disk_takes_its_time(two: Two) -> None:
+    two.hurt.does(f"!fd = {OPEN.format(str(two.folder / 'file'))}")
+    two.disk.strike(struck("disk-slow", amount=0.2), two.victim, two.site)
+    start_s = time.monotonic()
+    assert two.hurt.does("os.write(fd, b'some')") == 4
+    assert time.monotonic() - start_s >= 0.2
+
+
+def test_a_torn_write_arrives_in_part_and_nothing_behind_it(two: Two) -> None:
+    file = two.folder / "file"
+    two.hurt.does(f"!fd = {OPEN.format(str(file))}")
+    two.disk.strike(struck("disk-torn", amount=0.25), two.victim, two.site)
+    two.hurt.begins("os.write(fd, b'0123456789abcdef'), os.write(fd, b'more')")
+    assert two.hurt.process.wait(60) == -signal.SIGKILL
+    assert file.read_bytes() == b"0123"
+
+
+def test_a_clock_jumps_and_drifts_and_comes_back(two: Two) -> None:
+    def ahead_s() -> float:
+        return float(two.hurt.does("time.time()")) - time.time()
+
+    assert abs(ahead_s()) < 60
+    undo = two.clock.strike(struck("clock-jump", amount=-7200, lasts_s=60), two.victim, two.site)
+    assert undo is not None
+    assert -7260 < ahead_s() < -7140
+    assert abs(two.hurt.does("time.monotonic()") - time.monotonic()) < 60
+    assert abs(two.well.does("time.time()") - time.time()) < 60
+    assert two.hurt.does("__import__('datetime').datetime.now().timestamp()") < time.time() - 7140
+    line = '(\'{"t":%r,"kind":"step","step":1,"rank":0}\\n\' % time.time()).encode()'
+    told = two.folder / "history-1.jsonl"
+    for remote in (two.hurt, two.well):
+        wrote = f"os.write(os.open({str(told)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {line})"
+        assert remote.does(wrote) > 0
+    for each in told.read_text().splitlines():
+        event = json.loads(each)
+        assert abs(event["t"] - time.time()) < 60
+        assert event["rank"] == 0
+    undo()
+    assert abs(ahead_s()) < 60
+    two.clock.strike(struck("clock-skew", amount=1e5), two.victim, two.site)
+    time.sleep(0.01)
+    assert ahead_s() > 1e3 - 60

@@ -1,0 +1,113 @@
+"""Bits that change by themselves: in memory that guards snapshots, on disks, in checkpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from ckpt.arena import arena_path
+from tools.chaos.injector import MissedError, Site, Victim
+from tools.chaos.scenario import ScenarioError
+from tools.chaos.strikes import Strike
+
+_COMMITS: Final[Mapping[str, str]] = {"manifest.json": "data/*.pack", ".metadata": "*.distcp"}
+"""The file that commits a checkpoint → its data beside it: Holdfast's, and those of torch's DCP."""
+
+
+def places(nbytes: int, bits: int, pick: float) -> list[tuple[int, int]]:
+    """Return (byte, bit) of so many different bits of a file, which ``pick`` alone decides. Pure.
+
+    Fewer where the file has fewer.
+    """
+    found = random.Random(pick).sample(range(nbytes * 8), min(bits, nbytes * 8))
+    return [divmod(place, 8) for place in found]
+
+
+def flip(path: Path, *, bits: int, pick: float) -> None:
+    """Flip bits of a file where it lies. Raises ``OSError``."""
+    with path.open("r+b", buffering=0) as file:
+        for at, bit in places(path.stat().st_size, bits, pick):
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << bit]))
+
+
+def _slots(victim: Victim, site: Site) -> list[Path]:
+    return sorted(arena_path(site.run, victim.node).glob("*.slot"))
+
+
+def _rows(victim: Victim, site: Site) -> list[Path]:
+    return sorted(arena_path(site.run, victim.node).glob("*.row"))
+
+
+def _spilled(victim: Victim, site: Site) -> list[Path]:
+    """Files that the node spilled, in the folder that was written to last."""
+    found = [
+        path
+        for pattern in ("*.slot", "*.row")
+        for path in site.folder.rglob(pattern)
+        if path.parent.name == victim.node
+    ]
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return sorted(path for path in found if newest and path.parent == newest.parent)
+
+
+def _commits(site: Site) -> list[Path]:
+    """What commits the newest checkpoint below the run's folder."""
+    found = [path for name in _COMMITS for path in site.folder.rglob(name)]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)[-1:]
+
+
+def _manifest(victim: Victim, site: Site) -> list[Path]:
+    return _commits(site)
+
+
+def _packs(victim: Victim, site: Site) -> list[Path]:
+    return sorted(
+        path
+        for commit in _commits(site)
+        for path in commit.parent.glob(_COMMITS[commit.name])
+        if path.stat().st_size
+    )
+
+
+_FILES: Final[Mapping[str, Callable[[Victim, Site], list[Path]]]] = {
+    "flip-slot": _slots,
+    "flip-parity": _rows,
+    "flip-spill": _spilled,
+    "flip-pack": _packs,
+    "flip-manifest": _manifest,
+}
+
+KINDS: Final = frozenset(_FILES)
+
+
+class BitsInjector:
+    """Flips bits of files; ``amount`` is how many, of one file that is picked."""
+
+    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+        """Check the amounts."""
+        for strike in strikes:
+            if strike.amount is not None and strike.amount < 1:
+                raise ScenarioError(
+                    f"strike {strike.number} ({strike.kind}): amount is {strike.amount:g} bits; "
+                    "give 1 or more"
+                )
+        return {}
+
+    def strike(self, strike: Strike, victim: Victim, site: Site) -> None:
+        """Flip them now."""
+        try:
+            paths = _FILES[strike.kind](victim, site)
+            if not paths:
+                raise MissedError(f"{victim.name}: there is no file that {strike.kind} can hit")
+            path = paths[int(strike.pick * len(paths)) % len(paths)]
+            flip(path, bits=int(strike.amount or 1), pick=strike.pick)
+        except FileNotFoundError as error:
+            raise MissedError(f"{victim.name}: {error.filename} went in the meantime") from error
+
+    def close(self) -> None:
+        """Nothing is left."""

@@ -1,0 +1,111 @@
+"""An S3 store that fails, throttles, dawdles, loses replies or shows what was there before.
+
+A proxy stands between the job and its store (`ckpt.testing.http_faults`): the job is given its
+address as ``AWS_ENDPOINT_URL_S3``, and asks the server that this process would.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from ckpt.testing.http_faults import Fault, FaultProxy, Rule
+from tools.chaos.injector import Site, Undo, Victim
+from tools.chaos.scenario import ScenarioError
+from tools.chaos.strikes import Strike
+
+ENDPOINT: Final = "AWS_ENDPOINT_URL_S3"
+_ANY_SERVICE: Final = "AWS_ENDPOINT_URL"
+_LISTING: Final = "^GET .*list-type=2"
+_FOREVER: Final = 1 << 31
+_PORT: Final = 80
+
+
+def _one_in(fault: Fault, pattern: str = "") -> Callable[[float], tuple[Rule, ...]]:
+    """Return what makes the rules that hit one in so many requests."""
+    return lambda amount: (
+        Rule(pattern=pattern, fault=fault, times=_FOREVER, every=max(1, round(amount))),
+    )
+
+
+def _errors(amount: float) -> tuple[Rule, ...]:
+    error = {"status": int(amount), "code": "InternalError"}
+    return (Rule(pattern="", fault=Fault.REFUSE, times=_FOREVER, **error),)  # type: ignore[arg-type]
+
+
+def _slow(amount: float) -> tuple[Rule, ...]:
+    """Slow both ways: what is read, and what is written."""
+    return tuple(
+        Rule(pattern=pattern, fault=fault, times=_FOREVER, bytes_s=max(1, int(amount)))
+        for pattern, fault in (("^GET ", Fault.DRIP), ("^(PUT|POST) ", Fault.SIP))
+    )
+
+
+_RULES: Final[Mapping[str, tuple[float, Callable[[float], tuple[Rule, ...]]]]] = {
+    "store-error": (500, _errors),
+    "store-throttle": (2, _one_in(Fault.REFUSE)),
+    "store-slow": (100_000, _slow),
+    "store-truncate": (2, _one_in(Fault.TRUNCATE, "^GET ")),
+    "store-lost-reply": (2, _one_in(Fault.LOSE_REPLY)),
+    "store-stale-list": (1, _one_in(Fault.STALE_REPLY, _LISTING)),
+}
+"""Kind → default amount, and the rules of an amount."""
+
+KINDS: Final = frozenset(_RULES)
+
+
+def rules_of(kind: str, amount: float | None) -> tuple[Rule, ...]:
+    """Return what a strike does to requests. Pure."""
+    default, make = _RULES[kind]
+    return make(default if amount is None else amount)
+
+
+class StoreInjector:
+    """Owns the proxy of a run."""
+
+    def __init__(self) -> None:
+        self._proxy: FaultProxy | None = None
+        self._active: dict[int, tuple[Rule, ...]] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+        """Start the proxy. Raises ``ScenarioError`` where there is no S3 store to stand before."""
+        for strike in strikes:
+            if strike.amount is not None and strike.amount < 1:
+                raise ScenarioError(
+                    f"strike {strike.number} ({strike.kind}): amount is {strike.amount:g}; give 1 "
+                    "or more"
+                )
+        upstream = os.environ.get(ENDPOINT) or os.environ.get(_ANY_SERVICE)
+        if not upstream:
+            raise ScenarioError(
+                f"faults of the store stand between the job and an S3 server: set {ENDPOINT} to "
+                "its address, http://HOST:PORT (for a checkpoint in a folder take the kinds disk-*)"
+            )
+        url = urlsplit(upstream)
+        if url.scheme != "http" or not url.hostname:
+            raise ScenarioError(
+                f"{ENDPOINT} is {upstream}: faults are put into plain HTTP only; give a server "
+                "without TLS, http://HOST:PORT"
+            )
+        self._proxy = FaultProxy(f"http://{url.hostname}:{url.port or _PORT}", keeps=_LISTING)
+        return {ENDPOINT: self._proxy.endpoint}
+
+    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """Have requests hit from now on."""
+        self._set({strike.number: rules_of(strike.kind, strike.amount)})
+        return (lambda: self._set({strike.number: ()})) if strike.lasts_s else None
+
+    def close(self) -> None:
+        """End the proxy; what still asks it is refused."""
+        if self._proxy is not None:
+            self._proxy.close()
+
+    def _set(self, change: Mapping[int, tuple[Rule, ...]]) -> None:
+        assert self._proxy is not None, "prepare was not called"
+        with self._lock:
+            self._active.update(change)
+            self._proxy.set(*(rule for rules in self._active.values() for rule in rules))
