@@ -44,7 +44,8 @@ class Fault:
     """``kind`` happens to node number ``node`` at ``at_s`` and lasts ``lasts_s`` (0: for good).
 
     ``pick`` (0 … 1) chooses what the kind leaves open: which worker, how bad the weather, at
-    which call. A fault that finds nothing to hurt does nothing.
+    which call. A worker's ``seat`` names it instead. A hung worker goes on after ``lasts_s``. A
+    fault that finds nothing to hurt does nothing.
     """
 
     kind: FaultKind
@@ -52,6 +53,7 @@ class Fault:
     node: int = 0
     lasts_s: float = 0.0
     pick: float = 0.0
+    seat: str = ""
 
 
 _LASTING = {

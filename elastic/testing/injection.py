@@ -43,7 +43,7 @@ class Injection:
     def begin(self, faults: Sequence[Fault]) -> None:
         """Let every fault happen at its time."""
         for fault in faults:
-            self._sim.schedule.after(fault.at_s, partial(self._strike, fault))
+            self._sim.schedule.after(fault.at_s, partial(self.strike, fault))
 
     def mend(self) -> None:
         """End whatever is wrong."""
@@ -54,21 +54,23 @@ class Injection:
         for agent in self._sim.agents.values():
             agent.resume()
 
-    def _strike(self, fault: Fault) -> None:
+    def strike(self, fault: Fault) -> bool:
+        """Let a fault happen now; say whether there was anything to hurt."""
         agent = self._sim.agents.get(f"n{fault.node}")
-        if agent is None or not agent.alive:
-            return
-        if self._kinds[fault.kind](fault, agent):
-            self.counts[fault.kind] += 1
-            self._sim.log(f"FAULT {fault.kind} at {agent.name}, lasts {fault.lasts_s} s")
+        if agent is None or not agent.alive or not self._kinds[fault.kind](fault, agent):
+            return False
+        self.counts[fault.kind] += 1
+        self._sim.log(f"FAULT {fault.kind} at {agent.name}, lasts {fault.lasts_s} s")
+        return True
 
     def _worker(self, fault: Fault, agent: SimulatedAgent) -> bool:
         seats = sorted(s for s, w in agent.workers.items() if w.state is not WorkerState.DEAD)
+        seats = [seat for seat in seats if fault.seat in ("", seat)]
         if not seats:
             return False
         seat = seats[int(fault.pick * len(seats)) % len(seats)]
         if fault.kind is FaultKind.HANG:
-            agent.hang(seat)
+            agent.hang(seat, lasts_s=fault.lasts_s)
         else:
             agent.kill_worker(seat)
         return True

@@ -20,7 +20,7 @@ class Schedule:
         self.random = Random(seed)
         self.clock = VirtualClock()
         self.trace: deque[str] = deque(maxlen=_MAX_TRACE)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
     @property
@@ -28,7 +28,7 @@ class Schedule:
         """The virtual time."""
         return self.clock.now_s()
 
-    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+    def after(self, delay_s: float, act: Callable[[], object]) -> None:
         """Call ``act`` that much later."""
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._numbers), act))
 

@@ -156,6 +156,7 @@ class SimulatedAgent:
         address = f"sim://{self.incarnation}/{self.sidecar_starts}"
         self.sidecar = SimulatedSidecar(self.name, address=address, network=self.sim)
         self.sim.addresses[address] = self.sidecar
+        self.sim.tell("sidecar_started", self.name)
         if self.sidecar_starts > 1:
             self.publish()
 
@@ -399,6 +400,7 @@ class SimulatedAgent:
             return
         self._fencing = generation
         self.sim.log(f"{self.name} fences {generation}: {reason}")
+        self.sim.tell("fencing", self.name, generation=generation, reason=reason)
         for worker in self.workers.values():
             if worker.state is WorkerState.ACTIVE:
                 self._soon(0.001, 0.09, partial(self._park, worker, generation))
@@ -430,16 +432,24 @@ class SimulatedAgent:
             found = self.sidecar.inventory() if self.sidecar.alive else None
             self._inventory = compact(found, self.view.generation) if found else None
             self.fenced = generation
+            self.sim.tell("fenced", self.name, generation=generation)
             self.publish()
 
         self._soon(0.001, 0.03, take)
 
-    def hang(self, seat: str) -> None:
-        """A worker stops making progress; the agent finds out after a while."""
+    def hang(self, seat: str, *, lasts_s: float = 0.0) -> None:
+        """A worker stops making progress; the agent finds out after a while.
+
+        It goes on after ``lasts_s``, unless that is 0 or it was killed meanwhile.
+        """
         worker = self.workers[seat]
         worker.hung = True
+        if lasts_s:
+            self.sim.schedule.after(lasts_s, partial(self._wake, worker))
 
         def found() -> None:
+            if not worker.hung:
+                return
             if worker.state is WorkerState.ACTIVE:
                 worker.kill("hung")
                 self._reap()
@@ -447,3 +457,10 @@ class SimulatedAgent:
                 self._soon(HANG_S, HANG_S + 0.1, found)
 
         self._soon(HANG_S, HANG_S + 0.1, found)
+
+    def _wake(self, worker: SimulatedWorker) -> None:
+        worker.hung = False
+        if worker.active_in <= self._fencing:
+            self._park(worker, self._fencing)
+        if worker.acts:
+            self.sim.training.woke(worker.active_in)

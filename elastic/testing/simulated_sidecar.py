@@ -95,6 +95,14 @@ class SimulatedSidecar:
             sealed=tuple(e for each in snapshots.values() for e in each.entries.values()),
         )
 
+    def has_block(self, key: SnapshotKey, rank: int) -> bool:
+        """Whether a rank's block lies here."""
+        return (key, rank) in self._blocks
+
+    def has_row(self, key: SnapshotKey, place: tuple[int, int]) -> bool:
+        """Whether a (stripe, row) lies here."""
+        return any((row.stripe, row.row) == place for row in self._rows.get(key, ()))
+
     def _tell(self, event: Callable[[Book], list[Instruction]]) -> None:
         """Take an event, then have every other sidecar of the group take it."""
         world = self.book.world

@@ -42,6 +42,7 @@ class Training:
         self._protected: dict[SnapshotKey, dict[str, str]] = {}
         self._durable = 0
         self._begun = 0
+        self._stalled = 0
         self.restores = {"memory": 0, "rebuilt": 0, "nothing": 0}
 
     # -- generations -----------------------------------------------------------------------------
@@ -96,8 +97,17 @@ class Training:
             self._sim.schedule.soon(0.01, 0.05, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
-        if self._all_act(number):
-            self._sim.log(f"generation {number} goes on from step {len(self.history) - 1}")
+        if not self._all_act(number):
+            self._begun = number - 1  # somebody hangs, and may go on
+        else:
+            done = len(self.history) - 1
+            self._sim.log(f"generation {number} goes on from step {done}")
+            point = self._sim.generations[number].restore
+            if point is not None:
+                rebuilt = [source.rank for source in point.sources if source.rebuilt]
+                saved = point.world.generation
+                self._sim.tell("restored", "", step=done, saved=saved, rebuilt=rebuilt)
+            self._sim.tell("resumed", "", generation=number, step=done)
             self._snapshot(number)
             self._next(number)
 
@@ -119,6 +129,7 @@ class Training:
 
     def _step(self, number: int) -> None:
         if not self._all_act(number):
+            self._stalled = number
             return
         config = self._sim.config
         done = len(self.history) - 1
@@ -131,9 +142,18 @@ class Training:
             return
         require(self._sim.newest == number, f"a step of {number} while {self._sim.newest} is born")
         self.history.append(hash((self.history[-1], number, done + 1)))
+        self._sim.tell("step", "", generation=number, step=done + 1)
         if (done + 1) % config.snapshot_every == 0:
             self._snapshot(number)
         self._next(number)
+
+    def woke(self, number: int) -> None:
+        """A member that hung goes on, and so does its generation, if nothing else is wrong."""
+        if number > self._begun:
+            self.entered(number)
+        elif number == self._stalled and self._all_act(number):
+            self._stalled = 0
+            self._next(number)
 
     def _snapshot(self, number: int) -> None:
         step = len(self.history) - 1
@@ -169,6 +189,7 @@ class Training:
         if not valid or key in self._protected:
             return
         self._protected[key] = dict(record.nodes)
+        self._sim.tell("protected", "", generation=key[0], step=step)
         self.progress = max(self.progress, step)
         if step % self._sim.config.checkpoint_every == 0:
             self._durable = max(self._durable, step)

@@ -6,14 +6,16 @@ seeds give equal runs, whatever the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import TypeAlias
 
 import msgspec
 
 from ckpt.sidecar.state import SnapshotKey
+from ckpt.types import Json
 from elastic import agree
 from elastic.coordinator.memory import KeyValueTable
 from elastic.membership import View, generation_key, outcome_key, role_of, run_prefix
@@ -23,6 +25,7 @@ from elastic.testing.injection import Injection
 from elastic.testing.network import SimulatedNetwork
 from elastic.testing.schedule import Schedule
 from elastic.testing.simulated_agent import SimulatedAgent
+from elastic.testing.simulated_reading import unreadable
 from elastic.testing.simulated_sidecar import SimulatedSidecar
 from elastic.testing.simulated_training import InvariantError, Training, require
 from elastic.testing.simulated_worker import SimulatedWorker
@@ -32,13 +35,17 @@ _RESEND_S = 0.2
 _MAX_RESENDS = 200
 _MAX_EVENTS_SHOWN = 80
 
+Watch: TypeAlias = Callable[[str, str, Mapping[str, Json]], None]
+"""Called with the kind of an event, the node ("" for the whole job) and its fields."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
 
     ``notice_s`` is how long an agent takes to see a change at the coordinator, beyond the way
-    there. ``domains`` is into how many failure domains the nodes fall (0: each its own).
+    there. ``domains`` is into how many failure domains the nodes fall (0: each its own);
+    ``slots_of`` and ``domains_of`` say it of single nodes.
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
     mended, and the job must end within ``patience_s``.
@@ -56,6 +63,8 @@ class SimulationConfig:
     startup_s: tuple[float, float] = (0.2, 2.0)
     notice_s: tuple[float, float] = (0.0, 0.015)
     domains: int = 0
+    slots_of: dict[str, dict[str, int]] = field(default_factory=dict)
+    domains_of: dict[str, str] = field(default_factory=dict)
     faults: int = 8
     calm_s: float = 15.0
     patience_s: float = 60.0
@@ -86,7 +95,8 @@ class Simulation:
         self.network = SimulatedNetwork(self.schedule.random)
         self.faults = faults_of(config, seed=seed) if faults is None else tuple(faults)
         self.is_out = False
-        self._injection = Injection(self)
+        self.injection = Injection(self)
+        self.watch: Watch | None = None
         self.table = KeyValueTable()
         self.agents: dict[str, SimulatedAgent] = {}
         self.addresses: dict[str, SimulatedSidecar] = {}
@@ -123,6 +133,11 @@ class Simulation:
         """Add a line to the trace."""
         self.schedule.log(text)
 
+    def tell(self, kind: str, node: str, **fields: Json) -> None:
+        """Tell whoever watches what happened; ``kind`` as in a real job's events."""
+        if self.watch is not None:
+            self.watch(kind, node, fields)
+
     def view(self) -> View:
         """Return the view at the table's present revision; shared by all who look at it."""
         if self._view.revision != self.table.revision:
@@ -156,9 +171,11 @@ class Simulation:
             require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
             self.training.accepted(record)
             self.generations[record.number] = record
+            self.tell("proposed", by, generation=record.number, reason=record.reason)
         elif key == outcome_key(self.run_id):
             self.outcome = msgspec.json.decode(value, type=Outcome)
             self.log(f"{by} ended the job: {self.outcome.message}")
+            self.tell("job_ended", by, ok=self.outcome.ok, message=self.outcome.message)
         self._changed()
         return True
 
@@ -171,6 +188,9 @@ class Simulation:
         ready = {w.incarnation for _, w in view.workers() if w.state is WorkerState.READY}
         for member in record.members:
             require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
+        living = {name: each.sidecar for name, each in self.agents.items() if each.alive}
+        if record.restore and (lack := unreadable(record.restore, view=view, sidecars=living)):
+            require(False, f"generation {record.number} restores what cannot be read: {lack}")
         spec = self.config.spec
         require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
 
@@ -180,6 +200,7 @@ class Simulation:
             worker.active_in > agent.fenced,
             f"{worker.seat} enters {worker.active_in}, fenced by {agent.name} up to {agent.fenced}",
         )
+        self.tell("reformed", agent.name, seat=worker.seat, generation=worker.active_in)
         if role_of(worker.seat) == TRAINER:
             self.training.entered(worker.active_in)
 
@@ -220,6 +241,8 @@ class Simulation:
 
     def domain_of(self, node: str) -> str:
         """Return the failure domain of a node."""
+        if node in self.config.domains_of:
+            return self.config.domains_of[node]
         return f"d{int(node[1:]) % self.config.domains}" if self.config.domains else node
 
     def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
@@ -237,8 +260,8 @@ class Simulation:
         config = self.config
         for number in range(config.nodes):
             self.schedule.soon(0.0, 0.2, partial(self.start_node, f"n{number}"))
-        self._injection.begin(self.faults)
-        self.schedule.after(config.calm_s + 0.5, self._injection.mend)
+        self.injection.begin(self.faults)
+        self.schedule.after(config.calm_s + 0.5, self.injection.mend)
         self._expire()
         try:
             limit_s = config.calm_s + config.patience_s
@@ -254,7 +277,7 @@ class Simulation:
             outcome=self.outcome,
             ended_s=self.now_s,
             generations=self.newest,
-            faults=dict(sorted(self._injection.counts.items())),
+            faults=dict(sorted(self.injection.counts.items())),
             restores=self.training.restores,
         )
 
@@ -264,7 +287,8 @@ class Simulation:
             return
         number = self._starts[name] = self._starts.get(name, 0) + 1
         self.log(f"{name} starts (#{number})")
-        self.agents[name] = SimulatedAgent(self, name, slots=self.config.slots, number=number)
+        slots = self.config.slots_of.get(name, self.config.slots)
+        self.agents[name] = SimulatedAgent(self, name, slots=slots, number=number)
 
     def outage(self, seconds: float) -> None:
         """The coordinator is away; no lease ends meanwhile, for none could be renewed."""

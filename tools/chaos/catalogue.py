@@ -29,6 +29,7 @@ class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BOTH: Final[tuple[World, ...]] = ("real", "simulated")
+_SIMULATED: Final[tuple[World, ...]] = ("simulated",)
 
 CATALOGUE: Final[dict[str, FaultInfo]] = {
     "kill": FaultInfo(
@@ -225,6 +226,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     "coordinator-restart": FaultInfo(
         about="members of etcd are killed and started again after lasts_s",
         parts=("coordinator",),
+        worlds=BOTH,
         lasts=True,
     ),
     "coordinator-latency": FaultInfo(
@@ -249,16 +251,19 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     "partition": FaultInfo(
         about="all connections with others are cut, both ways",
         parts=("node", "worker", "sidecar", "agent"),
+        worlds=BOTH,
         lasts=True,
     ),
     "partition-in": FaultInfo(
         about="nothing that others send arrives",
         parts=("node", "worker", "sidecar", "agent"),
+        worlds=BOTH,
         lasts=True,
     ),
     "partition-out": FaultInfo(
         about="nothing that it sends arrives at others",
         parts=("node", "worker", "sidecar", "agent"),
+        worlds=BOTH,
         lasts=True,
     ),
     "partition-pair": FaultInfo(
@@ -285,6 +290,38 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     "half-open": FaultInfo(
         about="its ends of all connections are gone, and the others do not know",
         parts=("node", "worker", "sidecar", "agent"),
+    ),
+    "hang": FaultInfo(
+        about="makes no progress and reacts to nothing, for good",
+        parts=("worker",),
+        worlds=_SIMULATED,
+    ),
+    "crash": FaultInfo(
+        about="a machine vanishes at one of its next calls to the coordinator, before or after "
+        "the call took effect; it returns after lasts_s",
+        parts=("node",),
+        worlds=_SIMULATED,
+        lasts=True,
+        memory=True,
+    ),
+    "split": FaultInfo(
+        about="some nodes and the others do not reach each other; all reach the coordinator",
+        parts=("node",),
+        worlds=_SIMULATED,
+        lasts=True,
+    ),
+    "weather": FaultInfo(
+        about="messages everywhere are lost, doubled and late",
+        parts=("job",),
+        worlds=_SIMULATED,
+        lasts=True,
+        amount="how bad, from 0 to 1 (0.5)",
+    ),
+    "outage": FaultInfo(
+        about="answers nobody",
+        parts=("coordinator",),
+        worlds=_SIMULATED,
+        lasts=True,
     ),
 }
 """Kind → what it is. A kind's injector is found by `injectors.of_kind`."""

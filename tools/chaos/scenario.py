@@ -106,6 +106,24 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leaks: bool = True
 
 
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The job in the simulated world, where no command runs: what its program would ask for.
+
+    ``steps`` of about ``step_s`` seconds and ``microbatches`` each, with a snapshot of every
+    ``snapshot_every``th; the rest as in `elastic.records.JobSpec`.
+    """
+
+    steps: int = 200
+    step_s: float = 0.1
+    microbatches: int = 8
+    snapshot_every: int = 1
+    checkpoint_every: int = 10
+    parity: int = 1
+    keep: int = 2
+    dp: int | None = None
+    min_dp: int = 1
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a file. ``lifetime_s`` is when the job is taken for stuck and ended."""
 
@@ -114,6 +132,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workload: Workload
     fault: tuple[FaultSpec, ...] = ()
     checks: Checks = Checks()
+    simulated: Simulated = Simulated()
     seed: int = 0
     lifetime_s: float = 300.0
 

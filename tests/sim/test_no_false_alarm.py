@@ -1,0 +1,126 @@
+"""Clean runs hold: a harness that cries without a bug is soon not listened to.
+
+500 simulated ones, ready scenarios and drawn ones under many seeds, by ``-m exhaustive``; a part of
+them otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tools.chaos
+from tools.chaos.catalogue import CATALOGUE
+from tools.chaos.scenario import Scenario, ScenarioError, load, parse
+from tools.chaos.simulated.translate import EVENTS, KINDS, config_of
+from tools.chaos.simulated.world import judge, simulate
+from tools.chaos.strikes import draw
+
+CLEAN_RUNS = 500
+REAL_RUNS = 20
+PART = 40
+READY = sorted((Path(tools.chaos.__file__).parent / "scenarios").glob("*.toml"))
+
+
+def drawn(seed: int) -> Scenario:
+    """Return a scenario of a seed: a few nodes, one to four faults of any kind at any moment."""
+    draw_from = random.Random(f"clean scenario {seed}")
+    names = "abcd"[: draw_from.choice((2, 3, 3, 4))]
+    faults = [_fault(draw_from) for _ in range(draw_from.randint(1, 4))]
+    told: dict[str, Any] = {
+        "name": f"drawn {seed}",
+        "about": "drawn by a test",
+        "workload": {"command": ["train"], "nodes": {name: {"trainer": 1} for name in names}},
+        "simulated": {
+            "steps": draw_from.choice((30, 60)),
+            "parity": draw_from.choice((0, 1, 1, 2)),
+            "keep": draw_from.choice((1, 2)),
+            "snapshot_every": draw_from.choice((1, 1, 3)),
+            "microbatches": draw_from.choice((4, 7, 8)),
+        },
+        "checks": {"dense": True},
+        "lifetime_s": 120.0,
+        "fault": faults,
+    }
+    return parse(told, source=f"seed {seed}")
+
+
+def _fault(source: random.Random) -> dict[str, Any]:
+    kind, part = source.choice(sorted(KINDS))
+    when = source.choice(
+        (
+            {"s": round(source.uniform(0, 6), 2)},
+            {"step": source.randint(1, 30)},
+            {"state": source.choice(EVENTS), "after_s": round(source.uniform(0, 1), 2)},
+            {"recovery": source.choice(("fencing", "fenced", "proposed", "restored"))},
+            {"poisson_s": 2.0, "times": 3},
+        )
+    )
+    fault: dict[str, Any] = {"kind": kind, "when": when, "target": {"part": part}}
+    if CATALOGUE[kind].lasts:  # nothing stays broken, so that every job can end
+        fault["lasts_s"] = [0.1, 3.0]
+    return fault
+
+
+def alarms(scenario: Scenario, *, seed: int) -> list[str]:
+    """Return all that is found wrong with a run in which nothing is."""
+    hurt = simulate(scenario, draw(scenario, seed=seed), seed=seed)
+    calm = simulate(scenario, (), seed=seed)
+    verdict = judge(scenario, hurt, calm=calm)
+    return [*hurt.problems, *calm.problems, *(each.message for each in verdict.violations)]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_drawn_scenarios_hold(part: int) -> None:
+    seeds = range(part, PART, 4)
+    assert {seed: found for seed in seeds if (found := alarms(drawn(seed), seed=seed))} == {}
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+def test_ready_scenarios_hold(path: Path) -> None:
+    scenario = _simulated(path)
+    assert alarms(scenario, seed=scenario.seed) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_five_hundred_clean_runs_hold() -> None:
+    ready = [scenario for path in READY if (scenario := _simulated(path, skip=False))]
+    found = {}
+    for number in range(CLEAN_RUNS):
+        seed, which = divmod(number, len(ready) + 1)
+        scenario = ready[which] if which < len(ready) else drawn(1000 + number)
+        if told := alarms(scenario, seed=seed):
+            found[scenario.name, seed] = told
+    assert found == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_twenty_clean_real_runs_hold(tmp_path: Path) -> None:
+    """Every second one is disturbed, by what production is to survive."""
+    real = pytest.importorskip("tools.chaos.real")
+    path = next(path for path in READY if path.stem == "kill-a-rank")
+    scenario = load(path)
+    calm = real.undisturbed(scenario, folder=tmp_path / "calm", source=path.parent)
+    for seed in range(REAL_RUNS):
+        only = [] if seed % 2 else None
+        folder = tmp_path / str(seed)
+        result = real.run(
+            scenario, seed=seed, only=only, folder=folder, source=path.parent, calm=calm
+        )
+        assert result.held, (seed, result.problems, result.verdict.violations)
+
+
+def _simulated(path: Path, *, skip: bool = True) -> Scenario | None:
+    scenario = load(path)
+    try:
+        config_of(scenario)
+    except ScenarioError as error:
+        if skip:
+            pytest.skip(str(error))
+        return None
+    return scenario

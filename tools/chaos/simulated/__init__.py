@@ -1,0 +1,5 @@
+"""The simulated world of scenarios: virtual time, and the decisions of production."""
+
+from tools.chaos.simulated.world import run
+
+__all__ = ["run"]

@@ -1,0 +1,118 @@
+"""What of a scenario exists in the simulated world, and as what. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from elastic.records import JobSpec
+from elastic.testing.faults import FaultKind
+from elastic.testing.simulator import SimulationConfig
+from tools.chaos.catalogue import CATALOGUE, Part
+from tools.chaos.scenario import FaultSpec, Scenario, ScenarioError
+
+REAL: Final = "or run it with real processes (--world real)"
+
+KINDS: Final[dict[tuple[str, Part], FaultKind]] = {
+    ("kill", "worker"): FaultKind.WORKER,
+    ("kill", "sidecar"): FaultKind.SIDECAR,
+    ("kill", "agent"): FaultKind.NODE,
+    ("kill", "node"): FaultKind.NODE,
+    ("lose", "node"): FaultKind.NODE,
+    ("stop", "worker"): FaultKind.HANG,
+    ("stop", "agent"): FaultKind.PAUSE,
+    ("stop", "coordinator"): FaultKind.OUTAGE,
+    ("hang", "worker"): FaultKind.HANG,
+    ("crash", "node"): FaultKind.CRASH,
+    ("partition", "node"): FaultKind.CUT,
+    ("partition-in", "node"): FaultKind.DEAF,
+    ("partition-out", "node"): FaultKind.MUTE,
+    ("coordinator-restart", "coordinator"): FaultKind.OUTAGE,
+    ("split", "node"): FaultKind.SPLIT,
+    ("weather", "job"): FaultKind.WEATHER,
+    ("outage", "coordinator"): FaultKind.OUTAGE,
+}
+"""Kind and part → what the simulator does. Its nodes live and die as a whole, memory included: so
+an agent that is killed takes its node along, which returns empty."""
+
+EVENTS: Final = (
+    "fencing",
+    "fenced",
+    "proposed",
+    "protected",
+    "reformed",
+    "restored",
+    "resumed",
+    "sidecar_started",
+    "step",
+)
+"""The events of a job that the simulation tells."""
+
+_SPREAD: Final = 0.3
+"""By so much of their length steps differ."""
+
+
+def part_of(kind: str, part: Part | None) -> Part:
+    """Return what a fault hits."""
+    return part or CATALOGUE[kind].parts[0]
+
+
+def names_of(scenario: Scenario) -> tuple[str, ...]:
+    """Return the nodes' names; the simulator calls them n0, n1 and so on, in this order."""
+    return tuple(scenario.workload.nodes)
+
+
+def config_of(scenario: Scenario) -> SimulationConfig:
+    """Return the job that is simulated. Raises ``ScenarioError`` naming what does not exist."""
+    _check(scenario)
+    workload, told = scenario.workload, scenario.simulated
+    slots = {f"n{at}": dict(each) for at, each in enumerate(workload.nodes.values())}
+    roles = {role for each in slots.values() for role in each}
+    room = {role: sum(each.get(role, 0) for each in slots.values()) for role in sorted(roles)}
+    domains = {
+        f"n{at}": workload.domains[name]
+        for at, name in enumerate(workload.nodes)
+        if name in workload.domains
+    }
+    return SimulationConfig(
+        nodes=len(slots),
+        wanted=dict(workload.wanted) or room,
+        slots_of=slots,
+        domains_of=domains,
+        spec=JobSpec(parity=told.parity, keep=told.keep, dp=told.dp, min_dp=told.min_dp),
+        steps=told.steps,
+        snapshot_every=told.snapshot_every,
+        checkpoint_every=told.checkpoint_every,
+        step_s=(told.step_s * (1 - _SPREAD), told.step_s * (1 + _SPREAD)),
+        faults=0,
+        calm_s=scenario.lifetime_s,
+        patience_s=0.0,
+        expect_nodes=len(slots),
+    )
+
+
+def _check(scenario: Scenario) -> None:
+    if not scenario.workload.nodes:
+        raise ScenarioError(
+            f"{scenario.name}: workload.nodes is missing, and only jobs of Holdfast can be "
+            f"simulated: name the nodes, {REAL}"
+        )
+    for number, fault in enumerate(scenario.fault, 1):
+        if wrong := _wrong(fault):
+            raise ScenarioError(f"{scenario.name}: fault {number} ({fault.kind}): {wrong}, {REAL}")
+
+
+def _wrong(fault: FaultSpec) -> str:
+    """Return what of a fault is not simulated, with what is."""
+    parts = [part for kind, part in KINDS if kind == fault.kind]
+    if not parts:
+        kinds = ", ".join(sorted({kind for kind, _ in KINDS}))
+        return f"it is not simulated; give one of {kinds}"
+    part = part_of(fault.kind, fault.target.part)
+    if part not in parts:
+        return f"of a part {part!r} it is not simulated; give target.part = {' or '.join(parts)}"
+    if fault.target.which == "slowest":
+        return "nobody is the slowest in a simulation; give another target.which"
+    for told in (fault.when.state, fault.when.recovery):
+        if told is not None and told not in EVENTS:
+            return f"no event {told!r} is simulated; give one of {', '.join(EVENTS)}"
+    return ""

@@ -1,0 +1,118 @@
+"""A scenario on virtual time: seconds of a job in milliseconds, by the decisions of production."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ckpt.types import Json
+from elastic.records import Outcome
+from elastic.testing.simulated_training import InvariantError
+from elastic.testing.simulator import Simulation
+from tools.chaos.checker import Promises, Verdict, check
+from tools.chaos.result import CALM, HISTORY, SCENARIO, STRIKES, Result, Struck, save
+from tools.chaos.scenario import Scenario
+from tools.chaos.simulated.striking import Striker
+from tools.chaos.simulated.telling import Telling
+from tools.chaos.simulated.translate import config_of, names_of
+from tools.chaos.strikes import Strike, draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What a simulated run came to; ``problems`` as in `Result`."""
+
+    telling: Telling
+    struck: tuple[Struck, ...]
+    problems: tuple[str, ...]
+    seconds: float
+
+
+def run(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    only: Collection[int] | None = None,
+    folder: Path,
+) -> Result:
+    """Run a scenario in the simulated world and judge it; leave history and result in ``folder``.
+
+    ``seed`` is the scenario's own when None. Equal seeds give equal runs. Raises
+    ``ScenarioError`` for what does not exist there.
+    """
+    seed = scenario.seed if seed is None else seed
+    strikes = draw(scenario, seed=seed, only=only)
+    hurt = simulate(scenario, strikes, seed=seed)
+    calm = simulate(scenario, (), seed=seed) if scenario.checks.undisturbed else None
+    verdict = judge(scenario, hurt, calm=calm)
+    alone = calm.problems if calm is not None else ()
+    problems = (*hurt.problems, *(f"undisturbed: {each}" for each in alone))
+    folder.mkdir(parents=True, exist_ok=True)
+    hurt.telling.write(folder / HISTORY)
+    if calm is not None:
+        calm.telling.write(folder / CALM)
+    (folder / STRIKES).write_bytes(msgspec.json.format(msgspec.json.encode(strikes), indent=2))
+    numbers = None if only is None else tuple(sorted(only))
+    result = Result(
+        name=scenario.name,
+        world="simulated",
+        seed=seed,
+        only=numbers,
+        held=verdict.held and not problems,
+        seconds=round(hurt.seconds, 6),
+        verdict=verdict,
+        struck=hurt.struck,
+        problems=problems,
+        replay=_replay(folder, seed=seed, only=numbers),
+    )
+    save(folder, result)
+    return result
+
+
+def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> Simulated:
+    """Run the job of a scenario under these strikes, and return what it told."""
+    names = names_of(scenario)
+    sim = Simulation(config_of(scenario), seed=seed, faults=())
+    telling = Telling(sim, microbatches=scenario.simulated.microbatches, names=names)
+    striker = Striker(sim, strikes, names=names, tell=telling.strike)
+
+    def watch(kind: str, node: str, fields: Mapping[str, Json]) -> None:
+        telling.saw(kind, node, fields)
+        striker.saw(kind, fields)
+
+    sim.watch = watch
+    problems: tuple[str, ...] = ()
+    try:
+        outcome = sim.run().outcome
+        problems = _faults_of(outcome, succeeds=scenario.checks.succeeds)
+    except InvariantError as error:
+        problems = (str(error),)
+    return Simulated(telling=telling, struck=striker.struck, problems=problems, seconds=sim.now_s)
+
+
+def judge(scenario: Scenario, hurt: Simulated, *, calm: Simulated | None) -> Verdict:
+    """Return what the history of a run comes to, beside that of the undisturbed one."""
+    checks = scenario.checks
+    return check(
+        hurt.telling.history,
+        reference=None if calm is None else calm.telling.history,
+        promises=Promises(undone_most=checks.undone_most, dense=checks.dense),
+    )
+
+
+def _faults_of(outcome: Outcome, *, succeeds: bool) -> tuple[str, ...]:
+    if succeeds and not outcome.ok:
+        return (f"the job failed: {outcome.message}",)
+    if not succeeds and outcome.ok:
+        return ("the job ended well, though more was lost than it can survive",)
+    return ()
+
+
+def _replay(folder: Path, *, seed: int, only: tuple[int, ...] | None) -> str:
+    words = ["holdfast chaos run", str(folder / SCENARIO), "--world simulated", f"--seed {seed}"]
+    if only is not None:
+        words.append(f"--only {','.join(map(str, only))}")
+    return " ".join(words)
