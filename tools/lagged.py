@@ -1,30 +1,26 @@
 """RL in ``fixed_lag`` in one process, without anything that could fail: for studies of the loss.
 
-The parts are the trainer's own: task, engine, batch, survey, advantages, loss. There are no ranks,
-no snapshots and no exact sums, so the bits are not those of a job; equal settings give equal ones.
+The parts are the trainer's own: assessment, engine, batch, survey, update. There are no ranks, no
+snapshots and no exact sums, so the bits are not those of a job; equal settings give equal ones.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections import deque
 
 import torch
 from torch import Tensor, nn
 
-from adapters.rl.advantages import group_advantages
+from adapters.rl.assessment import TaskAssessment
 from adapters.rl.batch import Batch, collate
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
-from adapters.rl.evaluate import HeldOut, exact_matches
-from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.policy import build_policy
 from adapters.rl.proximal import Ewma, Recomputed
-from adapters.rl.ratios import effective_share
 from adapters.rl.survey import Survey, survey
-from adapters.rl.task import Task, make_task
 from adapters.rl.trajectory import Trajectory
+from adapters.rl.update import Update, make_optimizer
 
 Weights = dict[str, Tensor]
 
@@ -34,18 +30,9 @@ class LaggedRun:
 
     def __init__(self, config: RLConfig, warmed: nn.Module) -> None:
         self._config = config
-        self._task: Task = make_task(
-            config.task, seed=config.task_seed, exact_weight=config.exact_weight
-        )
-        self._held_out = HeldOut.of(
-            self._task.held_out(config.held_out),
-            tokenizer=config.tokenizer,
-            length=config.model.context,
-        )
+        self._assessment = TaskAssessment(config)
         self._model = copy.deepcopy(warmed)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self._optimizer = make_optimizer(self._model.parameters(), lr=config.lr)
         self._engine = Engine(
             policy=build_policy(config), limits=config.limits, slots=config.slots, seed=config.seed
         )
@@ -73,8 +60,7 @@ class LaggedRun:
         return {name: p.detach().clone() for name, p in self._model.named_parameters()}
 
     def _evaluate(self) -> float:
-        counts = [exact_matches(self._model, part)[0] for part in self._held_out.parts()]
-        return round(float(sum(counts)) / len(self._held_out.tokens), 6)
+        return self._assessment.shares(self._model)["held_out"]
 
     def _sample(self, step: int) -> list[Trajectory]:
         """Return the samples of a step, by the version that its lag allows."""
@@ -95,42 +81,18 @@ class LaggedRun:
         return sorted(done, key=lambda trajectory: trajectory.key)
 
     def _prompt(self, ordinal: int) -> tuple[int, ...]:
-        return self._config.tokenizer.encode(self._task.train(ordinal).prompt)
-
-    def _reward(self, sample: Trajectory) -> float:
-        tokenizer, tokens = self._config.tokenizer, sample.tokens
-        ended = tokens[-1] == tokenizer.end
-        text = tokenizer.decode(tokens[:-1] if ended else tokens)
-        return self._task.reward(sample.ordinal, text, ended=ended)
+        return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
 
     def _step(self, step: int) -> None:
         config, model = self._config, self._model
         samples = self._sample(step)
-        rewards = torch.tensor([self._reward(sample) for sample in samples])
+        rewards = torch.tensor([self._assessment.reward(sample) for sample in samples])
         batch = collate(samples, rewards, rows=config.rows, length=config.model.context).trimmed()
         found = self._survey(batch) if config.loss.surveys else None
-        advantages = group_advantages(
-            rewards,
-            config.group,
-            baseline=config.loss.baseline,
-            normalize=config.loss.normalize,
-            variances=found.variances.float() if found else None,
-        )
-        lr = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
-        if found and config.loss.ess_lr:
-            lr *= math.sqrt(effective_share(found.ratios))
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        loss = policy_loss(
-            target_logprobs(model(batch.tokens), batch.tokens),
-            batch.with_advantages(advantages),
-            config=config.loss,
-            step=step,
-            scale=1 / batch.token_count,
-            proximal=found.proximal if found else None,
-        )
+        update = Update.of(batch, found, config=config, step=step)
+        update.set_rate(self._optimizer)
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        update.loss(model, config=config).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
         self._optimizer.step()
         if isinstance(self._proximal, Ewma):

@@ -1,7 +1,7 @@
 """The learning curves of the documents: run, compared and drawn by one command each.
 
 ``python -m tools.learning curves`` (also ``kills``, ``bounded``, ``study``) writes pictures and
-numbers to ``docs/learning``.
+numbers to ``docs/learning``; ``pairs`` compares what ``bounded`` wrote once more.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rich.console import Console
 
 from adapters.rl import sft
 from adapters.rl.config import RLConfig, WarmStart, preset, save_config
-from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
+from adapters.rl.plan import Mode
 from adapters.rl.task import make_task
 from ckpt.types import Json
 from elastic.errors import ConfigError, JobFailed
@@ -33,7 +33,7 @@ from elastic.launch import LaunchConfig, NodeSpec
 from elastic.records import TRAINER
 from tools.job import JobRecord, run_job
 from tools.lagged import LaggedRun
-from tools.report.learning import Points, mean_line, paired_p_value, picture
+from tools.report.learning import Points, mean_line, paired_interval, paired_p_value, picture
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 from tools.schedule import Kill
 
@@ -43,6 +43,10 @@ _MAIN: Final = (sys.executable, "-m", "adapters.rl.main")
 _WANTED: Final = {TRAINER: 2, "rollout": 2}
 _KILLS: Final = (KILL_ROLLOUT, KILL_TRAINER, KILL_ROLLOUT, KILL_TRAINER, KILL_NODE)
 _SEEDS: Final = 6
+_CONFIDENCE: Final = 0.9
+"""Of the interval of a difference: one that lies within a margin is a test of equivalence at 5 %
+(two one-sided tests)."""
+
 
 STUDY: Final = RLConfig(
     task="reverse",
@@ -142,7 +146,11 @@ def _kills(options: argparse.Namespace, place: Path) -> None:
 
 
 def _bounded(options: argparse.Namespace, place: Path) -> None:
-    """The same question in bounded, where it is one of chance: pairs of jobs, seed by seed."""
+    """The same question in bounded, where it is one of chance: pairs of jobs, seed by seed.
+
+    Asked are the last values and the means of the curves, by `paired_p_value`, and within what the
+    difference that kills make lies, by `paired_interval`.
+    """
     pairs: list[tuple[Curve, Curve]] = []
     told: Outcome = {"kills": []}
     for seed in range(options.seeds or _SEEDS):
@@ -158,19 +166,48 @@ def _bounded(options: argparse.Namespace, place: Path) -> None:
         _tell_pairs(options, pairs, told)
 
 
+def _pairs(options: argparse.Namespace, _: Path) -> None:
+    """Compare once more the pairs of jobs that were run."""
+    told = msgspec.json.decode((options.out / "bounded.json").read_bytes(), type=Outcome)
+    _tell_pairs(options, msgspec.convert(told["curves"], list[tuple[Curve, Curve]]), told)
+
+
 def _tell_pairs(
     options: argparse.Namespace, pairs: Sequence[tuple[Curve, Curve]], told: Outcome
 ) -> None:
     """Compare the pairs that there are so far."""
     columns = [[*column] for column in zip(*pairs, strict=True)]
-    told["p_end"] = paired_p_value(*([curve.end for curve in each] for each in columns))
-    told["p_mean"] = paired_p_value(*([curve.mean for curve in each] for each in columns))
+    for name in ("end", "mean"):
+        calm, hurt = ([getattr(curve, name) for curve in each] for each in columns)
+        told[f"p_{name}"] = paired_p_value(hurt, calm)
+        told[f"interval_{name}"] = _interval(hurt, calm)
     told["curves"] = msgspec.to_builtins(pairs)
     lines = {each[0].name: mean_line([curve.held_out for curve in each]) for each in columns}
-    title = f"bounded(2), mean of {len(pairs)} seeds, {options.kills} kills each or none"
+    kills = sum(told["kills"][0].values())
+    title = f"bounded(2), mean of {len(pairs)} seeds, {kills} kills each or none"
     _draw(options.out / "bounded.svg", lines, title)
-    print(f"p of the last value {told['p_end']:.3f}, of the curve's mean {told['p_mean']:.3f}")
+    print(*_told_differences(told), sep="\n", flush=True)
     _write(options.out / "bounded.json", told)
+
+
+def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, float] | None:
+    """Return within what the difference lies, None while there are too few pairs to tell."""
+    try:
+        return paired_interval(hurt, calm, confidence=_CONFIDENCE)
+    except ValueError:
+        return None
+
+
+def _told_differences(told: Outcome) -> list[str]:
+    """Return in words what the comparison of the pairs says."""
+    lines = []
+    for name, what in (("end", "last value"), ("mean", "mean of the curve")):
+        line, interval = f"{what}: p = {told[f'p_{name}']:.3f}", told[f"interval_{name}"]
+        if interval is not None:
+            low, high = interval
+            line += f", hurt less undisturbed {low:+.3f} to {high:+.3f} ({_CONFIDENCE:.0%})"
+        lines.append(line)
+    return lines
 
 
 def _study(options: argparse.Namespace, place: Path) -> None:
@@ -316,6 +353,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Path], None]]] = {
     "curves": _curves,
     "kills": _kills,
     "bounded": _bounded,
+    "pairs": _pairs,
     "study": _study,
 }
 

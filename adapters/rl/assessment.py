@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import elastic
 from adapters.rl.building import Policies
@@ -67,15 +67,30 @@ class TaskAssessment:
 
     def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
         """Return the shares of right answers, sampled and greedy; collective."""
-        data, parts = run.data_mesh, self._held_out.parts()
-        rank, ranks = data.get_local_rank(), data.size()
+        data = run.data_mesh
+
+        def sum_(counts: Tensor) -> None:
+            reshard(model)
+            dist.all_reduce(counts, group=data.get_group())
+
+        return self.shares(model, rank=data.get_local_rank(), ranks=data.size(), sum_=sum_)
+
+    def shares(
+        self,
+        model: nn.Module,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        sum_: Callable[[Tensor], None] = lambda _: None,
+    ) -> dict[str, float]:
+        """Return the same; ``sum_`` adds a tensor up over the ranks in place."""
+        parts = self._held_out.parts()
         counts = torch.zeros(2, dtype=torch.float64)
         for part in parts[rank::ranks]:
             counts += exact_matches(model, part)
         if rank >= len(parts):
             exact_matches(model, parts[0])  # a forward pass is collective
-        reshard(model)
-        dist.all_reduce(counts, group=data.get_group())
+        sum_(counts)
         shares = (counts / len(self._held_out.tokens)).tolist()
         expected, greedy = (round(share, 6) for share in shares)
         return {"held_out": expected, "greedy": greedy}

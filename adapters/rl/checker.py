@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from adapters.rl.ledger import Ledger, State
+from adapters.rl.ledger import Ledger
+from adapters.rl.states import State
 from adapters.rl.trajectory import SampleId, Stamp, Trajectory
 from ckpt.types import Json
 

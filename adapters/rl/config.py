@@ -9,10 +9,10 @@ import msgspec
 
 from adapters.rl.checker import CheckConfig
 from adapters.rl.environments import EnvironmentConfig
-from adapters.rl.ledger import BatchPlan, Mode
 from adapters.rl.lora import LoraConfig
 from adapters.rl.loss import LossConfig
 from adapters.rl.model import ModelConfig
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.tokens import Ascii, Tokenizer
@@ -50,8 +50,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     score. ``environment`` gives prompts and rewards instead of the task, for episodes of several
     turns of ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
     and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a lost one had
-    under way is sampled again. No step begins while the file ``hold`` is there (None: none ever
-    is). ``check`` is what the always-on checker does beside looking.
+    under way is sampled again. ``checkpoint`` is the directory, or ``s3://bucket/prefix``, that
+    every ``checkpoint_every`` steps and the last one are written to, and that the same command goes
+    on from when everything was killed. No step begins while the file ``hold`` is there (None: none
+    ever is). ``check`` is what the always-on checker does beside looking.
     """
 
     task: str = "spell_backward"
@@ -86,6 +88,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parity: int = 1
     min_dp: int = 1
     tp: int = 1
+    checkpoint: str | None = None
+    checkpoint_every: int = 100
     hold: str | None = None
 
     def __post_init__(self) -> None:
@@ -104,8 +108,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.scheduling.check(mode=self.mode.value, eta=self.staleness)
         if not 0 <= self.exact_weight <= 1:
             raise ValueError(f"exact_weight is {self.exact_weight}, needed: 0 to 1")
-        if self.log_every_ticks < 1:
-            raise ValueError(f"log_every_ticks is {self.log_every_ticks}, needed: at least 1")
+        for name in ("log_every_ticks", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
         if self.tp > 1:
             self._check_tp()
 
@@ -167,8 +172,22 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Where the policies that sampled are computed again, those of reused groups are kept too.
         """
+        return max(2, self._lag + 1)
+
+    @property
+    def retained(self) -> int:
+        """Earlier versions in every snapshot, so that a checkpoint alone is enough to go on from.
+
+        None without checkpoints, and none where samples go on under any newer version.
+        """
+        again = self.plan.pinned or self.loss.proximal == "recomputed"
+        return self._lag if self.checkpoint is not None and again else 0
+
+    @property
+    def _lag(self) -> int:
+        """How many steps back a version may still be asked for."""
         again = self.replay.policy != "none" and self.loss.proximal == "recomputed"
-        return max(2, self.staleness + 1 + (self.replay.max_age if again else 0))
+        return self.staleness + (self.replay.max_age if again else 0)
 
 
 @functools.cache

@@ -23,8 +23,9 @@ from torch import Tensor
 
 import elastic
 from adapters.rl.checker import Checker, Consumer, observe
-from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.ledger import Ledger
 from adapters.rl.messages import Worker
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.salvage import read_log, take_over
 from adapters.rl.sampling import choose, uniform
 from adapters.rl.server import LedgerState

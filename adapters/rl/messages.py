@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.rl.ledger import Assignment
+from adapters.rl.places import Place
+from adapters.rl.plan import Assignment
 from adapters.rl.trajectory import SampleId, Trajectory
 from ckpt.types import learn
 
@@ -79,11 +80,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks the leader of ``generation`` for the digest of a version in a generation's snapshot."""
+    """Asks the leader of ``generation`` for the digest of the weights at a place."""
 
     generation: int
-    snapshot_generation: int
-    version: int
+    place: Place
 
 
 class ToldDigest(msgspec.Struct, frozen=True, kw_only=True):

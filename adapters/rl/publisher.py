@@ -1,4 +1,4 @@
-"""Tells what each policy version's weights must be, as found out beside training, once for each."""
+"""Tells what the weights at each place must be, as found out beside training, once for each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from adapters.rl.places import Place
 from ckpt.errors import CkptError
-
-VersionKey: TypeAlias = tuple[int, int]
-"""(generation of the snapshot, policy version)."""
 
 _KEPT = 64
 
@@ -19,18 +17,18 @@ class Publisher:
     """Finds digests on a thread of its own, where they are asked for, and remembers the newest."""
 
     def __init__(self) -> None:
-        self._known: dict[VersionKey, str] = {}
+        self._known: dict[Place, str] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="weights-published", daemon=True).start()
 
     def ask(
         self,
-        key: VersionKey,
-        find: Callable[[int, int], str],
+        place: Place,
+        find: Callable[[Place], str],
         reply: Callable[[str, str], None],
     ) -> None:
         """Have ``reply(digest, "")`` called, or with an empty digest and why there is none."""
-        self._jobs.put((key, find, reply))
+        self._jobs.put((place, find, reply))
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -38,16 +36,16 @@ class Publisher:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            key, find, reply = job
+            place, find, reply = job
             why = ""
-            if key not in self._known:
+            if place not in self._known:
                 try:
-                    self._known[key] = find(*key)
+                    self._known[place] = find(place)
                 except CkptError as error:
                     why = str(error)
                 while len(self._known) > _KEPT:
                     del self._known[next(iter(self._known))]
-            reply(self._known.get(key, ""), why)
+            reply(self._known.get(place, ""), why)
 
 
-_Job: TypeAlias = tuple[VersionKey, Callable[[int, int], str], Callable[[str, str], None]]
+_Job: TypeAlias = tuple[Place, Callable[[Place], str], Callable[[str, str], None]]

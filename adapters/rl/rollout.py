@@ -20,7 +20,6 @@ from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
 from adapters.rl.environments import make_environment
 from adapters.rl.episodes import Episodes
-from adapters.rl.ledger import Assignment
 from adapters.rl.messages import (
     DIGEST,
     EXCHANGE,
@@ -31,6 +30,8 @@ from adapters.rl.messages import (
     Worker,
 )
 from adapters.rl.meter import Meter
+from adapters.rl.places import Place
+from adapters.rl.plan import Assignment
 from adapters.rl.policy import Policy, parameter_names
 from adapters.rl.token_log import TokenLog
 from adapters.rl.trajectory import SampleId, Trajectory
@@ -347,7 +348,10 @@ class RolloutWorker:
             try:
                 pulled = self._pull(version, roster, everywhere=passed, avoid=avoid)
             except NotFoundError as error:
-                passed = self._await_version(version, link.generation)
+                reached = self._await_version(version, link.generation)
+                passed = reached >= version
+                if passed and not engine.pinned:
+                    version = reached
                 if passed and time.monotonic() > deadline_s:
                     return self._without(version, error)
                 continue
@@ -377,18 +381,21 @@ class RolloutWorker:
             replica=self._replica,
             expected=self._published,
             avoid=avoid,
+            retained=self._config.retained,
         )
 
-    def _published(self, generation: int, version: int) -> str:
-        """Ask the leader for the digest of a version. Raises ``PeerError`` where it tells none."""
+    def _published(self, place: Place) -> str:
+        """Ask the leader for the digest of weights. Raises ``PeerError`` where it tells none."""
         link = self._link
         assert link is not None
-        ask = AskDigest(generation=link.generation, snapshot_generation=generation, version=version)
+        ask = AskDigest(generation=link.generation, place=place)
         body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
         told = msgspec.convert(body, ToldDigest)
         if not told.digest:
             why = told.why if told.leading else "it does not lead"
-            raise PeerError(f"the leader tells no digest of version {version}: {why}; ask again")
+            raise PeerError(
+                f"the leader tells no digest of version {place.version}: {why}; ask again"
+            )
         return told.digest
 
     def _refuse(self, error: RefusedWeights) -> frozenset[int]:
@@ -447,10 +454,10 @@ class RolloutWorker:
             )
         return False
 
-    def _await_version(self, version: int, generation: int) -> bool:
+    def _await_version(self, version: int, generation: int) -> int:
         """Wait a moment, at the sidecar, for the version to be protected.
 
-        Returns whether it is, or a newer one: then the version is not coming any more.
+        Returns the newest one that is: if it is newer, the version is not coming any more.
         """
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         try:
@@ -459,10 +466,9 @@ class RolloutWorker:
             )
         except CkptError:
             reached = -1
-        if reached < version:
-            return False
-        time.sleep(_RETRY_S)
-        return True
+        if reached >= version:
+            time.sleep(_RETRY_S)
+        return reached
 
     def _client(self) -> SidecarClient:
         """Return a client of the node's sidecar, wherever that now listens."""

@@ -22,7 +22,7 @@ import msgspec
 from adapters.rl.budget import Pressure
 from adapters.rl.checker import Consumer
 from adapters.rl.config import ROLE
-from adapters.rl.ledger import Assignment, Ledger, Verdict
+from adapters.rl.ledger import Ledger, Verdict
 from adapters.rl.messages import (
     DIGEST,
     EXCHANGE,
@@ -32,6 +32,8 @@ from adapters.rl.messages import (
     ToldDigest,
     Worker,
 )
+from adapters.rl.places import Place
+from adapters.rl.plan import Assignment
 from adapters.rl.publisher import Publisher
 from adapters.rl.salvage import Logs, read_log, take_over
 from adapters.rl.tail import Tail
@@ -78,7 +80,7 @@ class _Seen:
 class Term:
     """The time of one generation during which this server leads.
 
-    ``digest_of`` finds the digest of a version in a generation's snapshot.
+    ``digest_of`` finds the digest of the weights at a place.
     """
 
     generation: int
@@ -88,7 +90,7 @@ class Term:
     logs: Logs
     emit: Emit
     began: float
-    digest_of: Callable[[int, int], str] | None = None
+    digest_of: Callable[[Place], str] | None = None
     seen: dict[str, _Seen] = field(default_factory=dict)
     lost: dict[str, tuple[Worker, int]] = field(default_factory=dict)
     recovering: set[str] = field(default_factory=set)
@@ -309,13 +311,13 @@ class RolloutServer:
             ask = msgspec.convert(request.body, AskDigest)
         except msgspec.ValidationError as error:
             raise PeerError(f"malformed question for a digest: {error}") from error
-        key = (ask.snapshot_generation, ask.version)
+        place = ask.place
         with self._changed:
             term = self._term
             if term is None or term.generation != ask.generation:
                 request.reply(msgspec.to_builtins(ToldDigest(leading=False)))
                 return
-            current = term.ledger.current(generation=key[0], version=key[1])
+            current = term.ledger.current(generation=place.generation, version=place.version)
         if term.digest_of is None or not current:
             why = "it was rolled back" if not current else "this leader publishes none"
             request.reply(msgspec.to_builtins(ToldDigest(leading=True, why=why)))
@@ -324,7 +326,7 @@ class RolloutServer:
         def reply(digest: str, why: str) -> None:
             request.reply(msgspec.to_builtins(ToldDigest(leading=True, digest=digest, why=why)))
 
-        self._publisher.ask(key, term.digest_of, reply)
+        self._publisher.ask(place, term.digest_of, reply)
 
     def _take(self, term: Term, exchange: Exchange) -> tuple[bool, set[SampleId]]:
         """Note what the worker says and hands in; return whether it must reload, and abandon."""

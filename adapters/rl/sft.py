@@ -15,9 +15,9 @@ from torch.nn import functional
 
 import ckpt
 from adapters.rl.config import RLConfig, load_config
+from adapters.rl.places import MODEL
 from adapters.rl.policy import build_policy, fill, parameter_names
 from adapters.rl.task import Task, make_task
-from adapters.rl.weights import MODEL
 from ckpt import catalog
 from ckpt.errors import CkptError
 from ckpt.restore import read_tensors

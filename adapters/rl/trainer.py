@@ -6,7 +6,6 @@ Publishing a policy version is the snapshot after its step; nothing else is sent
 from __future__ import annotations
 
 import gc
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,24 +19,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import elastic
-from adapters.rl.advantages import group_advantages
 from adapters.rl.assessment import episode_figures, make_assessment
 from adapters.rl.batch import Batch, collate, packed_shape
 from adapters.rl.building import Policies, require_same
 from adapters.rl.checker import Checker, observe
 from adapters.rl.config import RLConfig
 from adapters.rl.ledger import Ledger
-from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import weights_hash
+from adapters.rl.places import RETAINED
 from adapters.rl.policy import Policy, full_tensors, parameter_names, reshard, shard
 from adapters.rl.proximal import Ewma, Recomputed
-from adapters.rl.ratios import effective_share
 from adapters.rl.recheck import Recheck, row_at
+from adapters.rl.retained import Retained
 from adapters.rl.server import LedgerState, RolloutServer, Term
 from adapters.rl.sft import load_warm_start
 from adapters.rl.survey import Survey, survey
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Trajectory
+from adapters.rl.update import Update, make_optimizer
 from adapters.rl.weights import own_reader, published, weights_of
 from ckpt.errors import CkptError
 from ckpt.types import Json
@@ -61,6 +60,7 @@ class _Job:
     recheck: Recheck
     history: dict[str, list[Json]]
     proximal: Ewma | Recomputed | None
+    retained: Retained | None
 
 
 class Trainer:
@@ -84,6 +84,8 @@ class Trainer:
             snapshot_every=1,
             parity=config.parity,
             keep=config.keep,
+            checkpoint=config.checkpoint,
+            checkpoint_every=config.checkpoint_every,
             exact=True,
             seed=config.seed,
             rehearse=False,  # terms of the rollout server begin before the first step
@@ -95,14 +97,14 @@ class Trainer:
         """Train in one generation (called again in the next)."""
         config = self._config
         model = self._build(run)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        optimizer = make_optimizer(model.parameters(), lr=config.lr)
         ledger, checker = Ledger(config.plan), Checker()
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
-        proximal = self._proximal(run, model)
+        proximal, retained = self._proximal(run, model), self._retained(run)
         more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        if retained is not None:
+            more[RETAINED] = retained
         if kept := self._frozen():
             more["frozen"] = kept
         run.track(
@@ -123,6 +125,7 @@ class Trainer:
             recheck=self._recheck(run, model),
             history=history,
             proximal=proximal,
+            retained=retained,
         )
         try:
             if run.is_leader:
@@ -152,16 +155,26 @@ class Trainer:
             return Ewma(mean, model, decay=config.loss.ewma_decay)
         if kind == "recomputed":
             names = parameter_names(model)
+            retained = config.retained
             return Recomputed(
-                self._policies.build(), lambda version: weights_of(run, names, version)
+                self._policies.build(),
+                lambda version: weights_of(run, names, version, retained=retained),
             )
         return None
 
+    def _retained(self, run: elastic.Run) -> Retained | None:
+        if not self._config.retained:
+            return None
+        policies = [self._policies.build() for _ in range(self._config.retained)]
+        for policy in policies:
+            shard(policy, run.mesh)
+        return Retained(policies)
+
     def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
-        names = parameter_names(model)
+        names, retained = parameter_names(model), self._config.retained
 
         def weights(version: int) -> Mapping[str, Tensor]:
-            return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S)
+            return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S, retained=retained)
 
         return Recheck(self._policies.build, weights)
 
@@ -188,9 +201,7 @@ class Trainer:
             logs=run.sidecar,
             emit=run.emit,
             began=time.monotonic(),
-            digest_of=lambda generation, version: published(
-                names, generation=generation, version=version, reader=own_reader(run)
-            ),
+            digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
         self._server.lead(term, former=state.workers)
 
@@ -199,42 +210,23 @@ class Trainer:
     def _step(self, job: _Job, step: int) -> None:
         config, run = self._config, job.run
         batch = self._batch(job, step).trimmed()
-        used, tokens = batch.used, batch.token_count
         found = self._survey(job, batch) if config.loss.surveys else None
-        advantages = group_advantages(
-            batch.rewards[used],
-            config.group,
-            baseline=config.loss.baseline,
-            normalize=config.loss.normalize,
-            variances=found.variances[used].float() if found else None,
-        )
-        batch = batch.with_advantages(advantages)
-        share = effective_share(found.ratios[used]) if found else 1.0
-        lr = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
-        for group in job.optimizer.param_groups:
-            group["lr"] = lr * math.sqrt(share) if config.loss.ess_lr else lr
-        anchors = None
-        if found and found.proximal is not None:
-            anchors = found.proximal.chunk(config.microbatches)
+        update = Update.of(batch, found, config=config, step=step)
+        update.set_rate(job.optimizer)
         for index in run.microbatches():
-            part = batch.part(index, of=config.microbatches)
-            loss = policy_loss(
-                target_logprobs(job.model(part.tokens), part.tokens),
-                part,
-                config=config.loss,
-                step=step,
-                scale=config.microbatches / max(1, tokens),
-                proximal=anchors[index] if anchors else None,
-            )
-            run.backward(loss)
+            run.backward(update.loss(job.model, config=config, index=index, of=config.microbatches))
         run.clip_grad_norm_(job.model.parameters(), config.max_norm)
+        if job.retained is not None:
+            run.fence()
+            job.retained.keep(job.model, version=step)
         run.step(job.optimizer)
         if isinstance(job.proximal, Ewma):
             job.proximal.update()
+        used, tokens = batch.used, batch.token_count
         reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
         staleness = step - min(batch.sampled_by, default=step)
         job.history["reward"].append(reward)
-        told = {"effective_share": share} if found else {}
+        told = {} if update.share is None else {"effective_share": update.share}
         run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
 
     def _survey(self, job: _Job, batch: Batch) -> Survey:

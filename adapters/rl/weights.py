@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 from torch import Tensor
 
+from adapters.rl.places import VERSIONS, Place, candidates
 from ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from ckpt.memory import MemorySource
 from ckpt.refresh import Replica, digest, refresh
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 _OTHERS_TIMEOUT_S = 2.0
 _RETRY_S = 0.05
 
-MODEL = "model"
-"""The name under which the trainer tracks its policy."""
-
-Expected: TypeAlias = Callable[[int, int], str]
-"""Returns the digest that was published for a version: (generation of its snapshot, version)."""
+Expected: TypeAlias = Callable[[Place], str]
+"""Returns the digest that was published for the weights at a place."""
 
 
 class RefusedWeights(CorruptError):
@@ -102,10 +100,13 @@ def pull(
     replica: Replica | None = None,
     expected: Expected | None = None,
     avoid: Collection[int] = (),
+    retained: int = 0,
 ) -> Pulled:
     """Read the weights of ``version`` from the sidecars that have or can rebuild them.
 
-    With a ``replica`` only what differs from it is read, and its tensors are those returned.
+    They are in the version's own snapshot, or in a later one of a job whose snapshots have the
+    ``retained`` versions before them. With a ``replica`` only what differs from it is read, and its
+    tensors are those returned; what is retained is read whole.
     Raises `RefusedWeights` where their digest is not the ``expected`` one, or a block is damaged:
     the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild from parity.
 
@@ -113,13 +114,14 @@ def pull(
     far as this node's sidecar knows; with ``everywhere`` the others are asked as well: a node that
     was lost may have told some of them only that the version's parity was complete.
     """
-    start, fqns = time.perf_counter(), [f"{MODEL}.{name}" for name in names]
-    replica = Replica() if replica is None else replica
-    point = _locate(version, reader, everywhere=everywhere)
+    start, names = time.perf_counter(), list(names)
+    place, point = _locate(version, reader, everywhere=everywhere, retained=retained)
+    fqns = place.fqns(names)
+    if replica is None or place.slot is not None:
+        replica = Replica()
     with reader.source(_rebuilt(point, frozenset(avoid), reader)) as source:
         found = digest(source.indexes(), fqns)
-        generation = point.world.generation
-        if expected is not None and (wanted := expected(generation, version)) != found:
+        if expected is not None and (wanted := expected(place)) != found:
             raise RefusedWeights(
                 f"{source.origin}: the digest of the weights is {found}, published was {wanted}",
                 version=version,
@@ -128,15 +130,17 @@ def pull(
         try:
             took = refresh(replica, source, fqns)
         except CorruptError as error:
-            reader.client.locate(generation=generation, step=version)  # else it is only gone
+            reader.client.locate(generation=place.generation, step=place.step)  # or it is only gone
             with suppress(CkptError):
                 source.distrust()
             ranks = frozenset(fault.rank for fault in source.faults)
             raise RefusedWeights(str(error), version=version, ranks=ranks) from error
+        if place.slot is not None:
+            _require(place, replica.tensors[VERSIONS], origin=source.origin)
     return Pulled(
         version=version,
-        generation=generation,
-        tensors={fqn.removeprefix(f"{MODEL}."): replica.tensors[fqn] for fqn in fqns},
+        generation=place.generation,
+        tensors={name: replica.tensors[fqn] for name, fqn in zip(names, fqns, strict=False)},
         digest=found,
         seconds=time.perf_counter() - start,
         nbytes=took.read_bytes,
@@ -151,20 +155,31 @@ def own_reader(run: elastic.Run) -> Reader:
 
 
 def weights_of(
-    run: elastic.Run, names: Iterable[str], version: int, *, limit_s: float = 10.0
+    run: elastic.Run,
+    names: Iterable[str],
+    version: int,
+    *,
+    limit_s: float = 10.0,
+    retained: int = 0,
 ) -> Mapping[str, Tensor]:
     """Return the tensors of a version that snapshots still hold, to a rank of the trainers.
 
-    Raises ``CkptError`` when they cannot be had for so long: right after a loss their parity may
-    still be on its way to new holders.
+    ``retained`` as in `pull`. Raises ``CkptError`` when they cannot be had for so long: right after
+    a loss their parity may still be on its way to new holders.
     """
     names, avoid = list(names), frozenset[int]()
     deadline_s = time.monotonic() + limit_s
     while True:
         run.check()
         try:
-            reader = own_reader(run)
-            return pull(names, version=version, reader=reader, everywhere=True, avoid=avoid).tensors
+            return pull(
+                names,
+                version=version,
+                reader=own_reader(run),
+                everywhere=True,
+                avoid=avoid,
+                retained=retained,
+            ).tensors
         except CkptError as error:
             if time.monotonic() > deadline_s:
                 raise
@@ -172,31 +187,55 @@ def weights_of(
             time.sleep(_RETRY_S)
 
 
-def published(names: Iterable[str], *, generation: int, version: int, reader: Reader) -> str:
-    """Return the digest of a version, out of its snapshot's indexes: no tensor is read.
+def published(names: Iterable[str], place: Place, *, reader: Reader) -> str:
+    """Return the digest of the weights at a place, out of the indexes: no tensor is read.
 
-    Raises ``NotFoundError`` for a version that is not kept any more.
+    Raises ``NotFoundError`` for a snapshot that is not kept any more.
     """
-    point = reader.client.locate(generation=generation, step=version)
+    point = reader.client.locate(generation=place.generation, step=place.step)
     with reader.source(point) as source:
-        return digest(source.indexes(), [f"{MODEL}.{name}" for name in names])
+        return digest(source.indexes(), place.fqns(names))
 
 
-def _locate(version: int, reader: Reader, *, everywhere: bool) -> RestorePoint:
+def _locate(
+    version: int, reader: Reader, *, everywhere: bool, retained: int
+) -> tuple[Place, RestorePoint]:
     """Ask this node's sidecar, then the others."""
     client, addresses = reader.client, reader.addresses().values() if everywhere else ()
     try:
-        return client.locate(generation=None, step=version)
+        return _located(version, client, retained=retained)
     except NotFoundError:
         for address in sorted(set(addresses) - {client.address, ""}):
             other = SidecarClient(address, reader.key, timeout_s=_OTHERS_TIMEOUT_S)
             try:
-                return other.locate(generation=None, step=version)
+                return _located(version, other, retained=retained)
             except (NotFoundError, PeerError):
                 continue
             finally:
                 other.close()
         raise
+
+
+def _located(version: int, client: SidecarClient, *, retained: int) -> tuple[Place, RestorePoint]:
+    """Return where one sidecar knows a version to be. Raises ``NotFoundError``."""
+    missing: NotFoundError | None = None
+    for step, slot in candidates(version, retained=retained):
+        try:
+            point = client.locate(generation=None, step=step)
+        except NotFoundError as error:
+            missing = missing or error  # of its own snapshot
+            continue
+        generation = point.world.generation
+        return Place(generation=generation, step=step, version=version, slot=slot), point
+    assert missing is not None
+    raise missing
+
+
+def _require(place: Place, versions: Tensor, *, origin: str) -> None:
+    """Raise ``NotFoundError`` unless a slot of what is retained has the version looked for."""
+    slots = versions.tolist()
+    if place.slot is None or slots[place.slot] != place.version:
+        raise NotFoundError(f"{origin}: versions {slots} are retained, not {place.version}")
 
 
 def _rebuilt(point: RestorePoint, ranks: frozenset[int], reader: Reader) -> RestorePoint:

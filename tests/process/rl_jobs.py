@@ -1,23 +1,29 @@
-"""Whole RL jobs: in one process, or on three nodes of a launcher."""
+"""Whole RL jobs: in one process, on three nodes of a launcher, or by the command."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jobs import Job
 
 from adapters.rl.config import RLConfig, save_config
+from ckpt.arena import sweep
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
-from tools.leftovers import leftovers
+from tools.leftovers import leftovers, processes_of
 
 DEADLINE_S = 100.0
-MAIN = (sys.executable, "-m", "adapters.rl.main")
+_MODULE = "adapters.rl.main"
+MAIN = (sys.executable, "-m", _MODULE)
 NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
 
 
@@ -58,3 +64,62 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
             launcher.kill()
             launcher.wait(20)
         assert leftovers(launcher.run) == []
+
+
+class CommandedJob:
+    """A job that ``holdfast run`` started: two trainers and a rollout worker on two nodes."""
+
+    def __init__(self, directory: Path, config: RLConfig) -> None:
+        directory.mkdir()
+        save_config(config, directory / "config.json")
+        self.run_dir, self._result = directory / "run", directory / "result.json"
+        self.run_dir.mkdir()
+        words = ["--nodes", "2", "--role", "rollout=1", "--run-dir", str(self.run_dir)]
+        script = ["--config", str(directory / "config.json"), "--result", str(self._result)]
+        self._said = directory / "said.txt"
+        with self._said.open("w") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tools.cli", "run", *words, "-m", _MODULE, *script],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        launcher: Any = SimpleNamespace(run_dir=self.run_dir)
+        self.job = Job(launcher)
+        """Its events; there is no launcher to ask for more."""
+        first = self.job.await_event(lambda e: e["kind"] == "job_started")
+        self.run = str(first["run"])
+
+    def kill_all(self) -> None:
+        """End the command and everything that it started, at one blow.
+
+        With nobody left to clear up, what was in shared memory is for the next job to sweep.
+        """
+        self._process.kill()
+        self._process.wait()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while left := processes_of(self.run):
+            assert time.monotonic() < deadline_s, left
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end and return the outcome."""
+        assert self._process.wait(DEADLINE_S) == 0, self._said.read_text()
+        outcome: dict[str, Any] = json.loads(self._result.read_bytes())
+        return outcome
+
+
+@contextmanager
+def commanded(directory: Path, config: RLConfig) -> Iterator[CommandedJob]:
+    """Start a job by the command; on leaving nothing of it is left."""
+    command = CommandedJob(directory, config)
+    try:
+        yield command
+    finally:
+        command.kill_all()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while left := leftovers(command.run, timeout_s=0.1):
+            assert time.monotonic() < deadline_s, left
+            sweep()  # a process that is ending may still hold some of it

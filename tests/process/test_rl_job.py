@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from jobs import Job, hurt
 from pretrained_models import saved
-from rl_jobs import alone, rl_job
+from rl_jobs import alone, commanded, rl_job
 from sidecar_group import wait_until
 
 from adapters.rl import sft
 from adapters.rl.checker import CheckConfig
 from adapters.rl.config import RLConfig, WarmStart, preset
-from adapters.rl.ledger import Mode
 from adapters.rl.loss import LossConfig
 from adapters.rl.order import Order
+from adapters.rl.plan import Mode
 from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from ckpt.arena import ARENA_ROOT
@@ -176,6 +176,35 @@ def test_bounded_samples_are_never_too_old_through_kills_of_both_sides(
     assert all(event["before"] is None or event["before"] < event["version"] for event in events)
     assert result["violations"] == []
     assert all(0 <= steps <= config.eta for steps in staleness)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_with_its_launcher_a_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
+    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
+) -> None:
+    config = msgspec.structs.replace(
+        config,
+        checkpoint=str(tmp_path / "root"),
+        checkpoint_every=5,
+        scheduling=Scheduling(over_provision=1.0),  # of step t + 1 nothing is sampled before t is
+    )
+    with commanded(tmp_path / "first", config) as command:
+        command.job.await_step(1)
+        command.job.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] >= 10)
+        command.kill_all()
+    with commanded(tmp_path / "second", config) as command:
+        result = command.result()
+        restored = command.job.events("restored")
+        pulled = {event["version"] for event in command.job.events("weights_pulled")}
+    assert {event["tier"] for event in restored} == {"checkpoint"}
+    (step,) = {event["step"] for event in restored}
+    assert 10 <= step < config.steps
+    assert step - 1 in pulled, "a version that was a snapshot of the job that is gone"
+    assert result["final_hash"] == undisturbed["final_hash"]
+    assert result["reward"] == undisturbed["reward"]
+    assert result["heldout"] == undisturbed["heldout"]
+    assert result["ledger"]["ok"], result["ledger"]
 
 
 def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(

@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from jobs import Event, hurt
+from lora_bodies import train
 from pretrained_models import saved
+from ranks import ranks
 from test_rl_job import alone, rl_job
 
 from adapters.rl import sft
@@ -65,6 +67,22 @@ def test_adapters_alone_are_snapshotted_and_pulled_and_kills_do_not_show(tmp_pat
     assert result["ledger"]["ok"], result["ledger"]
     assert pulled == {trained}
     assert 0 < most_copied_by_a_step(steps) < 4 * trained < frozen
+
+
+@pytest.mark.timeout(300)
+def test_more_ranks_than_an_adapter_has_rows_for_train_the_same_adapters(tmp_path: Path) -> None:
+    found = []
+    for size in (1, 3):
+        with ranks(size, train, tmp_path) as running:
+            found.append(running.results(timeout_s=110))
+    (alone,), together = found
+    assert len(set(alone["seen"])) == len(alone["seen"])
+    assert alone["retained"] == {2: alone["seen"][1], 1: alone["seen"][0]}
+    for result in together:
+        assert (result["seen"], result["retained"]) == (alone["seen"], alone["retained"])
+    assert any(0 in result["elements"] for result in together), "a rank has none of some"
+    columns = zip(*(result["elements"] for result in together), strict=True)
+    assert [sum(column) for column in columns] == alone["elements"]
 
 
 def test_adapters_of_a_model_of_transformers_are_trained(tmp_path: Path) -> None:

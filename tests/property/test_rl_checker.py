@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import given
 
 from adapters.rl.checker import Checker, Observation, Row, observe
-from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.ledger import Ledger
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 
 LIMITS = Limits(end=10, context=10, max_new_tokens=4)

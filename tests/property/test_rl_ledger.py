@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.rl.ledger import BatchPlan, Ledger
+from adapters.rl.ledger import Ledger
+from adapters.rl.plan import BatchPlan
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 

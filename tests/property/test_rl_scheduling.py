@@ -4,60 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import hypothesis.strategies as st
-import msgspec
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
+from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
-from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.ledger import Ledger
 from adapters.rl.order import Order
+from adapters.rl.plan import BatchPlan
 from adapters.rl.replay import ReplayConfig
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.trajectory import Limits, SampleId, Stamp, Trajectory, extend_stamps
-
-END = 10
-WORKERS = st.sampled_from(["u", "v", "w"])
-TOKENS = st.sampled_from([END, 97, 98, 99])
-STANDSTILL = 200
-Weights = tuple[int, int]
+from adapters.rl.trajectory import SampleId, Trajectory
 
 
-def plan_of(replay: ReplayConfig | None = None, **scheduling: Any) -> BatchPlan:
-    return BatchPlan(
-        groups=2,
-        group=2,
-        eta=2,
-        steps=6,
-        limits=Limits(end=END, context=10, max_new_tokens=4),
-        mode=Mode.BOUNDED,
-        scheduling=Scheduling(**scheduling),
-        replay=replay or ReplayConfig(),
-    )
-
-
-class SchedulingMachine(RuleBasedStateMachine):
-    """A trainer that is restored now and then, and three workers that renew weights at will."""
+class SchedulingMachine(LedgerMachine):
+    """Workers that hand in what they have, and say what they are at work on, at every meeting."""
 
     plan: ClassVar[BatchPlan] = plan_of(order=Order.ARRIVAL)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.generation = 1
-        self.ledger = Ledger(self.plan)
-        self.ledger.resume(1, restored=0)
-        self.weights: dict[str, Weights | None] = dict.fromkeys("uvw")
-        self.running: dict[str, dict[SampleId, Trajectory]] = {"u": {}, "v": {}, "w": {}}
-        self.held: dict[str, dict[SampleId, Trajectory]] = {"u": {}, "v": {}, "w": {}}
-        self.late: set[str] = set()
-        self.trained: list[list[Trajectory]] = []
-        self.snapshots: list[dict[str, Any]] = []
-        self._snapshot()
-
-    def _snapshot(self) -> None:
-        self.ledger.admit(len(self.trained), lambda ordinal: tuple(f"{ordinal}>".encode()))
-        self.snapshots.append(json.loads(json.dumps(self.ledger.state_dict())))
+    def meet(self, worker: str) -> None:
+        self.exchange(worker)
 
     def _oldest(self, worker: str) -> Mapping[SampleId, int]:
         weights = self.weights[worker]
@@ -66,12 +33,6 @@ class SchedulingMachine(RuleBasedStateMachine):
             for key, trajectory in self.running[worker].items()
             if weights is not None
         }
-
-    @rule(worker=WORKERS)
-    def renew(self, worker: str) -> None:
-        """Take the newest weights, whatever is at work."""
-        self.exchange(worker)
-        self.weights[worker] = (self.generation, len(self.trained))
 
     @rule(worker=WORKERS, free=st.integers(1, 6), full=st.booleans())
     def claim(self, worker: str, free: int, full: bool) -> None:
@@ -87,22 +48,6 @@ class SchedulingMachine(RuleBasedStateMachine):
         for each in work:
             assert not (full or pressed) or each.trajectory.ordinal in awaited
             self.running[worker][each.trajectory.key] = each.trajectory
-
-    @rule(worker=WORKERS, token=TOKENS, count=st.integers(1, 3))
-    def sample(self, worker: str, token: int, count: int) -> None:
-        weights = self.weights[worker]
-        for key, trajectory in list(self.running[worker].items())[:count]:
-            assert weights is not None
-            stamp = Stamp(generation=weights[0], version=weights[1], count=1)
-            grown = msgspec.structs.replace(
-                trajectory,
-                tokens=(*trajectory.tokens, token),
-                logprobs=(*trajectory.logprobs, -1.0),
-                stamps=extend_stamps(trajectory.stamps, [stamp]),
-            )
-            self.running[worker][key] = grown
-            if self.plan.limits.finished(grown):
-                self.held[worker][key] = self.running[worker].pop(key)
 
     @rule(worker=WORKERS)
     def busy(self, worker: str) -> None:
@@ -138,14 +83,6 @@ class SchedulingMachine(RuleBasedStateMachine):
             self.ledger.set_aside(running.pop(key))
         self.ledger.abandon(worker, beyond)
 
-    @rule(worker=WORKERS, part=st.floats(0, 1))
-    def lose_worker(self, worker: str, part: float) -> None:
-        """It dies; its log has what it finished, and of the rest some share of the tokens."""
-        self.ledger.lose(worker)
-        for trajectory in self.running[worker].values():
-            self.ledger.recover(trajectory.first(int(len(trajectory.tokens) * part)))
-        self._forget(worker)
-
     @rule(worker=WORKERS)
     def leave(self, worker: str) -> None:
         """It hands over what it has and goes."""
@@ -154,13 +91,7 @@ class SchedulingMachine(RuleBasedStateMachine):
             self.ledger.recover(trajectory)
         self.ledger.leave(worker)
         assert not self.ledger.claimed(worker)
-        self._forget(worker)
-
-    def _forget(self, worker: str) -> None:
-        for finished in self.held[worker].values():
-            self.ledger.recover(finished)
-        self.running[worker], self.held[worker], self.weights[worker] = {}, {}, None
-        self.late.discard(worker)
+        self.forget(worker)
 
     @precondition(lambda self: len(self.trained) < self.plan.steps)
     @rule()
@@ -188,7 +119,7 @@ class SchedulingMachine(RuleBasedStateMachine):
         self.ledger.train(step, [float(len(each.tokens)) for each in batch])
         assert self.ledger.taken(step) == tuple(ordinals)
         self.trained.append(fresh)
-        self._snapshot()
+        self.snapshot()
         self._release()
 
     def _check_reused(self, step: int, reused: list[Trajectory]) -> None:
@@ -215,47 +146,6 @@ class SchedulingMachine(RuleBasedStateMachine):
         assert set(range(released)) <= kept
         for worker, held in self.held.items():
             self.held[worker] = {key: each for key, each in held.items() if key[0] >= released}
-
-    @rule(back=st.integers(0, 2), late=st.sets(WORKERS), rush=st.booleans())
-    def restore(self, back: int, late: set[str], rush: bool) -> None:
-        """The trainer dies and is restored from one of its last snapshots; some hear of it late.
-
-        In a ``rush`` everything was promised to another before they do.
-        """
-        step = max(0, len(self.trained) - back)
-        self.generation += 1
-        self.ledger = Ledger(self.plan)
-        self.ledger.load_state_dict(self.snapshots[step])
-        self.trained, self.snapshots = self.trained[:step], self.snapshots[:step]
-        self.ledger.resume(self.generation, restored=step)
-        self._snapshot()
-        self.late = set(self.running)
-        for worker in sorted(self.late - late):
-            self.exchange(worker)
-        if rush:
-            self.ledger.claim("another", free=99, version=None)
-            self.ledger.lose("another")
-
-    @invariant()
-    def holds(self) -> None:
-        assert self.ledger.check() == []
-        assert sum(self.ledger.counts().values()) == self.ledger.admitted
-        ahead = self.ledger.admitted - len(self.trained) * self.plan.fresh
-        assert ahead <= self.plan.fresh * (self.plan.eta + 1)
-
-    def teardown(self) -> None:
-        """Everything can still be finished, by any one worker."""
-        for worker in self.running:
-            self.lose_worker(worker, 0.5)
-        rounds = 0
-        while len(self.trained) < self.plan.steps:
-            self.busy("u")
-            rounds += 1
-            assert rounds < STANDSTILL, "the job stands still"
-        assert self.ledger.check() == []
-        assert self.ledger.staleness_max <= self.plan.eta
-        ordinals = [each.ordinal for batch in self.trained for each in batch[:: self.plan.group]]
-        assert sorted(ordinals) == list(range(self.plan.steps * self.plan.fresh))
 
 
 class TightMachine(SchedulingMachine):

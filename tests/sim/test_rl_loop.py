@@ -1,7 +1,8 @@
 """The whole asynchronous loop in one process, with the real parts and a random scheduler.
 
 Workers have random speeds, die with their memory (their log stays), and the trainer dies with
-everything and is restored from a random earlier snapshot. Where samples are pinned to a version,
+everything and is restored from a random earlier snapshot; or all of it dies, logs and snapshots
+too, and is started again from a checkpoint. Where samples are pinned to a version,
 the weights at the end must be those of the undisturbed run, bit for bit; where they go on under
 new weights, every token must be of a version not too old, and as likely as that version says. A
 failure prints the seed that replays it.
@@ -24,13 +25,16 @@ from adapters.rl.engine import Engine
 from adapters.rl.environment import Action, Reply
 from adapters.rl.environments import EnvironmentConfig
 from adapters.rl.episodes import Episodes
-from adapters.rl.ledger import Ledger, Mode
+from adapters.rl.ledger import Ledger
 from adapters.rl.loss import policy_loss, target_logprobs
 from adapters.rl.model import build_model, weights_hash
 from adapters.rl.order import Order
+from adapters.rl.places import slot_of
+from adapters.rl.plan import Mode
 from adapters.rl.policy import build_policy
 from adapters.rl.proximal import Recomputed
 from adapters.rl.replay import ReplayConfig
+from adapters.rl.retained import Retained
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.sft import warm_up
 from adapters.rl.task import make_task
@@ -143,6 +147,7 @@ class SimulatedJob:
         mode: Mode = Mode.FIXED_LAG,
         kill_worker: float = 0.0,
         kill_trainer: float = 0.0,
+        kill_job: float = 0.0,
         scheduling: Scheduling | None = None,
         replay: ReplayConfig | None = None,
         config: RLConfig = CONFIG,
@@ -156,13 +161,16 @@ class SimulatedJob:
         ).plan
         self.recorded: set[tuple[SampleId, int]] = set()
         self.random = random.Random(seed)
-        self.kill_worker, self.kill_trainer = kill_worker, kill_trainer
+        self.kill_worker, self.kill_trainer, self.kill_job = kill_worker, kill_trainer, kill_job
         self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
+        self.from_retained = 0
         self.model = build_model(config.model, seed=config.seed)
         self.model.load_state_dict(WARM if config.environment is None else EPISODES_WARM)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr)
         self.ledger = Ledger(self.plan)
         self.ledger.resume(1, restored=0)
+        earlier = [build_model(config.model, seed=config.seed) for _ in range(self.plan.eta)]
+        self.retained = Retained(earlier)
         self.snapshots: list[dict[str, Any]] = []
         self.workers = [self._new_worker() for _ in range(2)]
         self._snapshot()
@@ -181,6 +189,7 @@ class SimulatedJob:
                     "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(),
                     "ledger": self.ledger.state_dict(),
+                    "retained": self.retained.state_dict(),
                 }
             )
         )
@@ -195,6 +204,8 @@ class SimulatedJob:
                 self._train()
             if self.random.random() < self.kill_trainer:
                 self._restore()
+            if self.kill_job and self.random.random() < self.kill_job:
+                self._start_again()
         assert self.ledger.check() == []
         if self.plan.pinned:
             assert self.ledger.staleness_max == self.plan.eta
@@ -244,8 +255,17 @@ class SimulatedJob:
             return
         if engine.version != target:
             self.renewed_at_work += not engine.idle
-            weights = self.snapshots[target]["model"]
-            engine.load(weights, version=target, generation=self.generation)
+            engine.load(self._weights(target), version=target, generation=self.generation)
+
+    def _weights(self, version: int) -> Any:
+        """Return a version's weights, out of its own snapshot or what the newest one retains."""
+        own: Any = self.snapshots[version].get("model")
+        if own is not None:
+            return own
+        self.from_retained += 1
+        slot = slot_of(version, retained=self.plan.eta)
+        assert self.retained.versions[slot] == version
+        return self.retained.get_submodule(str(slot)).state_dict()
 
     def _lose(self, index: int) -> None:
         """A worker dies; what its log has is salvaged, another takes its place."""
@@ -276,6 +296,8 @@ class SimulatedJob:
         policy_loss(
             logprobs, batch, config=config.loss, step=step, scale=1 / batch.token_count
         ).backward()
+        if self.plan.eta:
+            self.retained.keep(self.model, version=step)
         self.optimizer.step()
         self._snapshot()
 
@@ -284,16 +306,29 @@ class SimulatedJob:
         batch = collate(
             samples, torch.zeros(len(samples)), rows=len(samples), length=self.config.model.context
         )
-        weights_of = lambda version: self.snapshots[version]["model"]  # noqa: E731
-        (told,) = Recomputed(build_policy(self.config), weights_of).logprobs([batch])
+        (told,) = Recomputed(build_policy(self.config), self._weights).logprobs([batch])
         torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
 
     def _restore(self) -> None:
         """The trainer dies; one of the two newest snapshots is what is left of it."""
         self.kills += 1
         step = max(0, self.ledger.trained_steps - self.random.randint(0, 1))
-        state = self.snapshots[step]
         self.generation += 1
+        self._go_back(step if self.snapshots[step] else self.ledger.trained_steps)
+        for worker in self.workers:
+            self._meet(worker)
+
+    def _start_again(self) -> None:
+        """Everything dies; the newest snapshot had been written to a store."""
+        self.kills += 1
+        self.generation = 1
+        self._go_back(self.ledger.trained_steps)
+        self.snapshots[:-1] = [{}] * (len(self.snapshots) - 1)
+        self.workers = [self._new_worker() for _ in self.workers]
+
+    def _go_back(self, step: int) -> None:
+        state = self.snapshots[step]
+        self.retained.load_state_dict(state["retained"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.ledger = Ledger(self.plan)
@@ -301,18 +336,20 @@ class SimulatedJob:
         self.ledger.resume(self.generation, restored=step)
         self.snapshots = self.snapshots[:step]
         self._snapshot()
-        for worker in self.workers:
-            engine = worker.engine
-            if engine.version is not None and not self.ledger.current(
-                generation=engine.generation, version=engine.version
-            ):
-                for trajectory in engine.running():
-                    self.ledger.recover(trajectory)
-                engine.unload()
-            for trajectory in worker.held.values():
-                self.ledger.deliver(trajectory, again=True)
-            held = self.ledger.hold(worker.name, engine.progress(), oldest=engine.oldest())
-            engine.drop(held)
+
+    def _meet(self, worker: SimulatedWorker) -> None:
+        """A worker tells the new leader what it has."""
+        engine = worker.engine
+        if engine.version is not None and not self.ledger.current(
+            generation=engine.generation, version=engine.version
+        ):
+            for trajectory in engine.running():
+                self.ledger.recover(trajectory)
+            engine.unload()
+        for trajectory in worker.held.values():
+            self.ledger.deliver(trajectory, again=True)
+        held = self.ledger.hold(worker.name, engine.progress(), oldest=engine.oldest())
+        engine.drop(held)
 
 
 UNDISTURBED = SimulatedJob(0).run()
@@ -331,6 +368,21 @@ def test_timing_does_not_show_in_the_weights(seed: int) -> None:
 def test_kills_of_workers_and_trainer_do_not_show_in_the_weights(seed: int) -> None:
     job = SimulatedJob(seed, kill_worker=0.05, kill_trainer=0.05)
     assert job.run() == UNDISTURBED, f"replay with SimulatedJob({seed}, ...)"
+    assert job.kills > 0
+
+
+@pytest.mark.parametrize("seed", range(60, 63))
+def test_a_job_that_is_started_again_from_a_checkpoint_ends_with_the_same_weights(
+    seed: int,
+) -> None:
+    job = SimulatedJob(seed, kill_worker=0.03, kill_trainer=0.05, kill_job=0.1)
+    assert job.run() == UNDISTURBED, f"replay with SimulatedJob({seed}, ...)"
+    assert job.from_retained > 0, "no snapshot had them any more"
+
+
+def test_started_again_in_bounded_a_job_samples_nothing_too_old() -> None:
+    job = SimulatedJob(63, mode=Mode.BOUNDED, kill_worker=0.05, kill_trainer=0.05, kill_job=0.1)
+    job.run()
     assert job.kills > 0
 
 

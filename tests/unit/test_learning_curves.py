@@ -8,7 +8,7 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from tools.learning import VARIANTS, _plan
-from tools.report.learning import mean_line, paired_p_value, picture
+from tools.report.learning import mean_line, paired_interval, paired_p_value, picture
 from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 
 
@@ -48,6 +48,28 @@ def test_where_nothing_differs_a_p_below_a_tenth_is_as_rare_as_it_says() -> None
         for _ in range(400)
     ]
     assert sum(p <= 0.1 for p in found) / len(found) == pytest.approx(0.1, abs=0.05)
+
+
+def test_an_interval_has_the_differences_that_the_test_does_not_reject() -> None:
+    draw = random.Random(2)
+    left = [draw.gauss(0.3, 1) for _ in range(6)]
+    low, high = paired_interval(left, [0.0] * 6, confidence=0.9)
+    for shift, rejected in [(low - 0.01, True), (low + 0.01, False), (high - 0.01, False),
+                            (high + 0.01, True)]:  # fmt: skip
+        assert (paired_p_value(left, [shift] * 6) <= 0.1) is rejected
+    assert paired_interval(left, [0.0] * 6, confidence=0.95) == (min(left), max(left))
+    with pytest.raises(ValueError, match=r"5 pairs give no interval of confidence 0\.95"):
+        paired_interval(left[:5], [0.0] * 5, confidence=0.95)
+
+
+def test_an_interval_misses_the_mean_as_rarely_as_it_says() -> None:
+    draw = random.Random(3)
+    found = [
+        paired_interval([draw.gauss(1, 1) for _ in range(7)], [0.0] * 7, confidence=0.9)
+        for _ in range(400)
+    ]
+    missed = sum(not low <= 1 <= high for low, high in found)
+    assert missed / len(found) == pytest.approx(0.1, abs=0.05)
 
 
 def test_a_plan_has_as_many_kills_as_asked_of_all_kinds_in_order() -> None:

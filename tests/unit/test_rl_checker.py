@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from adapters.rl.checker import CheckConfig, Checker, Consumer, Observation, Row, observe
-from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.ledger import Ledger
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.trajectory import Limits, Stamp
 
 GROUP = 2

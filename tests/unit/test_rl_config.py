@@ -9,7 +9,10 @@ import msgspec
 import pytest
 
 from adapters.rl.config import RLConfig, load_config, preset, save_config
+from adapters.rl.loss import LossConfig
 from adapters.rl.main import main
+from adapters.rl.plan import Mode
+from adapters.rl.replay import ReplayConfig
 from elastic.errors import ConfigError
 
 
@@ -42,6 +45,7 @@ def test_an_unknown_preset_is_refused() -> None:
         ('{"groups": 3, "group": 3, "microbatches": 2}', "do not part into 2 equal"),
         ('{"model": {"width": 100}}', "width 100 is no multiple of 16 x 4 heads"),
         ('{"loss": {"clip_low": 1.5}}', "clip_low is 1.5"),
+        ('{"checkpoint_every": 0}', "checkpoint_every is 0, needed: at least 1"),
         ('{"tp": 3}', "tp is 3, needed: a divisor of 4 heads"),
         ('{"tp": 2, "pretrained": "/model"}', "tp is 2: a pretrained model is not cut"),
         ('{"tp": 2, "lora": {"rank": 4}}', "tp is 2: adapters are not cut"),
@@ -70,3 +74,16 @@ def test_the_job_keeps_every_version_that_may_still_be_asked_to_sample() -> None
     config = preset("full")
     assert config.keep == config.eta + 1
     assert RLConfig(eta=0).keep == 2
+
+
+def test_earlier_versions_are_retained_only_where_a_checkpoint_would_miss_them() -> None:
+    def retained(**changes: object) -> int:
+        return msgspec.structs.replace(RLConfig(eta=2, checkpoint="root"), **changes).retained
+
+    recomputed, replay = LossConfig(proximal="recomputed"), ReplayConfig(policy="recent", max_age=3)
+    assert retained() == 2
+    assert retained(checkpoint=None) == retained(eta=0) == retained(mode=Mode.SYNC) == 0
+    assert retained(mode=Mode.BOUNDED) == 0, "what is sampled goes on under any newer version"
+    assert retained(mode=Mode.BOUNDED, loss=recomputed) == 2
+    assert retained(loss=recomputed, replay=replay) == 5
+    assert RLConfig(eta=2, loss=recomputed, replay=replay).keep == 6

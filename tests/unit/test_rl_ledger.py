@@ -7,15 +7,9 @@ import json
 
 import pytest
 
-from adapters.rl.ledger import (
-    TRANSITIONS,
-    BatchPlan,
-    Event,
-    Ledger,
-    LedgerError,
-    State,
-    Verdict,
-)
+from adapters.rl.ledger import Ledger, Verdict
+from adapters.rl.plan import BatchPlan
+from adapters.rl.states import TRANSITIONS, Event, LedgerError, State
 from adapters.rl.tokens import Tokens
 from adapters.rl.trajectory import Limits, Stamp, Trajectory
 
@@ -163,6 +157,25 @@ def test_samples_of_a_rolled_back_future_are_dropped() -> None:
     assert ledger.current(generation=1, version=1)
     assert ledger.current(generation=2, version=2)
     assert ledger.deliver(sampled(4, 0, generation=1)) is Verdict.ACCEPTED
+
+
+def test_a_job_that_is_started_again_counts_its_generations_anew() -> None:
+    ledger = make_ledger()
+    ledger.resume(2, restored=0)
+    train_step(ledger, 0)
+    ledger.resume(3, restored=1)
+    train_step(ledger, 1)
+    ledger.deliver(sampled(4, 0, generation=3))
+    again = Ledger(PLAN)
+    again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
+    again.resume(1, restored=2)
+    assert again.cuts == {1: 2}
+    assert again.current(generation=1, version=3), "the restores of the earlier start are no matter"
+    assert all(again.valid(sample) for sample in again.samples())
+    assert again.deliver(sampled(4, 1, generation=1)) is Verdict.ACCEPTED
+    again.resume(2, restored=2)
+    assert not again.current(generation=1, version=3)
+    assert all(again.valid(sample) for sample in again.samples())
 
 
 def test_samples_of_another_version_than_the_lag_demands_are_a_violation() -> None:

@@ -12,6 +12,7 @@ import pytest
 from adapters.rl import rollout
 from adapters.rl.config import preset
 from adapters.rl.messages import Answer, Exchange, ToldDigest
+from adapters.rl.places import Place
 from adapters.rl.rollout import RolloutWorker
 from adapters.rl.trajectory import Trajectory
 from adapters.rl.weights import RefusedWeights
@@ -41,8 +42,12 @@ class Pulls:
     def __init__(self, error: Exception) -> None:
         self.error, self.everywhere = error, list[bool]()
         self.avoided: list[frozenset[int]] = []
+        self.versions: list[int] = []
 
-    def __call__(self, names: Any, *, everywhere: bool, avoid: frozenset[int], **_: Any) -> Any:
+    def __call__(
+        self, names: Any, *, version: int, everywhere: bool, avoid: frozenset[int], **_: Any
+    ) -> Any:
+        self.versions.append(version)
         self.everywhere.append(everywhere)
         self.avoided.append(avoid)
         raise self.error
@@ -96,6 +101,16 @@ def test_a_version_that_is_gone_is_looked_for_everywhere_and_given_back(
     assert "have [5, 6]" in fields["why"]
 
 
+def test_where_samples_go_on_under_newer_weights_the_newest_is_as_good_as_one_that_is_gone(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker._engine.pinned = False
+    pulls = ask(worker, monkeypatch, protected=6, error=GONE)
+    assert worker._ready_for(3) is False
+    assert pulls.versions[0] == 3
+    assert set(pulls.versions[1:]) == {6}
+
+
 def test_a_version_that_stays_gone_ends_the_worker_with_the_reason(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +152,7 @@ def test_refused_weights_are_told_and_fetched_elsewhere(
 )
 def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said: str) -> None:
     asked: list[Any] = []
+    place = Place(generation=1, step=6, version=4, slot=0)
 
     def call(op: str, body: Any) -> Any:
         asked.append((op, body))
@@ -145,12 +161,10 @@ def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said:
     worker._link.client = SimpleNamespace(call=call)
     if said:
         with pytest.raises(PeerError, match=said):
-            worker._published(1, 4)
+            worker._published(place)
     else:
-        assert worker._published(1, 4) == "abc"
-    assert asked == [
-        ("digest", {"generation": 2, "snapshot_generation": 1, "version": 4}),
-    ]
+        assert worker._published(place) == "abc"
+    assert asked == [("digest", {"generation": 2, "place": [1, 6, 4, 0]})]
 
 
 def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(

@@ -10,8 +10,9 @@ import pytest
 
 from adapters.rl.budget import Pressure, TokenBudget, pressure
 from adapters.rl.config import RLConfig
-from adapters.rl.ledger import BatchPlan, Ledger, Mode, Verdict
+from adapters.rl.ledger import Ledger, Verdict
 from adapters.rl.order import Order
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.schedule import Candidate, Lengths, queue, remaining
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.tail import Tail, percentile

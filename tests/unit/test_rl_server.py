@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from adapters.rl.ledger import BatchPlan, Ledger, Mode
+from adapters.rl.ledger import Ledger
 from adapters.rl.messages import (
     DIGEST,
     EXCHANGE,
@@ -19,6 +19,8 @@ from adapters.rl.messages import (
     Worker,
 )
 from adapters.rl.order import Order
+from adapters.rl.places import Place
+from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.scheduling import Scheduling
 from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
 from adapters.rl.token_record import encode_deltas
@@ -44,13 +46,13 @@ class World:
         self.events: list[dict[str, Json]] = []
         self.clients: list[Client] = []
         self.ledger = Ledger(PLAN)
-        self.found: list[tuple[int, int]] = []
+        self.found: list[Place] = []
 
-    def digest_of(self, generation: int, version: int) -> str:
-        self.found.append((generation, version))
-        if version > 5:
-            raise NotFoundError(f"version {version} is not kept")
-        return f"{generation}/{version}"
+    def digest_of(self, place: Place) -> str:
+        self.found.append(place)
+        if place.version > 5:
+            raise NotFoundError(f"version {place.version} is not kept")
+        return f"{place.generation}/{place.version}"
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
         try:
@@ -360,7 +362,8 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
 
 
 def digest(client: Client, version: int, *, of: int = 1, generation: int = 2) -> ToldDigest:
-    ask = AskDigest(generation=generation, snapshot_generation=of, version=version)
+    place = Place(generation=of, step=version, version=version)
+    ask = AskDigest(generation=generation, place=place)
     return msgspec.convert(client.call(DIGEST, msgspec.to_builtins(ask))[0], ToldDigest)
 
 
@@ -368,7 +371,7 @@ def test_a_versions_digest_is_found_once_and_told_to_all(world: World) -> None:
     world.lead(generation=2)
     for client in (world.client(), world.client()):
         assert digest(client, 0) == ToldDigest(leading=True, digest="1/0")
-    assert world.found == [(1, 0)]
+    assert world.found == [Place(generation=1, step=0, version=0)]
     assert digest(world.client(), 0, of=2).digest == "2/0"
 
 

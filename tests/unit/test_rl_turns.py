@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from adapters.rl.batch import collate
-from adapters.rl.ledger import BatchPlan, Ledger, Verdict
+from adapters.rl.ledger import Ledger, Verdict
+from adapters.rl.plan import BatchPlan
 from adapters.rl.token_log import TokenLog
 from adapters.rl.token_record import decode_deltas, encode_deltas, fold
 from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory, Turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ import torch
 from sidecar_group import SidecarGroup, sidecar_group
 from torch import nn
 
+from adapters.rl.places import Place
 from adapters.rl.policy import parameter_names
+from adapters.rl.retained import Retained
 from adapters.rl.weights import Pulled, Reader, RefusedWeights, published, pull, weights_of
 from ckpt.arena import HEADER_BYTES
 from ckpt.capture import gather_alone
@@ -27,13 +30,20 @@ PARTS = 20
 
 
 class Trainer:
-    """One rank on node ``a`` that snapshots its model; ``b`` holds the parity."""
+    """One rank on node ``a`` that snapshots its model; ``b`` holds the parity.
 
-    def __init__(self, group: SidecarGroup, world: SnapshotWorld) -> None:
+    ``retained``: of so many versions before, too.
+    """
+
+    def __init__(self, group: SidecarGroup, world: SnapshotWorld, *, retained: int = 0) -> None:
         torch.manual_seed(1)
         self.group, self.world = group, world
         self.model = nn.Sequential(*(nn.Linear(30, 40) for _ in range(PARTS)))
         self.names = parameter_names(self.model)
+        self.state: dict[str, nn.Module] = {"model": self.model}
+        self.retained = Retained([copy.deepcopy(self.model) for _ in range(retained)])
+        if retained:
+            self.state["retained"] = self.retained
         self.step = -1
         self.snapshots = Snapshotter(
             group.clients["a"],
@@ -47,12 +57,14 @@ class Trainer:
     def publish(self, *changed: str) -> dict[str, torch.Tensor]:
         """Change parameters, snapshot the next version; return it, whole, once protected."""
         self.snapshots.fence()
+        if self.retained.count and self.step >= 0:
+            self.retained.keep(self.model, version=self.step)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if name in changed:
                     parameter.add_(1.0)
         self.step += 1
-        self.snapshots.snapshot({"model": self.model}, self.step)
+        self.snapshots.snapshot(self.state, self.step)
         self.snapshots.fence()
         self.group.await_protected(self.world, self.step)
         return {name: value.detach().clone() for name, value in self.model.named_parameters()}
@@ -69,9 +81,8 @@ class Trainer:
     def pull(self, version: int, **options: Any) -> Pulled:
         return pull(self.names, version=version, reader=self.reader(), **options)
 
-    def published(self, generation: int, version: int) -> str:
-        reader = self.reader("a")
-        return published(self.names, generation=generation, version=version, reader=reader)
+    def published(self, place: Place) -> str:
+        return published(self.names, place, reader=self.reader("a"))
 
 
 @pytest.fixture
@@ -80,6 +91,19 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
         trainer = Trainer(group, group.adopt(rank_nodes=("a",)))
         yield trainer
         trainer.snapshots.close()
+
+
+@pytest.fixture
+def retaining(tmp_path: Path) -> Iterator[Trainer]:
+    """A trainer whose last two versions are snapshots, each with the two versions before it."""
+    with sidecar_group(tmp_path, "a", "b", threads=True) as group:
+        trainer = Trainer(group, group.adopt(rank_nodes=("a",)), retained=2)
+        yield trainer
+        trainer.snapshots.close()
+
+
+def own(version: int) -> Place:
+    return Place(generation=1, step=version, version=version)
 
 
 def same(pulled: Pulled, wanted: dict[str, torch.Tensor]) -> bool:
@@ -115,9 +139,9 @@ def test_a_digest_is_published_without_reading_a_tensor(
     found = trainer.pull(0, expected=trainer.published)
     monkeypatch.setattr("ckpt.memory.MemorySource.scatter", None)
     monkeypatch.setattr("ckpt.memory.MemorySource.read", None)
-    assert trainer.published(1, 0) == found.digest
+    assert trainer.published(own(0)) == found.digest
     with pytest.raises(NotFoundError):
-        trainer.published(1, 7)
+        trainer.published(own(7))
 
 
 def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: Trainer) -> None:
@@ -127,13 +151,13 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
     trainer.publish(*trainer.names)
     asked = []
 
-    def expected(generation: int, version: int) -> str:
-        asked.append((generation, version))
-        return trainer.published(1, 0)
+    def expected(place: Place) -> str:
+        asked.append(place)
+        return trainer.published(own(0))
 
     with pytest.raises(RefusedWeights, match=r"the digest of the weights is .*, published was"):
         trainer.pull(1, replica=replica, expected=expected)
-    assert asked == [(1, 1)]
+    assert asked == [own(1)]
     tensors = {name: replica.tensors[f"model.{name}"] for name in trainer.names}
     assert all(torch.equal(tensors[name], before[name]) for name in trainer.names)
 
@@ -141,7 +165,7 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
 def test_while_nobody_tells_a_digest_nothing_is_taken(trainer: Trainer) -> None:
     trainer.publish()
 
-    def silent(generation: int, version: int) -> str:
+    def silent(place: Place) -> str:
         raise PeerError("the leader is gone")
 
     with pytest.raises(PeerError, match="the leader is gone"):
@@ -209,6 +233,36 @@ def test_a_rank_of_the_trainers_gets_an_older_version_as_long_as_it_is_kept(
     assert all(torch.equal(found[name], versions[1][name]) for name in trainer.names)
     with pytest.raises(NotFoundError):
         weights_of(run, trainer.names, 0, limit_s=0.0)
+
+
+def test_a_version_that_is_no_snapshot_any_more_is_read_out_of_what_later_ones_retain(
+    retaining: Trainer,
+) -> None:
+    versions = [retaining.publish(*retaining.names) for _ in range(5)]
+    replica, asked = Replica(), list[Place]()
+
+    def expected(place: Place) -> str:
+        asked.append(place)
+        return retaining.published(place)
+
+    for version in (4, 1, 2, 3):
+        pulled = retaining.pull(version, retained=2, expected=expected, replica=replica)
+        assert same(pulled, versions[version])
+    assert [(place.step, place.slot) for place in asked] == [(4, None), (3, 1), (3, 0), (3, None)]
+    assert replica.tensors.keys() == {f"model.{name}" for name in retaining.names}
+    with pytest.raises(NotFoundError, match="step 0"):
+        retaining.pull(0, retained=2)
+    with pytest.raises(NotFoundError, match="step 1"):
+        retaining.pull(1)
+
+
+def test_a_slot_that_has_another_version_than_it_should_is_not_taken_for_it(
+    retaining: Trainer,
+) -> None:
+    for _ in range(5):
+        retaining.publish(*retaining.names)
+    with pytest.raises(NotFoundError, match=r"versions \[2, 1\] are retained, not 0"):
+        retaining.pull(0, retained=4)
 
 
 def test_readers_never_hold_up_the_trainer(trainer: Trainer) -> None:

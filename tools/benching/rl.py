@@ -21,8 +21,8 @@ from rich.table import Table
 
 from adapters.rl.config import ROLE, RLConfig, WarmStart, save_config
 from adapters.rl.environments import EnvironmentConfig
-from adapters.rl.ledger import Mode
 from adapters.rl.model import ModelConfig
+from adapters.rl.plan import Mode
 from elastic.launch import LaunchConfig, NodeSpec
 from elastic.records import TRAINER
 from tools.benching.elastic_job import ElasticJob, running

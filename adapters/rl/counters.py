@@ -1,0 +1,28 @@
+"""What an RL job counts of its samples and tokens. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """What happened to tokens and samples; a lower bound after a rollback of the ledger.
+
+    ``tokens_recovered`` came out of a lost worker's log; ``tokens_resampled`` had been reported
+    by a lost worker and were not in its log. Set aside are samples that were beyond the token
+    budget; too old are those that a late worker held when others were already promised the steps
+    that could have taken them.
+    """
+
+    samples_accepted: int = 0
+    tokens_sampled: int = 0
+    tokens_recovered: int = 0
+    tokens_resampled: int = 0
+    duplicates_refused: int = 0
+    redelivered: int = 0
+    rolled_back: int = 0
+    workers_lost: int = 0
+    workers_left: int = 0
+    samples_set_aside: int = 0
+    samples_too_old: int = 0
+    groups_reused: int = 0
