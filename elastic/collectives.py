@@ -9,6 +9,7 @@ are kept, never used again, and never destructed while an operation is under way
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 import time
@@ -38,6 +39,24 @@ POLL_S = 0.004
 
 PEER_LOSS_GRACE_S = 3.0
 """How long a broken connection may precede the fence that explains it."""
+
+_EXIT_WAIT_S = 15.0
+"""How long the process waits at its end for calls that were left behind: gloo gives up connecting
+after a few seconds."""
+
+_left_behind: list[threading.Thread] = []
+
+
+@atexit.register
+def _await_left_behind() -> None:
+    """Let calls that were left behind come back before the interpreter ends.
+
+    A thread that comes back from C++ to an interpreter that ends is ended by unwinding its stack,
+    which C++ takes for an error: the process aborts.
+    """
+    deadline_s = time.monotonic() + _EXIT_WAIT_S
+    for thread in _left_behind:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class Guard:
@@ -110,9 +129,12 @@ class Guard:
                 errors.append(error)
             done.set()
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
         with self.wait():
             while not done.wait(POLL_S):
+                if self._fenced():
+                    _left_behind.append(thread)
                 self.check()
         if errors:
             self._raise(errors[0])

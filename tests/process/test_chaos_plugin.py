@@ -19,9 +19,16 @@ from tools.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(300)
 
-PLUGIN = "tools.chaos.plugin"
+PLUGIN = "holdfast_pytest"
 TOY = Path(__file__).with_name("toy_worker.py")
 ROOT = Path(__file__).parents[2]
+
+
+def plug_in() -> tuple[str, ...]:
+    """Return the words that load it where this installation does not know of it yet."""
+    registered = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
+    return () if registered else ("-p", PLUGIN)
+
 
 GOOD = f"""
 import pytest
@@ -89,12 +96,11 @@ def outcomes(directory: Path, source: str, *words: str) -> dict[str, str]:
     directory.mkdir()
     env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     (directory / "test_it.py").write_text(source)
-    registered = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
     with (directory / "log").open("wb") as log:
         subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "--strict-markers", "-p", "no:cacheprovider"),
-                *(() if registered else ("-p", PLUGIN)),
+                *plug_in(),
                 *(f"--rootdir={directory}", f"--basetemp={directory / 'made'}"),
                 *(f"--junitxml={directory / 'junit.xml'}", *words, str(directory / "test_it.py")),
             ],
@@ -147,7 +153,8 @@ def test_what_is_wrong_fails_the_test_that_it_belongs_to(tmp_path: Path) -> None
 
 def test_the_plug_in_costs_other_tests_nothing() -> None:
     code = (
-        "import sys, pytest; before = set(sys.modules); import tools.chaos.plugin; "
+        "import sys, pytest; before = set(sys.modules); "
+        "import holdfast_pytest, tools.chaos.plugin; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     told = subprocess.run(
@@ -159,3 +166,21 @@ def test_the_plug_in_costs_other_tests_nothing() -> None:
     )
     heavy = {"torch", "elastic", "ckpt", "numpy", "msgspec", "rich", "zmq"}
     assert not heavy & set(told.stdout.split()), told.stdout
+
+
+def test_a_project_with_tools_of_its_own_runs_its_tests_without_the_fixtures(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").write_text("MINE = True\n")
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    import tools; tools.MINE\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plug_in(), "-c", os.devnull, "--rootdir", str(tmp_path)],
+        cwd=tmp_path,
+        env={**{k: v for k, v in os.environ.items() if "PYTEST" not in k}, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

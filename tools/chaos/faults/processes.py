@@ -17,6 +17,8 @@ _SHARE: Final = 0.8
 _PERIOD_S: Final = 0.1
 """Of a duty cycle: shorter than what is taken for a stop (`Timing.stop_grace_s`)."""
 
+KINDS: Final = frozenset({"kill", "lose", "stop", "slow", "preempt", "join", "leave"})
+
 
 class Processes:
     """The injector of ``kill``, ``lose``, ``stop``, ``slow``, ``preempt``, ``join``, ``leave``."""

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from adapters.rl.ledger import BatchPlan, Ledger
+from adapters.rl.ledger import Ledger
+from adapters.rl.plan import BatchPlan
 from adapters.rl.trajectory import Limits, SampleId, Stamp, Trajectory
 from tools.chaos.checker import check
 from tools.chaos.planted.bug import Bug
