@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -30,6 +32,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
+from elastic.channel import WORKER_ENV
 from elastic.errors import Fenced
 
 BACKEND = "holdfast"
@@ -40,23 +43,26 @@ POLL_S = 0.004
 PEER_LOSS_GRACE_S = 3.0
 """How long a broken connection may precede the fence that explains it."""
 
-_EXIT_WAIT_S = 15.0
-"""How long the process waits at its end for calls that were left behind: gloo gives up connecting
-after a few seconds."""
+_EXIT_WAIT_S = 1.0
 
 _left_behind: list[threading.Thread] = []
 
 
 @atexit.register
-def _await_left_behind() -> None:
-    """Let calls that were left behind come back before the interpreter ends.
+def _end_without_left_behind() -> None:
+    """End a worker here and now while a call that was left behind is not back.
 
     A thread that comes back from C++ to an interpreter that ends is ended by unwinding its stack,
-    which C++ takes for an error: the process aborts.
+    which C++ takes for an error: the process would abort. What the script registered to be done at
+    its end has been done, as this was registered before.
     """
     deadline_s = time.monotonic() + _EXIT_WAIT_S
     for thread in _left_behind:
         thread.join(max(0.0, deadline_s - time.monotonic()))
+    if WORKER_ENV in os.environ and any(thread.is_alive() for thread in _left_behind):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1 if hasattr(sys, "last_value") else 0)
 
 
 class Guard:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from rank_bodies import (
 )
 from ranks import fence_file, ranks
 
+from elastic.channel import WORKER_ENV
 from elastic.errors import Fenced
 
 
@@ -67,3 +70,33 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
     assert "rank 1 did not come to plan" in alone["error"]
     assert other["error"] == ""
     assert other["taken"] >= 2
+
+
+LEAVING = """
+import ctypes, sys, time
+from elastic.collectives import Guard
+from elastic.errors import Fenced
+fenced_s = time.monotonic() + 0.2
+guard = Guard(1, lambda: time.monotonic() > fenced_s)
+try:
+    guard.call(lambda: ctypes.CDLL(None).sleep(1000), name="stuck")
+except Fenced:
+    print("fenced")
+{then}
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("", 0), ("raise ValueError('wrong')", 1)])
+def test_a_worker_ends_though_a_call_it_left_behind_does_not_come_back(
+    then: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.format(then=then)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), WORKER_ENV: "{}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "fenced\n"), done.stderr
+    assert ("ValueError: wrong" in done.stderr) == bool(code)
