@@ -105,16 +105,18 @@ class Child:
         if self.code is not None:
             return None
         if self._foretold is not None:
-            self.kill()  # what it left in its group
-            self.code = self._foretold
-            return ChildStatus(change=Change.EXITED, code=self.code)
+            return ChildStatus(change=Change.EXITED, code=self._end_as_foretold(self._foretold))
         flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
-        changed = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOWAIT)
+        try:
+            changed = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # foretold and buried in this moment
+            return self.poll()
         if changed is None:
             return None
         if changed.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
             return ChildStatus(change=Change.EXITED, code=self._reap())
-        os.waitid(os.P_PID, self.pid, flags)
+        with contextlib.suppress(ChildProcessError):  # likewise; the next look says so
+            os.waitid(os.P_PID, self.pid, flags)
         stopped = changed.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
         return ChildStatus(change=Change.STOPPED if stopped else Change.CONTINUED)
 
@@ -129,9 +131,16 @@ class Child:
         """Wait until the kernel is done with it, and reap it; safe in another thread."""
         with contextlib.suppress(ChildProcessError):  # reaped already
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()  # what it left in its group, while the number is its own
         with self._ending:
             self._process.wait()
-        self._gone.set()
+            self._gone.set()
+
+    def _end_as_foretold(self, code: int) -> int:
+        if self.code is None:
+            self.kill()
+            self.code = code
+        return self.code
 
     def _reap(self) -> int:
         self.kill()  # what it left in its group; the number is its own until it is reaped
@@ -151,7 +160,7 @@ class Child:
         """
         send = os.kill if number == signal.SIGTERM else os.killpg
         with self._ending, contextlib.suppress(ProcessLookupError):
-            if self.code is None:
+            if self.code is None and not self._gone.is_set():
                 send(self.pid, number)
 
     def kill(self) -> None:
@@ -160,10 +169,14 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait until it exits and reap it; None when the time is up."""
-        if self._foretold is not None and not self._gone.wait(timeout_s):
-            return None
+        if self._foretold is not None:
+            code = self._end_as_foretold(self._foretold)
+            return code if self._gone.wait(timeout_s) else None
         if self.code is None:
-            pidfd = os.pidfd_open(self.pid)
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:  # foretold and buried in this moment
+                return self.wait(timeout_s)
             try:
                 ready, _, _ = select.select([pidfd], [], [], timeout_s)
             finally:

