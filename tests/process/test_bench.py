@@ -158,6 +158,7 @@ def test_the_plan_of_small_worlds_in_a_table_of_its_own(
     assert any(figure["name"] == "64 ranks, alike: one rank's plan" for figure in figures)
 
 
+@pytest.mark.exhaustive
 def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
     before, target = left_in_memory(), tmp_path / "figures.json"
     words = ("memory", "--quick", "--megabytes", "16", "--repeat", "1", "--json", target)
@@ -359,6 +360,7 @@ def test_recoveries_are_timed_by_phase_and_beside_torchrun(
     assert figures[f"{mttr.TORCHRUN}: {pauses.PAUSE}"]["versus"].startswith(mttr.KILL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_node_that_leaves_and_comes_back_costs_no_step(faulted: Faulted) -> None:
@@ -370,6 +372,7 @@ def test_a_node_that_leaves_and_comes_back_costs_no_step(faulted: Faulted) -> No
     assert figures[f"2 → 1: {pauses.LOST}"]["value"] == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_joins_are_timed_prepared_and_not(faulted: Faulted) -> None:
@@ -383,6 +386,7 @@ def test_joins_are_timed_prepared_and_not(faulted: Faulted) -> None:
     assert f"{joining.COLD}: {joining.REHEARSAL}" not in figures
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> None:

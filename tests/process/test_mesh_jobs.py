@@ -59,6 +59,7 @@ def lose_a_worker(running: Job, *, left: int) -> Event:
     return smaller
 
 
+@pytest.mark.exhaustive
 def test_a_group_that_lost_a_worker_leaves_and_comes_back_without_a_trace(tmp_path: Path) -> None:
     flags = ("--tp", "2", "--kind", "fsdp_tp", "--exact", "--then", "6")
     with training(tmp_path, *flags) as running:

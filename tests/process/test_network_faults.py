@@ -103,6 +103,7 @@ def test_a_slow_and_lossy_network_changes_nothing(machines: Machines, lan: Lan) 
     assert done(machines) == [alone(), alone()]
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_is_lost_for_good_is_gone_on_without(machines: Machines, lan: Lan) -> None:
     first = machines.start("--nnodes", "2", "--coordinator", machines.place)
     second = machines.start("--join", machines.place)
