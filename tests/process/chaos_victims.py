@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -40,6 +42,7 @@ class Remote:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         self.begins("'ready'")
         assert self.ends() == [True, "ready"]
@@ -65,7 +68,8 @@ class Remote:
         return json.loads(line)
 
     def close(self) -> None:
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # with its children, who have its pipes too
         self.process.communicate()
 
 

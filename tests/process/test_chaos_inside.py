@@ -135,13 +135,20 @@ def test_training_goes_wrong_for_one_step(hurt: Hurt) -> None:
     await_that(lambda: (t := remote.does(took))[2] - t[0] < 0.2)
 
 
-def test_a_forked_child_takes_orders_of_its_own(hurt: Hurt, tmp_path: Path) -> None:
+def test_a_forked_child_takes_orders_of_its_own(hurt: Hurt) -> None:
     remote, _ = hurt.worker()
     remote.does("!child = os.fork(); child or time.sleep(1e6)")
     child = remote.does("child")
     victim = hurt.site.add("child", child)
-    await_that((tmp_path / "orders" / f"{child}.fifo").exists)
-    hurt.injector.strike(struck("exit", amount=9), victim, hurt.site)
+
+    def ordered() -> bool:
+        try:
+            hurt.injector.strike(struck("exit", amount=9), victim, hurt.site)
+        except MissedError:
+            return False  # it does not listen yet
+        return True
+
+    await_that(ordered)
     assert remote.does("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 9
 
 
