@@ -107,6 +107,7 @@ def figures_of(
     return figures
 
 
+@pytest.mark.exhaustive
 def test_training_is_timed_with_and_without_saving(tmp_path: Path) -> None:
     names = {figure["name"] for figure in figures_of("lost", tmp_path, megabytes=1, timeout_s=200)}
     assert {f"{way}, 2 workers" for way in training.WAYS} <= names

@@ -25,6 +25,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     found.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_machine_is_lost_with_everything_and_comes_back(
