@@ -1,5 +1,6 @@
 """The page: one self-contained, well-formed document that shows what the report holds."""
 
+import re
 from xml.etree import ElementTree
 
 import msgspec
@@ -102,11 +103,23 @@ def test_every_picture_is_well_formed(draw: str) -> None:
     ElementTree.fromstring(picture)
 
 
+def test_lanes_begin_behind_the_longest_names() -> None:
+    story = make_report().timeline
+    lives = [
+        msgspec.structs.replace(each, node=f"{each.node}-with-a-long-name") for each in story.lives
+    ]
+    long = msgspec.structs.replace(story, lives=tuple(lives), steps=(), faults=())
+    name = re.compile(r'<text x="([0-9.]+)"[^>]*class="seat"')
+    short_x, long_x = (float(name.findall(charts.timeline(each))[0]) for each in (story, long))
+    assert long_x > short_x + 17 * 7
+
+
 def test_every_worker_has_a_lane_and_every_fault_a_cross() -> None:
     report = make_report()
     picture = charts.timeline(report.timeline)
     assert picture.count('class="fault"') == 3
-    assert picture.count('class="seat"') == len(report.timeline.lives)
+    places = {(life.node, life.seat) for life in report.timeline.lives}
+    assert picture.count('class="seat"') == len(places) < len(report.timeline.lives)
     assert picture.count('class="step lost"') == 2
 
 

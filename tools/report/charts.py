@@ -15,7 +15,9 @@ from tools.report.timeline import PHASES, Fault, Life, StepRun, Timeline
 WIDTH: Final = 1080.0
 CURVE_WIDTH: Final = 520.0
 CURVE_HEIGHT: Final = 254.0
-_LEFT: Final = 118.0
+_NODE_CHAR: Final = 7.4  # pixels of a character of a node's name, and of a seat's
+_SEAT_CHAR: Final = 6.4
+_GAP: Final = 8.0
 _RIGHT: Final = 14.0
 _LANE: Final = 26.0
 _BAR: Final = 16.0
@@ -38,16 +40,15 @@ def timeline(story: Timeline, *, era: str = "generation") -> str:
     ``era`` is what the spans between two changes are called: a job without generations has
     attempts.
     """
-    x = Scale(domain=(0.0, max(story.wall_s, 0.001)), range=(_LEFT, WIDTH - _RIGHT))
     lanes, node_rows, bottom = _lanes(story)
+    x = Scale(domain=(0.0, max(story.wall_s, 0.001)), range=(_left(lanes), WIDTH - _RIGHT))
     parts = [_axis(x, bottom), *_generations(story, x, bottom, era), *_recoveries(story, x, bottom)]
     for node, (start, end) in node_rows.items():
         parts.append(tag("line", x1=0, x2=WIDTH, y1=start - 5, y2=start - 5, class_="rule"))
         if node:
-            parts.append(text(0, (start + end) / 2 + 4, f"node {node}", class_="node"))
+            parts.append(text(0, (start + end) / 2 + 4, _node_name(node), class_="node"))
+    parts += [_seat_name(seat, x, y) for (_, seat), y in lanes.items()]
     parts += [_life(life, x, lanes) for life in story.lives]
-    lived = {(life.node, life.seat) for life in story.lives}
-    parts += [_seat_name(place[1], y) for place, y in lanes.items() if place not in lived]
     parts += [_step(run, x, lanes) for run in story.steps]
     parts += [_fault(fault, x, lanes, node_rows) for fault in story.faults]
     return drawing(WIDTH, bottom + 26, "".join(parts), label="timeline of the job")
@@ -71,6 +72,17 @@ def _lanes(story: Timeline) -> tuple[Lanes, dict[str, tuple[float, float]], floa
         extents[node] = (start, at - _LANE + _BAR)
         at += 8
     return lanes, extents, at
+
+
+def _left(lanes: Lanes) -> float:
+    """Return where the lanes begin: behind the longest names."""
+    nodes = max((len(_node_name(node)) for node, _ in lanes if node), default=0)
+    seats = max((len(seat) for _, seat in lanes), default=0)
+    return nodes * _NODE_CHAR + _GAP + seats * _SEAT_CHAR + _GAP
+
+
+def _node_name(node: str) -> str:
+    return f"node {node}"
 
 
 def _trainers_first(seat: str) -> tuple[bool, str]:
@@ -115,7 +127,7 @@ def _life(life: Life, x: Scale, lanes: Lanes) -> str:
     y = lanes[life.node, life.seat]
     words = f"{life.seat} on {life.node}, attempt {life.attempt}, pid {life.pid}: {life.ending}"
     start, end = x(life.start_s), x(life.end_s)
-    bar = tag(
+    return tag(
         "rect",
         titled(words),
         x=start,
@@ -125,11 +137,10 @@ def _life(life: Life, x: Scale, lanes: Lanes) -> str:
         rx=3,
         class_=f"life {role}",
     )
-    return _seat_name(life.seat, y) + bar
 
 
-def _seat_name(seat: str, y: float) -> str:
-    return text(_LEFT - 8, y + _BAR - 4, seat, class_="seat", text_anchor="end")
+def _seat_name(seat: str, x: Scale, y: float) -> str:
+    return text(x.range[0] - _GAP, y + _BAR - 4, seat, class_="seat", text_anchor="end")
 
 
 def _step(run: StepRun, x: Scale, lanes: Lanes) -> str:
