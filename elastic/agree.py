@@ -58,12 +58,25 @@ from elastic.seating import pending_trainers
 
 _Members = Mapping[str, Sequence[Member]]
 
+STEP_S = 60.0
+"""So long a node that has no trainers of its own leaves to those of others to end their step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
     """The generation stands; ask again at ``until_s`` at the latest (None: at the next change)."""
 
     until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """Have the local trainers of ``generation`` stand at the end of their step: others join.
+
+    So the change undoes nothing. Ask again when they do, and at ``until_s`` at the latest."""
+
+    generation: int
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +110,7 @@ class Finish:
     outcome: Outcome
 
 
-Decision = Idle | Fence | Wait | Propose | Finish
+Decision = Idle | Halt | Fence | Wait | Propose | Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +179,14 @@ def decide(
     now_s: float,
     policy: Policy | None = None,
     restore_points: RestorePoints | None = None,
+    stand: bool = False,
+    step_s: float = STEP_S,
 ) -> tuple[Decision, str]:
-    """Return what the agent of ``node`` is to do now, and why."""
+    """Return what the agent of ``node`` is to do now, and why.
+
+    ``stand``: the node's trainers stand at the end of a step, as `Halt` asked them to; ``step_s``
+    is how long that may take before who joins waits no longer.
+    """
     policy = policy or Policy()
     me = view.nodes.get(node)
     if view.outcome:
@@ -181,9 +200,13 @@ def decide(
         return finished
     joins: list[str] = []
     if not stale:
-        joins, until_s = _joins(view, seen, now_s=now_s, policy=policy)
-        if not joins:
-            return Idle(until_s=until_s), f"generation {view.number} stands"
+        joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
+        if stand and not me.leaving:
+            joins = joins or ["who wanted to join is gone, but the trainers stand"]
+        elif not joins:
+            return Idle(until_s=at_s), f"generation {view.number} stands"
+        elif at_s is not None and now_s < at_s + step_s:
+            return Halt(generation=view.number, until_s=at_s + step_s), "; ".join(joins)
     if me.fenced < view.number:
         return Fence(generation=view.number), "; ".join(joins or faults(view))
     if finished:
@@ -328,7 +351,7 @@ def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[s
 def _joins(
     view: View, seen: Seen, *, now_s: float, policy: Policy
 ) -> tuple[list[str], float | None]:
-    """Return who may join now, as clauses, or until when to wait for that."""
+    """Return who may join now, as clauses, and since when; or until when to wait for that."""
     held = _held_off(view, seen, now_s=now_s, policy=policy)
     trainers = [pair for pair in outside_trainers(view) if pair[0].node not in held]
     if view.generation and trainers:
@@ -356,7 +379,7 @@ def _joins(
     if now_s < until_s:
         return [], until_s if again_s is None else min(until_s, again_s)
     clauses = [f"{worker.seat} on {node.node} wants to join" for node, worker in trainers]
-    return clauses + [f"node {node.node} wants to join" for node in nodes], None
+    return clauses + [f"node {node.node} wants to join" for node in nodes], until_s
 
 
 def _spec_of_generation(view: View) -> JobSpec:

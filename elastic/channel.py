@@ -120,6 +120,15 @@ class Channel(Protocol):
         once, and have about two seconds to hand over what would be missed.
         """
 
+    def halts(self, generation: int) -> bool:
+        """Whether the trainers of ``generation`` are to stand at the end of the present step.
+
+        Others join then: it undoes nothing. One read of shared memory.
+        """
+
+    def halted(self, *, generation: int, step: int) -> None:
+        """Say that this trainer stands at the end of ``step``, as every other does."""
+
     def handed_over(self, *, generation: int, step: int) -> None:
         """Say that ``step`` is safe without this worker, whose node may leave now."""
 
@@ -243,6 +252,14 @@ class AgentChannel:
     def leaving(self) -> bool:
         """See `Channel.leaving`."""
         return self._page.leaving
+
+    def halts(self, generation: int) -> bool:
+        """See `Channel.halts`."""
+        return self._page.halts(generation)
+
+    def halted(self, *, generation: int, step: int) -> None:
+        """See `Channel.halted`."""
+        self._send(messages.Halted(generation=generation, step=step))
 
     def handed_over(self, *, generation: int, step: int) -> None:
         """See `Channel.handed_over`."""

@@ -17,7 +17,7 @@ from elastic.lifelock import LOCK_BYTES, LifeLock
 from elastic.phases import Beat, Phase
 
 PAGE_BYTES = 4096
-_FENCE, _UNTIL_NS, _LEAVE = 0, 1, 2  # cells of the agent
+_FENCE, _UNTIL_NS, _LEAVE, _HALT = 0, 1, 2, 3  # cells of the agent
 _BEAT, _STEP, _PHASE, _BEAT_NS, _LIMIT_MS, _HELD = 8, 9, 10, 11, 12, 13  # and of the worker
 _LIFE_AT = PAGE_BYTES - LOCK_BYTES
 
@@ -70,6 +70,14 @@ class ControlPage:
     def set_leaving(self) -> None:
         """Ask the worker to hand over at the next step (agent only)."""
         self._cells[_LEAVE] = 1
+
+    def halts(self, generation: int) -> bool:
+        """Whether the trainers of a generation are to stand at the end of their step."""
+        return self._cells[_HALT] == generation
+
+    def set_halt(self, generation: int) -> None:
+        """Ask the worker to stand at the end of its step in ``generation`` (agent only)."""
+        self._cells[_HALT] = generation
 
     def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
         """Record a heartbeat (worker only)."""

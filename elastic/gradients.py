@@ -52,7 +52,7 @@ class Gradients:
     ) -> None:
         self._reducer, self._microbatches = reducer, microbatches
         self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
-        self.wished = False
+        self.wished = 0
         self._wrapped = Wrapped(modules)
         self._unite, self._mine = unite, [name for name, _ in self._wrapped.parameters()]
         self._names = unite(self._mine)
@@ -94,12 +94,12 @@ class Gradients:
         """Say that a backward is over, before anything else may communicate."""
         self._buckets.end_backward()
 
-    def end_pass(self, *, backwards: int, agree: int, wish: bool = False) -> bool:
+    def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> bool:
         """Make the mean gradients, or drop them and return False: then repeat the pass.
 
         ``agree`` is a number that must be the same on all ranks (of whatever the pass did);
-        ``wished`` says afterwards whether any rank had a ``wish``. Raises ``NotFinite`` on all
-        ranks alike.
+        ``wished`` is afterwards the largest ``wish`` of any rank. Raises ``NotFinite`` on all ranks
+        alike.
         """
         self._wrapped.reshard()
         parameters = [(n, p) for n, p in self._wrapped.parameters() if p.requires_grad]
@@ -123,7 +123,7 @@ class Gradients:
         return True
 
     def _agree(
-        self, parameters: Parameters, *, agree: int, wish: bool
+        self, parameters: Parameters, *, agree: int, wish: int
     ) -> tuple[dict[str, float], dict[str, int]]:
         """Return every parameter's peak, and where its gradient is, over all ranks."""
         if self._mine != (mine := [name for name, _ in self._wrapped.parameters()]):
@@ -143,7 +143,7 @@ class Gradients:
                 "the ranks did different things in the same step: every microbatch must call "
                 "run.backward equally often and run.log with the same names"
             )
-        self.wished = values[-3] > 0
+        self.wished = int(values[-3])
         count = len(self._names)
         found = dict(zip(self._names, values[:count], strict=True))
         return found, dict(zip(self._names, map(int, values[count:-3]), strict=True))

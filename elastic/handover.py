@@ -1,15 +1,17 @@
-"""Leaving on notice: the last step that a node takes part in is safe before it goes.
+"""Standing at the end of a step, for a change of the world that was announced: it undoes nothing.
 
 The steps are synchronous, so where one rank stops at the end of a step nobody completes the next.
-All ranks learn from the gradients' own reduction that a node is to leave, snapshot the step, and
-stand still; the leaving node's ranks see it protected and say so to their agent, which ends them
-and withdraws. From there on it is a lost node like any other, at the best of moments.
+All ranks learn from the gradients' own reduction that some node wishes it, snapshot the step, and
+stand still. Where a node is to leave, its ranks see the step protected and say so to their agent,
+which ends them and withdraws: from there on it is a lost node like any other, at the best of
+moments. Where others want to join, the ranks say that they stand, and their agents fence.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from enum import IntEnum
 
 from ckpt.errors import CkptError
 from ckpt.sidecar.client import SidecarClient
@@ -20,9 +22,24 @@ from elastic.reform import World
 _log = logging.getLogger(__name__)
 
 HOLD_S = 60.0
-"""How long the others stand still for a node that does not leave after all."""
+"""How long all stand still for a change that does not come after all."""
 
 _ASK_S = 0.2
+
+
+class Wish(IntEnum):
+    """What a rank has all ranks do at the end of the step; where several wish, the largest."""
+
+    NONE = 0
+    HALT = 1
+    LEAVE = 2
+
+
+def wish_of(channel: Channel, world: World) -> Wish:
+    """Return what this rank's agent asks for."""
+    if channel.leaving():
+        return Wish.LEAVE
+    return Wish.HALT if channel.halts(world.generation) else Wish.NONE
 
 
 def hand_over(
@@ -30,18 +47,22 @@ def hand_over(
 ) -> None:
     """Stand at the end of ``step`` until the generation is over, at most `HOLD_S`.
 
-    ``stored``: the step was given to the store, and is safe when it is there. Raises ``Fenced``.
+    Every rank has a snapshot of it. ``stored``: it was given to the store, and is safe when it is
+    there. Raises ``Fenced``.
     """
-    deadline_s, said = time.monotonic() + HOLD_S, not channel.leaving()
+    deadline_s, halted, handed = time.monotonic() + HOLD_S, False, False
     with world.guard.wait():
         while time.monotonic() < deadline_s:
             world.guard.check()
-            if not said and _is_safe(world, client, step=step, stored=stored):
-                channel.handed_over(generation=world.generation, step=step)
-                said = True
-            elif said:
+            if not halted and channel.halts(world.generation):
+                channel.halted(generation=world.generation, step=step)
+                halted = True
+            if handed or not channel.leaving():
                 time.sleep(POLL_S)
-    _log.warning("the node that was to leave is still there after %g s: going on", HOLD_S)
+            elif _is_safe(world, client, step=step, stored=stored):
+                channel.handed_over(generation=world.generation, step=step)
+                handed = True
+    _log.warning("the world has not changed after %g s: going on", HOLD_S)
 
 
 def _is_safe(world: World, client: SidecarClient, *, step: int, stored: bool) -> bool:

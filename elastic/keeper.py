@@ -18,7 +18,7 @@ from elastic.channel import Channel, Phase
 from elastic.config import Settings
 from elastic.cursor import KEY, Cursor
 from elastic.errors import ConfigError, ElasticError, JobFailed
-from elastic.handover import hand_over
+from elastic.handover import Wish, hand_over
 from elastic.protection import Protection, ProtectionWatch
 from elastic.pulse import Pulse
 from elastic.reform import World
@@ -155,10 +155,10 @@ class Keeper:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._snapshots
 
-    def keep(self, *, last: bool, wished: bool = False) -> None:
-        """Snapshot the step just completed where it is due, or ``wished`` for by all ranks.
+    def keep(self, *, last: bool, wished: Wish = Wish.NONE) -> None:
+        """Snapshot the step just completed where it is due, or ``wished`` for by any rank.
 
-        A node is about to leave then: without parity only the store outlives it.
+        Where a node is about to leave, without parity only the store outlives it.
         """
         settings, step = self._settings, self.cursor.step
         if self._watch is not None:
@@ -166,7 +166,7 @@ class Keeper:
         persist = settings.checkpoint is not None and (
             last
             or step % settings.checkpoint_every == 0
-            or (wished and not self._world.record.snapshots.parity)
+            or (wished is Wish.LEAVE and not self._world.record.snapshots.parity)
         )
         if persist or last or wished or step % settings.snapshot_every == 0:
             self._snapshot(self._tracked(), persist=persist)
@@ -195,8 +195,10 @@ class Keeper:
             self._asked = self.cursor.step
 
     def hand_over(self) -> None:
-        """Wait at the end of the step until the node that is to leave has left."""
+        """Wait at the end of the step, of which there is a snapshot, until the world changes."""
         with self._pulse.phase(Phase.WAIT):
+            self._tracked().fence()
+            self._world.barrier()  # by now every rank has its own
             hand_over(
                 self._channel,
                 self._world,

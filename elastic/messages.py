@@ -43,6 +43,13 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
     user_error: bool
 
 
+class Halted(msgspec.Struct, frozen=True, kw_only=True, tag="halted"):
+    """Worker: it stands at the end of ``step``, of which its node has a snapshot."""
+
+    generation: int
+    step: int
+
+
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True, tag="handed_over"):
     """Worker: it stands at the end of ``step``, which is safe without its node."""
 
@@ -74,11 +81,11 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-FromWorker: TypeAlias = Ready | Emit | Done | Fail | HandedOver
+FromWorker: TypeAlias = Ready | Emit | Done | Fail | Halted | HandedOver
 FromAgent: TypeAlias = Begin | Fence | RosterChanged | Stop
 
 from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(
-    Ready | Emit | Done | Fail | HandedOver
+    Ready | Emit | Done | Fail | Halted | HandedOver
 )
 from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(
     Begin | Fence | RosterChanged | Stop

@@ -27,6 +27,7 @@ from elastic.data.order import Order
 from elastic.data.work import Samples, Work
 from elastic.errors import ConfigError, JobFailed, NotFinite
 from elastic.gradients import Gradients
+from elastic.handover import Wish, wish_of
 from elastic.keeper import Keeper
 from elastic.loss import Action
 from elastic.losswatch import LossWatch
@@ -273,7 +274,7 @@ class Run:
         cursor.metrics.update(self._logs.latest)
         cursor.step += 1
         self._work.advance()
-        wished = self._tracked().wished
+        wished = Wish(self._tracked().wished)
         self._keeper.keep(last=last, wished=wished)
         protection = self.protection
         start, began, cpu_began = self._began
@@ -418,7 +419,7 @@ class Run:
         if self._backwards and self._has_gradients:
             raise ConfigError("one pass of microbatches per step may call run.backward")
         agree, wrong = self._logs.signature(self._backwards > 0), ""
-        wish = self._channel.leaving()
+        wish = wish_of(self._channel, self._world)
         try:
             if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
                 self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)

@@ -25,6 +25,13 @@ class Unwatched:
         """Never: there is nobody to hand over to."""
         return False
 
+    def halts(self, generation: int) -> bool:
+        """Never: nobody joins."""
+        return False
+
+    def halted(self, *, generation: int, step: int) -> None:
+        """Nobody waits for it."""
+
     def handed_over(self, *, generation: int, step: int) -> None:
         """Nobody waits for it."""
 

@@ -51,6 +51,7 @@ class Conductor:
         self._known = 0
         self._fencing = 0
         self._fenced = 0
+        self._stood = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
         self._progress = -1
@@ -109,6 +110,9 @@ class Conductor:
         if self._sidecar.address:
             mine = seating.assigned(self.view.seating, self._config.node)
             self._crew.follow(mine, sidecar=self._sidecar.address)
+        if self.view.number > self._stood and self._crew.stand(self.view.number):
+            self._stood = self.view.number
+            self._again(now_s)
         if self._again_s is not None and now_s >= self._again_s:
             self._again_s = None
             self._seat(now_s)
@@ -154,8 +158,19 @@ class Conductor:
 
     def _decide(self, now_s: float) -> None:
         self._seen = agree.observe(self.view, self._seen, now_s=now_s)
-        decision, reason = agree.decide(self.view, self._seen, node=self._config.node, now_s=now_s)
+        step_s = self._crew.step_s(self.view.number)
+        decision, reason = agree.decide(
+            self.view,
+            self._seen,
+            node=self._config.node,
+            now_s=now_s,
+            stand=self._stood == self.view.number > 0,
+            step_s=agree.STEP_S if step_s is None else step_s,
+        )
         match decision:
+            case agree.Halt(generation=generation, until_s=until_s):
+                self._crew.halt(generation)
+                self._again(until_s)
             case agree.Fence(generation=generation):
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):

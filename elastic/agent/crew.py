@@ -20,6 +20,7 @@ from elastic.phases import Phase
 from elastic.process import Change, ChildStatus, describe_exit
 from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
 
+_STEPS_LONG, _STEP_LEAST_S = 3.0, 1.0
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
 
 
@@ -142,6 +143,11 @@ class Crew:
                 self._on_ready(worker, message)
             case messages.Emit():
                 self._on_emit(worker, message)
+            case messages.Halted():
+                worker.halted = message.generation
+                self._reporter.emit(
+                    "halted", seat=worker.seat, generation=message.generation, step=message.step
+                )
             case messages.HandedOver():
                 self._on_handed_over(worker, message)
             case messages.Done():
@@ -244,7 +250,7 @@ class Crew:
 
         They are left alone: it takes all ranks of the job to see that none gets any further.
         """
-        inside = [w for w in self._inside(generation) if w.role == TRAINER]
+        inside = self._trainers_in(generation)
         if not inside or not all(self._meets_too_long(worker) for worker in inside):
             return False
         for worker in inside:
@@ -301,7 +307,26 @@ class Crew:
             ending = "exit status 0 before its part of the job was complete"
         return f"{ending}: {detail}" if (detail := worker.verdict or worker.error) else ending
 
-    # -- leaving on notice ------------------------------------------------------------------
+    # -- at the end of a step ---------------------------------------------------------------
+
+    def halt(self, generation: int) -> None:
+        """Have the trainers of ``generation`` stand at the end of their step."""
+        for worker in self._trainers_in(generation):
+            worker.page.set_halt(generation)
+
+    def stand(self, generation: int) -> bool:
+        """Whether the trainers of ``generation`` here do so, if there are any."""
+        inside = self._trainers_in(generation)
+        return bool(inside) and all(worker.halted == generation for worker in inside)
+
+    def step_s(self, generation: int) -> float | None:
+        """Return how long that may take, from the longest of their last steps.
+
+        None without trainers. Where no step is known yet it may take long, to no avail.
+        """
+        inside = self._trainers_in(generation)
+        longest_s = max((max(w.step_seconds, default=0.0) for w in inside), default=None)
+        return None if longest_s is None else _STEPS_LONG * longest_s + _STEP_LEAST_S
 
     def hand_over(self) -> None:
         """Have the trainers hand over at the end of their step."""
@@ -357,6 +382,9 @@ class Crew:
         return park_limit_s(
             worker.quiet_seconds, least_s=self._timing.park_timeout_s, limits=self._timing.limits
         )
+
+    def _trainers_in(self, generation: int) -> list[Worker]:
+        return [w for w in self._inside(generation) if w.role == TRAINER]
 
     def _inside(self, generation: int) -> list[Worker]:
         return [

@@ -59,7 +59,7 @@ class Worker:
         self.ready_after = 0
         self.generation = 0
         self.stepped = 0
-        self.handed = 0
+        self.halted = self.handed = 0  # generations
         self.stalled = 0
         self.spec: JobSpec | None = None
         self.info: dict[str, Json] = {}

@@ -38,6 +38,7 @@ KEEP_ALIVE_S = 0.25
 SELF_FENCE_S = 0.7
 PARK_TIMEOUT_S = 2.0
 HANG_S = 1.5
+HALT_S = 1.0
 _READ_RETRY_S = 0.1
 _SEATERS = 3  # enough to race for it
 
@@ -56,6 +57,7 @@ class SimulatedAgent:
         self.view = View(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
         self._inventory: Inventory | None = None
         self._fencing, self._known = 0, 0
+        self.halts = self.stood = 0  # generations
         self._seen = agree.Seen()
         self._lease: int | None = None
         self._renewed_s = sim.now_s
@@ -366,9 +368,20 @@ class SimulatedAgent:
     def _decide(self) -> None:
         now_s = self.sim.now_s
         self._seen = agree.observe(self.view, self._seen, now_s=now_s)
-        decision, reason = agree.decide(self.view, self._seen, node=self.name, now_s=now_s)
+        trains = any(worker.acts for worker in self.workers.values())
+        decision, reason = agree.decide(
+            self.view,
+            self._seen,
+            node=self.name,
+            now_s=now_s,
+            stand=self.stood == self.view.number > 0,
+            step_s=HALT_S if trains else agree.STEP_S,
+        )
         self.sim.judge(self, decision, reason)
         match decision:
+            case agree.Halt(generation=generation, until_s=until_s):
+                self.halts = generation
+                self._again(until_s - now_s)
             case agree.Fence(generation=generation):
                 self._fence(generation, reason)
             case agree.Propose(record=record, expected=expected):
@@ -378,6 +391,11 @@ class SimulatedAgent:
             case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
                 if until_s is not None:
                     self._again(until_s - now_s)
+
+    def stand(self, generation: int) -> None:
+        """The trainers here stand at the end of a step, as `agree.Halt` asked them to."""
+        self.stood = generation
+        self._soon(0.0, 0.005, self.carry_on)
 
     def _again(self, delay_s: float) -> None:
         due_s = self.sim.now_s + max(delay_s, 0.001)

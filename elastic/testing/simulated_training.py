@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elastic.testing.simulator import Simulation
 
 _POLL_S = 0.01
+_HOLD_S = 10.0
 
 
 class InvariantError(AssertionError):
@@ -143,9 +144,26 @@ class Training:
         require(self._sim.newest == number, f"a step of {number} while {self._sim.newest} is born")
         self.history.append(hash((self.history[-1], number, done + 1)))
         self._sim.tell("step", "", generation=number, step=done + 1)
-        if (done + 1) % config.snapshot_every == 0:
+        halting = self._halting(number)
+        if halting or (done + 1) % config.snapshot_every == 0:
             self._snapshot(number)
-        self._next(number)
+        if halting:
+            self._sim.schedule.soon(*config.copy_s, lambda: self._stand(number))
+        else:
+            self._next(number)
+
+    def _halting(self, number: int) -> list[SimulatedAgent]:
+        """Return the agents that want the step to be the generation's last."""
+        players = [self._player(member) for member in self._sim.generations[number].members]
+        return [agent for agent, _ in filter(None, players) if agent.halts == number]
+
+    def _stand(self, number: int) -> None:
+        """All members stand behind their step until the generation is over."""
+        for agent in self._halting(number):
+            agent.stand(number)
+        self._sim.schedule.after(
+            _HOLD_S, lambda: self._next(number) if self._sim.newest == number else None
+        )
 
     def woke(self, number: int) -> None:
         """A member that hung goes on, and so does its generation, if nothing else is wrong."""

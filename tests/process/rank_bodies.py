@@ -187,6 +187,9 @@ class Listening:
     def leaving(self) -> bool:
         return False
 
+    def halts(self, generation: int) -> bool:
+        return False
+
 
 def run_of(world: reform.World, settings: Settings) -> tuple[Run, Listening]:
     """A run without agents and sidecars."""

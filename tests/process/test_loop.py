@@ -46,6 +46,9 @@ class LoneChannel:
     def leaving(self) -> bool:
         return False
 
+    def halts(self, generation: int) -> bool:
+        return False
+
     def beat(self, *, step: int, phase: Any, limit_s: float = 0.0) -> None: ...
 
     def emit(self, kind: str, **fields: Any) -> None:

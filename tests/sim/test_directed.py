@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from elastic.records import JobSpec
@@ -50,6 +53,26 @@ def test_node_joins_while_the_others_recover_from_its_loss(seed: int, back_s: fl
     simulation, report = job(seed, fault(FaultKind.NODE, 1.5, 1, lasts_s=back_s))
     assert sorted(simulation.generations[report.generations].nodes) == ["n0", "n1", "n2"]
     assert report.generations <= 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_join_undoes_no_step(seed: int) -> None:
+    simulation = Simulation(THREE, seed=seed, faults=[fault(FaultKind.NODE, 1.5, 1, lasts_s=0.6)])
+    done, undone = -1, list[int]()
+
+    def watch(kind: str, node: str, fields: Mapping[str, Any]) -> None:
+        nonlocal done
+        if kind == "resumed":
+            undone.append(done - fields["step"])
+        if kind in ("step", "resumed"):
+            done = fields["step"]
+
+    simulation.watch = watch
+    assert simulation.run().outcome.ok
+    lost, joined = undone[-2:]
+    assert set(members(simulation, simulation.newest)) == {"n0", "n1", "n2"}
+    assert lost <= 1
+    assert joined == 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)

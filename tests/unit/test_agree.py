@@ -12,6 +12,7 @@ from elastic.agree import (
     Decision,
     Fence,
     Finish,
+    Halt,
     Idle,
     Policy,
     Propose,
@@ -70,13 +71,20 @@ def fourth(nodes: dict[str, NodeRecord] | None = None, **more: NodeRecord | None
 
 
 def ask(
-    *views: View, node: str = "a", times_s: Sequence[float] = (100.0,), policy: Policy = POLICY
+    *views: View,
+    node: str = "a",
+    times_s: Sequence[float] = (100.0,),
+    policy: Policy = POLICY,
+    stand: bool = False,
+    step_s: float = 0.0,
 ) -> tuple[Decision, str]:
     """Show an agent the views one after the other and return its last decision."""
     seen, answer = Seen(), None
     for view, now_s in zip([*views] + [views[-1]] * len(times_s), times_s, strict=False):
         seen = observe(view, seen, now_s=now_s)
-        answer = decide(view, seen, node=node, now_s=now_s, policy=policy)
+        answer = decide(
+            view, seen, node=node, now_s=now_s, policy=policy, stand=stand, step_s=step_s
+        )
     assert answer is not None
     return answer
 
@@ -274,6 +282,33 @@ def test_joiner_is_let_in_once_it_has_settled() -> None:
         Fence(generation=4),
         "trainer/2 on c wants to join",
     )
+
+
+def test_a_joiner_waits_for_the_end_of_the_step() -> None:
+    joiner = fakes.node("c", trainer(2, READY, ready_after=0), fenced=3)
+    view, settled_s = fourth(c=joiner), 100.0 + POLICY.holdoff_s
+    times_s = (100.0, settled_s)
+    halt = Halt(generation=4, until_s=settled_s + 7.0)
+    assert ask(view, times_s=times_s, step_s=7.0) == (halt, "trainer/2 on c wants to join")
+    assert ask(view, times_s=times_s, step_s=7.0, stand=True)[0] == Fence(generation=4)
+    late_s = (100.0, settled_s + 7.0)
+    assert ask(view, times_s=late_s, step_s=7.0)[0] == Fence(generation=4)
+
+
+def test_a_fault_does_not_wait_for_the_end_of_the_step() -> None:
+    view = fourth(b=fakes.node("b", trainer(1, DEAD), fenced=3))
+    assert ask(view, step_s=7.0)[0] == Fence(generation=4)
+
+
+def test_trainers_that_stand_go_on_though_the_joiner_is_gone() -> None:
+    decision, reason = ask(fourth(), stand=True, step_s=7.0)
+    assert decision == Fence(generation=4)
+    assert "gone" in reason
+
+
+def test_a_node_that_leaves_does_not_fence_for_its_own_trainers_that_stand() -> None:
+    leaver = msgspec.structs.replace(fakes.node("a", trainer(0), fenced=3), leaving=1)
+    assert ask(fourth(a=leaver), stand=True, step_s=7.0)[0] == Idle()
 
 
 def test_each_further_joiner_starts_the_wait_anew_up_to_a_bound() -> None:

@@ -209,6 +209,14 @@ def test_the_longest_silence_of_computing_is_remembered(
     assert pulse.take_quiet_s() == 0.0
 
 
+def test_a_worker_is_asked_to_stand_for_one_generation_and_says_so(pair: Pair) -> None:
+    pair.page.set_halt(2)
+    assert [pair.channel.halts(generation) for generation in (1, 2, 3)] == [False, True, False]
+    assert not pair.channel.leaving()
+    pair.channel.halted(generation=2, step=7)
+    assert pair.heard() == messages.Halted(generation=2, step=7)
+
+
 def test_a_worker_hands_over_and_is_told_to_leave(pair: Pair) -> None:
     assert not pair.channel.leaving()
     pair.page.set_leaving()

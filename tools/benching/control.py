@@ -126,7 +126,7 @@ class _Plane:
         self._lost: list[str] = []
         self._starts: Counter[str] = Counter()
         self._view = View(run=_RUN, nodes={}, wanted=self._wanted)
-        self._seen = agree.Seen()
+        self._seen, self._stood = agree.Seen(), 0
         self._now_s, self._step = 0.0, 0
         self._costs = _Costs(nodes)
 
@@ -211,6 +211,8 @@ class _Plane:
         for _ in range(1000):
             decision = self._look()
             match decision:
+                case agree.Halt(generation=generation):
+                    self._stood = generation
                 case agree.Fence(generation=generation):
                     keeper = _Keeper(self._view.generation, self._step)
                     self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
@@ -244,7 +246,13 @@ class _Plane:
         seats, _ = seating.seat(self._view, progress=self._step)
         self._seen = agree.observe(self._view, self._seen, now_s=self._now_s)
         node = min(self._view.nodes)
-        decision, _ = agree.decide(self._view, self._seen, node=node, now_s=self._now_s)
+        decision, _ = agree.decide(
+            self._view,
+            self._seen,
+            node=node,
+            now_s=self._now_s,
+            stand=self._stood == self._view.number > 0,
+        )
         self._costs.decisions_s.append(time.process_time() - viewed_s)
         if isinstance(decision, agree.Propose):
             self._costs.proposals_s.append(self._costs.decisions_s[-1])

@@ -324,7 +324,7 @@ BUGS: Final = (
         "snapshots of a rolled-back future are restored",
         "elastic.planning.plan:on_timeline",
         _forgets_what_was_rolled_back,
-        9,
+        163,
     ),
     _bug(
         "oldest-restored",
@@ -373,7 +373,7 @@ BUGS: Final = (
         "a snapshot is protected before its last parity row is sealed",
         "ckpt.sidecar.state:Snapshot.advance",
         _is_protected_a_row_early,
-        39,
+        49,
     ),
     _bug(
         "committed-early",
@@ -387,7 +387,7 @@ BUGS: Final = (
         "with keep = 1 nothing is kept",
         "ckpt.sidecar.state:Book._retain",
         _keeps_one_too_few,
-        10,
+        21,
     ),
     _bug(
         "restored-dropped",
@@ -401,14 +401,14 @@ BUGS: Final = (
         "blocks are taken in after the inventory",
         "ckpt.sidecar.state:Book.close",
         _takes_blocks_after_its_inventory,
-        26,
+        225,
     ),
     _bug(
         "old-generation",
         "a sidecar takes news of a generation that is over",
         "ckpt.sidecar.state:Book.require",
         _accepts_an_old_generation,
-        48,
+        271,
     ),
     _bug(
         "set-uncompared",
