@@ -26,6 +26,7 @@ _TIE = (
     "os.execvp(sys.argv[2],sys.argv[2:])"
 )
 _EXEC_LOOKS, _EXEC_LOOK_S = 50, 0.002
+_END_LOOK_S = 0.005
 
 
 class Change(Enum):
@@ -166,6 +167,24 @@ class Child:
     def kill(self) -> None:
         """SIGKILL it and its group."""
         self.signal(signal.SIGKILL)
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait until it will not run again, whether the kernel is done with it or not."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.code is None and self._foretold is None:
+            left_s = deadline_s - time.monotonic()
+            try:
+                pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:  # foretold and buried in this moment
+                continue
+            try:
+                if select.select([pidfd], [], [], max(0.0, min(left_s, _END_LOOK_S)))[0]:
+                    return True
+            finally:
+                os.close(pidfd)
+            if left_s <= 0:
+                return False
+        return True
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait until it exits and reap it; None when the time is up."""

@@ -276,9 +276,11 @@ class Agent:
             self._notices.close()
         self._crew.table.kill_all()
         for worker in self._crew.table:
-            worker.child.wait(timeout_s=self._timing.stop_timeout_s)
+            worker.child.await_end(timeout_s=self._timing.stop_timeout_s)
         if self._conductor.left or self._ending:
             self._conductor.withdraw()
+        for worker in self._crew.table:
+            worker.child.wait(timeout_s=self._timing.stop_timeout_s)
         self._sidecar.stop()
         self._lease.close()
         if self._hosting:

@@ -117,10 +117,13 @@ def test_one_that_was_buried_before_anybody_looked_has_exited_all_the_same(tmp_p
         directory = tmp_path / look
         directory.mkdir()
         holder = Holder(directory, nbytes=1 << 20)
+        assert not holder.child.await_end(0.01), "it lives"
         os.kill(holder.child.pid, signal.SIGKILL)
         holder.thread.join(DEADLINE_S)
         holder.child.foretell(-signal.SIGKILL)
+        assert holder.child.await_end(0.0)
         holder.child.bury()
+        assert holder.child.await_end(0.0)
         if look == "poll":
             told = holder.child.poll()
             assert told is not None
