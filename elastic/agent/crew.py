@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -320,13 +321,13 @@ class Crew:
         return bool(inside) and all(worker.halted == generation for worker in inside)
 
     def step_s(self, generation: int) -> float | None:
-        """Return how long that may take, from the longest of their last steps.
+        """Return how long that may take, from what their last steps took; None without trainers.
 
-        None without trainers. Where no step is known yet it may take long, to no avail.
+        A first step, which may compile, says nothing of those behind it: what counts is the median.
         """
         inside = self._trainers_in(generation)
-        longest_s = max((max(w.step_seconds, default=0.0) for w in inside), default=None)
-        return None if longest_s is None else _STEPS_LONG * longest_s + _STEP_LEAST_S
+        taken_s = [statistics.median(w.step_seconds) for w in inside if w.step_seconds]
+        return _STEPS_LONG * max(taken_s, default=0.0) + _STEP_LEAST_S if inside else None
 
     def hand_over(self) -> None:
         """Have the trainers hand over at the end of their step."""
