@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from typing_extensions import Buffer, TypeIs
@@ -44,6 +45,17 @@ Part: TypeAlias = Buffer | Poured
 def is_poured(part: Part) -> TypeIs[Poured]:
     """Say whether a part copies itself."""
     return hasattr(part, "pour")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpublished:
+    """What a writer began and did not publish, ``where`` people find it.
+
+    ``abandoned``: its writer is known to be gone, so that a sweep of the folder would remove it.
+    """
+
+    where: str
+    abandoned: bool
 
 
 class Store(Protocol):
@@ -93,6 +105,9 @@ class Store(Protocol):
 
     def sweep(self, folder: str) -> None:
         """Remove what killed writers left directly below a folder."""
+
+    def unpublished(self, folder: str) -> list[Unpublished]:
+        """Return what was begun directly below a folder and is not published; removes nothing."""
 
     def where(self, name: str) -> str:
         """Return the name as people and tools outside find it."""

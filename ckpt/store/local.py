@@ -22,7 +22,7 @@ from typing_extensions import Buffer
 
 from ckpt.errors import CorruptError, NotFoundError, StoreError
 from ckpt.store import direct, writeback
-from ckpt.store.base import Part
+from ckpt.store.base import Part, Unpublished
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
@@ -232,6 +232,14 @@ class LocalStore:
         with _refusals(self._path(folder), "clean it"):
             _sweep(self._path(folder))
 
+    def unpublished(self, folder: str) -> list[Unpublished]:
+        """Return the temporary files."""
+        with _refusals(self._path(folder), "list it"):
+            return [
+                Unpublished(where=str(path), abandoned=abandoned)
+                for path, abandoned in _temporaries(self._path(folder))
+            ]
+
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the lock of a folder against other processes that can see it."""
@@ -310,15 +318,32 @@ def _locked_file(path: Path) -> tuple[Path, int]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the temporary files of writers that are gone (nobody holds their lock)."""
-    for path in folder.glob(f".*{_TEMPORARY}"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Remove the temporary files of writers that are gone."""
+    for path, abandoned in _temporaries(folder):
+        if abandoned:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 path.unlink()
-            finally:
-                os.close(fd)
+
+
+def _temporaries(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the temporary files in a folder, and whether nobody holds their lock.
+
+    While one is yielded, it is locked here.
+    """
+    for path in sorted(folder.glob(f".*{_TEMPORARY}")):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            abandoned = True
+        except BlockingIOError:
+            abandoned = False
+        try:
+            yield path, abandoned
+        finally:
+            os.close(fd)
 
 
 def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:

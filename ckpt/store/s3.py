@@ -17,12 +17,13 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from ckpt.errors import StoreError
+from ckpt.store.base import Unpublished
 from ckpt.store.s3_calls import Connection, Deadline, connect
 from ckpt.store.s3_conditions import PROBE, replace
 from ckpt.store.s3_config import S3Config
 from ckpt.store.s3_errors import is_missing
 from ckpt.store.s3_read import S3File, fetch
-from ckpt.store.s3_unfinished import Target, sweep
+from ckpt.store.s3_unfinished import Target, sweep, unpublished
 from ckpt.store.s3_upload import write
 
 _URL: Final = re.compile(r"s3://([^/?#]+)(?:/(.*))?")
@@ -128,6 +129,10 @@ class S3Store:
         See `ckpt.store.s3_unfinished` for how that is known.
         """
         sweep(self._connection, self._folder(folder))
+
+    def unpublished(self, folder: str) -> list[Unpublished]:
+        """Return the unfinished uploads; abandoned are those that a sweep would remove."""
+        return unpublished(self._connection, self._folder(folder))
 
     def _pages(self, folder: Target, **more: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of what lies below a folder."""

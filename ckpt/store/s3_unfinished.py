@@ -20,6 +20,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from ckpt.store.base import Unpublished
 from ckpt.store.s3_calls import Connection, Deadline
 from ckpt.store.s3_errors import FAILURES, code_of, is_missing, said
 
@@ -117,6 +118,14 @@ def sweep(connection: Connection, folder: Target) -> None:
     for upload in list(unfinished(connection, folder, direct=True)):
         if _is_abandoned(connection, upload):
             abort(connection, upload.target, upload.upload_id)
+
+
+def unpublished(connection: Connection, folder: Target) -> list[Unpublished]:
+    """Return the uploads directly below ``folder``, each with whether `sweep` would drop it."""
+    return [
+        Unpublished(where=upload.target.where, abandoned=_is_abandoned(connection, upload))
+        for upload in list(unfinished(connection, folder, direct=True))
+    ]
 
 
 def _is_abandoned(connection: Connection, upload: Unfinished) -> bool:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing_extensions import Buffer
 
 from ckpt.errors import NotFoundError
+from ckpt.store.base import Unpublished
 
 
 class MemoryFile:
@@ -104,3 +105,7 @@ class MemoryStore:
 
     def sweep(self, folder: str) -> None:
         """Do nothing: writers in memory leave nothing behind."""
+
+    def unpublished(self, folder: str) -> list[Unpublished]:
+        """Return nothing: a write in memory is begun and over at once."""
+        return []

@@ -18,6 +18,7 @@ from elastic.errors import CoordinatorError, LeaseExpired
 from elastic.membership import node_key
 from tools.chaos.faults.coordinator import ADDRESS, CoordinatorInjector
 from tools.chaos.injector import Undo
+from tools.chaos.real.keys import left_keys
 from tools.chaos.scenario import ScenarioError
 
 RUN = "run-1"
@@ -113,3 +114,8 @@ def test_what_etcd_suffers_passes_or_stays(
         assert other.prepare(hurt.site, ()) == {}
         other.strike(struck("coordinator-compaction"), hurt.all, hurt.site)
     assert answered(coordinator)
+
+    assert left_keys(hurt.address, "another-run") == []
+    assert left_keys(hurt.address, RUN) == [
+        f"left behind: key {node_key(RUN, 'a')} in the coordinator"
+    ]

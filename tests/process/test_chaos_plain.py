@@ -18,6 +18,14 @@ from tools.chaos.scenario import Scenario, parse
 from tools.cli import main
 
 JOB = Path(__file__).with_name("plain_job.py")
+LEAVES = """
+import sys
+from pathlib import Path
+from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+write_checkpoint(sys.argv[1], sample_arrays(), step=5)
+(folder,) = Path(sys.argv[1]).glob("step-*")
+(folder / "data" / "stray.pack").write_bytes(b"nobody refers to it")
+"""
 
 
 def scenario(*words: str, faults: list[dict[str, Any]], **more: Any) -> Scenario:
@@ -145,3 +153,13 @@ def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
     failed = next(each for each in found.problems if each.startswith("the job failed"))
     assert "exit status 2" in failed
     assert failed.endswith("unrecognized arguments: --no-such")
+
+
+def test_a_stray_file_among_the_checkpoints_is_told(tmp_path: Path) -> None:
+    command = ["{python}", "-c", LEAVES, "{folder}/saved"]
+    told = {"name": "leaves", "about": "", "workload": {"command": command}, "lifetime_s": 60.0}
+    leaves = parse({**told, "checks": {"undisturbed": False}}, source="test")
+    result = real.run(leaves, folder=tmp_path)
+    stray = tmp_path / "work" / "saved" / "step-000000000005" / "data" / "stray.pack"
+    assert not result.held
+    assert f"left behind: {stray}: no committed step refers to it" in result.problems

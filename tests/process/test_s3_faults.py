@@ -270,12 +270,15 @@ def test_a_killed_writer_is_taken_up_where_it_was(
     writer.wait()
     assert direct.names("d") == []
     direct.sweep("d")  # it may live, for all we know
+    (begun,) = direct.unpublished("d")
+    assert begun.where == direct.where("d/f") and not begun.abandoned
     proxy.set()
     through(s3_place, proxy).write("d/f", [LARGE])
     assert [line for line in proxy.seen if "partNumber=1" in line] == []
     assert [line for line in proxy.seen if "partNumber=2" in line] == []
     assert len([line for line in proxy.seen if "partNumber=3" in line]) == 1
     assert direct.read("d/f") == LARGE
+    assert direct.unpublished("d") == []
 
 
 @pytest.mark.parametrize("theirs", [LARGE, LARGE[::-1]], ids=["the same", "other"])

@@ -8,7 +8,7 @@ from unittest import mock
 
 from typing_extensions import Buffer
 
-from ckpt.store.base import Readable, Store
+from ckpt.store.base import Readable, Store, Unpublished
 
 MODULES = ("ckpt.api", "ckpt.catalog", "ckpt.persist", "ckpt.retention", "ckpt.source")
 
@@ -73,6 +73,9 @@ class Wrapped:
 
     def sweep(self, folder: str) -> None:
         self.inner.sweep(folder)
+
+    def unpublished(self, folder: str) -> list[Unpublished]:
+        return self.inner.unpublished(folder)
 
     def where(self, name: str) -> str:
         return self.inner.where(name)

@@ -228,6 +228,11 @@ class StoreConformance:
         store.sweep("d")
         assert store.names("d") == ["f"]
 
+    def test_nothing_that_is_published_counts_as_begun(self, store: Store) -> None:
+        store.write("d/f", [os.urandom(self.large_bytes)])
+        store.replace("d/g", b"x", expected=None)
+        assert store.unpublished("d") == []
+
     def test_a_sweep_leaves_a_living_writer_alone(self, store: Store) -> None:
         data = os.urandom(self.large_bytes)
 

@@ -117,6 +117,23 @@ def test_what_a_dead_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path
     assert listed(tmp_path) == ["f", "other"]
 
 
+def test_what_is_not_published_is_told_with_whether_its_writer_is_gone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    found = []
+
+    def parts() -> Iterator[bytes]:
+        left = tmp_path / "d" / ".g.1-1.tmp"
+        left.write_bytes(b"left by a killed process")
+        yield b"slow"
+        found.extend(store.unpublished("d"))
+        left.unlink()
+
+    store.write("d/f", parts())
+    assert [each.abandoned for each in found] == [False, True]
+    assert "/d/.f." in found[0].where and found[1].where == str(tmp_path / "d" / ".g.1-1.tmp")
+    assert store.unpublished("d") == store.unpublished("not there") == []
+
+
 def test_what_the_disk_cannot_read_back_counts_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -49,6 +49,10 @@ class Job(Site, Protocol):
 
     mark: str
 
+    @property
+    def coordinator(self) -> str:
+        """The address of its coordinator since the start, "" where it has none."""
+
     def start(self, env: Mapping[str, str]) -> None:
         """Start it, with ``env`` for all of its processes in addition.
 
@@ -80,6 +84,25 @@ def argv(workload: Workload, place: Place, *, source: Path) -> tuple[str, ...]:
     """Return the command; ``source`` is the folder of the scenario's file."""
     known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
     return tuple(_filled(word, known) for word in workload.command)
+
+
+def words(workload: Workload, place: Place, *, source: Path) -> tuple[str, ...]:
+    """Return all that the scenario says to a job: command, environment, settings."""
+    env = environment(workload, place, source=source, mark="", more={})
+    told = [env[name] for name in workload.env]
+    return (*argv(workload, place, source=source), *told, *_strings(workload.settings))
+
+
+def _strings(told: object) -> Iterator[str]:
+    """Yield all strings in what TOML can say."""
+    if isinstance(told, str):
+        yield told
+    elif isinstance(told, Mapping):
+        for each in told.values():
+            yield from _strings(each)
+    elif isinstance(told, list | tuple):
+        for each in told:
+            yield from _strings(each)
 
 
 def environment(

@@ -61,6 +61,11 @@ class HoldfastJob(LaunchedSite):
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),
         )
 
+    @property
+    def coordinator(self) -> str:
+        """See `Job`."""
+        return self._launcher.config.coordinator
+
     def start(self, env: Mapping[str, str]) -> None:
         """See `Job`."""
         config = self._config(env)

@@ -1,11 +1,16 @@
-"""What a job left behind: processes, shared memory, and file handles of the process it ran from."""
+"""What a job left behind: processes, shared memory, file handles of the process it ran from, keys
+in its etcd, and what no step needs among its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from tools.chaos.real.jobs import Job
+from tools.chaos.real.keys import left_keys
+from tools.chaos.real.objects import Objects
 from tools.leftovers import leftovers, processes_of
 
 _SHM: Final = Path("/dev/shm")
@@ -15,10 +20,14 @@ _HANDLES_SLACK: Final = 16
 
 
 class Leaks:
-    """Looks at a job while it runs, and says at its end what is left of it."""
+    """Looks at a job from before its start on, and says at its end what is left of it.
 
-    def __init__(self, *, mark: str, run: str) -> None:
-        self._mark, self._run = mark, run
+    ``words`` are what it is told (`jobs.words`), ``work`` the folder that it works in.
+    """
+
+    def __init__(self, job: Job, words: Iterable[str], *, work: Path) -> None:
+        self._job, self._mark, self._run = job, job.mark, job.run
+        self._objects = Objects(words, work)
         self._mapped: set[Path] = set()
         self._handles = _handles()
 
@@ -27,14 +36,16 @@ class Leaks:
         for pid in processes_of(self._mark):
             self._mapped |= _mapped(pid)
 
-    def ended(self) -> list[str]:
-        """Say what is left a moment after its end."""
+    def ended(self, *, well: bool, hurt: bool) -> list[str]:
+        """Say what is left a moment after its end; it was ``hurt`` if anything was done to it."""
         found = leftovers(self._mark)
         if self._run:
             found += [each for each in leftovers(self._run) if each not in found]
         shared = (str(path) for path in sorted(self._mapped) if path.exists())
         found += [f"shared memory {each}" for each in shared if not any(each in f for f in found)]
-        return [f"left behind: {each}" for each in found]
+        said = [f"left behind: {each}" for each in found]
+        said += left_keys(self._job.coordinator, self._run)
+        return said + self._objects.left(ended_well=well, hurt=hurt)
 
     def closed(self) -> list[str]:
         """Say whether file handles are left when everything of it is closed."""

@@ -33,7 +33,7 @@ class PlainJob:
     that wrote a history.
     """
 
-    run = ""
+    run = coordinator = ""
     nodes: tuple[str, ...] = ()
 
     def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:

@@ -12,13 +12,14 @@ from typing import Final
 
 import msgspec
 
+from elastic.launch import EMBEDDED
 from tools.chaos.checker import Promises, Verdict, check
 from tools.chaos.faults.environment import together
 from tools.chaos.history import HistoryError, read
 from tools.chaos.injector import Injector
 from tools.chaos.injectors import for_kinds
 from tools.chaos.real.due import Due
-from tools.chaos.real.jobs import Ending, Job, Place
+from tools.chaos.real.jobs import Ending, Job, Place, words
 from tools.chaos.real.launched import HoldfastJob
 from tools.chaos.real.leaks import Leaks
 from tools.chaos.real.plain import PlainJob
@@ -45,10 +46,11 @@ def _silent(text: str) -> None:
 
 
 class Calm(msgspec.Struct, frozen=True, kw_only=True):
-    """The undisturbed run of a scenario's job: where its history is, and how it ended."""
+    """The undisturbed run of a scenario's job: where its history is, how it ended, what it left."""
 
     history: Path
     ending: Ending
+    problems: tuple[str, ...] = ()
 
 
 class _Play(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,8 @@ def run(
         shutil.copytree(calm.history, folder / CALM, dirs_exist_ok=True)
     tell(f"the job that is hurt, {len(strikes)} strikes drawn from seed {seed}")
     place = Place.made(folder, history=HISTORY, work=_WORK)
-    play = _play(scenario, strikes, _job(scenario, place, source), place, tell=tell)
+    job = _job(scenario, place, source)
+    play = _play(scenario, strikes, job, place, source=source, tell=tell)
     verdict, unread = _judge(scenario, place.history, calm)
     problems = [*_of_calm(calm), *_of_ending(scenario, play.ending), *play.problems, *unread]
     result = Result(
@@ -115,12 +118,19 @@ def replayed_only(only: Collection[int] | None) -> str:
 def undisturbed(
     scenario: Scenario, *, folder: Path, source: Path | None = None, tell: Tell = _silent
 ) -> Calm:
-    """Run a scenario's job without faults; its history is ``calm`` in ``folder``."""
+    """Run a scenario's job without faults; its history is ``calm`` in ``folder``.
+
+    Its coordinator is the embedded one, whichever is hit later: what is trained does not depend on
+    that.
+    """
     tell("the job undisturbed")
     place = Place.made(folder, history=CALM, work=_CALM_WORK)
-    job = _job(scenario, place, source or Path.cwd())
-    ending = _play(scenario, (), job, place, tell=tell).ending
-    return Calm(history=place.history, ending=ending or Ending(ok=False, message="it was stuck"))
+    workload = msgspec.structs.replace(scenario.workload, coordinator=EMBEDDED)
+    alone = msgspec.structs.replace(scenario, workload=workload)
+    source = source or Path.cwd()
+    play = _play(alone, (), _job(alone, place, source), place, source=source, tell=tell)
+    ending = play.ending or Ending(ok=False, message="it was stuck")
+    return Calm(history=place.history, ending=ending, problems=play.problems)
 
 
 def _job(scenario: Scenario, place: Place, source: Path) -> Job:
@@ -142,9 +152,15 @@ def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
 
 
 def _play(
-    scenario: Scenario, strikes: tuple[Strike, ...], job: Job, place: Place, *, tell: Tell
+    scenario: Scenario,
+    strikes: tuple[Strike, ...],
+    job: Job,
+    place: Place,
+    *,
+    source: Path,
+    tell: Tell,
 ) -> _Play:
-    leaks = Leaks(mark=job.mark, run=job.run)
+    leaks = Leaks(job, words(scenario.workload, place, source=source), work=place.work)
     problems: list[str] = []
     with _prepared(job, strikes) as (injectors, env):
         job.start(env)
@@ -158,7 +174,8 @@ def _play(
                 )
             striker.close()
             if ending is not None and scenario.checks.leaks:
-                problems += leaks.ended()
+                hurt = any(not each.missed for each in striker.done)
+                problems += leaks.ended(well=ending.ok, hurt=hurt)
         finally:
             striker.close()
             job.end()
@@ -208,9 +225,10 @@ def _watch(
 
 
 def _of_calm(calm: Calm | None) -> list[str]:
-    if calm is None or calm.ending.ok:
+    if calm is None:
         return []
-    return [f"the undisturbed job failed: {calm.ending.message}"]
+    failed = [] if calm.ending.ok else [f"the undisturbed job failed: {calm.ending.message}"]
+    return failed + [f"undisturbed, {problem}" for problem in calm.problems]
 
 
 def _of_ending(scenario: Scenario, ending: Ending | None) -> list[str]:

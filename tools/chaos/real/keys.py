@@ -1,0 +1,59 @@
+"""The keys that a job left in an etcd, which outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+from elastic.coordinator.base import Coordinator
+from elastic.coordinator.connecting import is_etcd
+from elastic.coordinator.etcd_address import EtcdAddress
+from elastic.errors import CoordinatorError
+from elastic.launch import ETCD_TIMING
+from elastic.membership import run_prefix
+
+_LEASE_S: Final = 2 * ETCD_TIMING.lease_ttl_s + 3.0
+"""No lease of a job that has ended lives longer: etcd gives all of them their time anew when it
+elects a leader."""
+
+_POLL_S: Final = 0.1
+
+
+def left_keys(address: str, run: str) -> list[str]:
+    """Say which keys of a run that has ended its etcd still has; nothing of another coordinator.
+
+    The launcher removes them all, so none stays but under a lease, and that one runs out: a moment
+    is waited for it where there is such a key.
+    """
+    if not run or not is_etcd(address):
+        return []
+    from elastic.coordinator.etcd import EtcdCoordinator
+
+    try:
+        with contextlib.closing(EtcdCoordinator(EtcdAddress.parse(address))) as coordinator:
+            return keys_of(coordinator, run)
+    except CoordinatorError as error:
+        return [f"etcd could not be asked what is left in it: {error}"]
+
+
+def keys_of(
+    coordinator: Coordinator,
+    run: str,
+    *,
+    lease_s: float = _LEASE_S,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Say which keys of a run are there, once those of leases have had ``lease_s`` to go."""
+    deadline_s = now_s() + lease_s
+    while True:
+        entries, _ = coordinator.range(run_prefix(run))
+        if not any(entry.lease for entry in entries) or now_s() > deadline_s:
+            return [
+                f"left behind: key {entry.key} in the coordinator"
+                + (f", its lease has not ended in {lease_s:g} s" if entry.lease else "")
+                for entry in entries
+            ]
+        sleep(_POLL_S)

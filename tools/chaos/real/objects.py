@@ -1,0 +1,112 @@
+"""What a job left among its checkpoints that no committed step needs.
+
+Checkpoints are found below the folder that the job works in, and where a word of its command, of
+its environment or of its settings names a place: an address (``s3://…``) or an absolute path. What
+was there before the job is not held against it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from ckpt.errors import CkptError
+from ckpt.store.places import open_store, scheme_of
+from ckpt.unreferenced import Kind, Unreferenced, unreferenced
+from elastic.events import EventReader
+
+_STEP: Final = re.compile(r"step-[0-9]{12}")
+_SCHEMES: Final = frozenset({"s3", "file"})
+_NOT_SAVED: Final = frozenset({"checkpoint_failed", "checkpoint_skipped"})
+
+
+class Objects:
+    """The places where one job keeps checkpoints, from before its start on.
+
+    ``words`` are what it is told (`jobs.words`), ``work`` the folder that it works in.
+    """
+
+    def __init__(self, words: Iterable[str], work: Path) -> None:
+        self._work = work
+        own = work.absolute()
+        self._named = [each for each in places_named(words) if not _is_below(each, own)]
+        self._before = {each.where for root in self._named for each in _found(root)[0]}
+
+    def left(self, *, ended_well: bool, hurt: bool) -> list[str]:
+        """Say what is left of a job that has ended; it was ``hurt`` if anything was done to it.
+
+        Where it did not end well, saves that it could not finish may be left. The same goes for
+        steps that it told to be not saved. Uploads whose writer may live, for all that the store
+        knows, are left for a day by writers that were killed.
+        """
+        not_saved = _not_saved(self._work)
+        said: list[str] = []
+        for root in [*_roots_below(self._work), *self._named]:
+            found, failure = _found(root)
+            said += [failure] if failure else []
+            said += [
+                f"left behind: {each.where}: {each.kind.value}"
+                for each in found
+                if each.where not in self._before
+                and is_leak(each, ended_well=ended_well, hurt=hurt, not_saved=not_saved)
+            ]
+        return list(dict.fromkeys(said))  # a place may have two names
+
+
+def is_leak(each: Unreferenced, *, ended_well: bool, hurt: bool, not_saved: set[int]) -> bool:
+    """Return whether a find is held against a job that has ended. Pure."""
+    if each.kind is Kind.FILE:
+        return True
+    if each.kind is Kind.BEGUN and hurt:
+        return False
+    return ended_well and each.step not in not_saved
+
+
+def places_named(words: Iterable[str]) -> list[str]:
+    """Return the places that words name, ``--option=PLACE`` among them, each once. Pure."""
+    found = dict.fromkeys(
+        part
+        for word in words
+        for part in (word, word.partition("=")[2])
+        if scheme_of(part) in _SCHEMES or part.startswith("/")
+    )
+    return list(found)
+
+
+def _is_below(named: str, folder: Path) -> bool:
+    return named.startswith("/") and Path(os.path.normpath(named)).is_relative_to(folder)
+
+
+def _roots_below(folder: Path) -> list[str]:
+    """Return the folders below one, itself included, that have steps in them."""
+    found = []
+    for path, names, _ in os.walk(folder):
+        if steps := [name for name in names if _STEP.fullmatch(name)]:
+            found.append(path)
+            names[:] = [name for name in names if name not in steps]
+    return sorted(found)
+
+
+def _found(root: str) -> tuple[list[Unreferenced], str]:
+    """Return what no step needs at a place, and why it could not be looked at, "" where it could.
+
+    A path that is no folder holds nothing.
+    """
+    if root.startswith("/") and not Path(root).is_dir():
+        return [], ""
+    try:
+        return list(unreferenced(open_store(root))), ""
+    except CkptError as error:
+        return [], f"checkpoints could not be looked at for what is left: {error}"
+
+
+def _not_saved(work: Path) -> set[int]:
+    """Return the steps of which a job of Holdfast told that they were not saved."""
+    found: set[int] = set()
+    for folder in {path.parent for path in work.rglob("events-*.jsonl")}:
+        events: list[dict[str, Any]] = EventReader(folder).new()
+        found |= {int(event["step"]) for event in events if event["kind"] in _NOT_SAVED}
+    return found
