@@ -23,6 +23,7 @@ from tools.chaos.faults.inside import InsideInjector
 from tools.chaos.faults.network import NetworkInjector
 from tools.chaos.faults.sockets import End, pairs, program
 from tools.chaos.faults.store import ENDPOINT, StoreInjector
+from tools.chaos.faults.wire import WireInjector
 from tools.chaos.injector import Injector, MissedError
 from tools.chaos.injectors import for_kinds
 from tools.chaos.scenario import ScenarioError, load, parse
@@ -74,6 +75,7 @@ def test_the_ready_scenarios_can_be_read_and_drawn(path: Path) -> None:
         (BitsInjector, "flip-slot", {"amount": 0}, "give 1 or more"),
         (DiskInjector, "disk-torn", {"amount": 1}, "0 or more, less than 1"),
         (NetworkInjector, "network-loss", {"amount": 1.5}, "more than 0, 1 at most"),
+        (WireInjector, "flip-wire", {"amount": 0}, "give 1 or more"),
         (StoreInjector, "store-throttle", {"amount": 0.5}, "give 1 or more"),
         (StoreInjector, "store-error", {}, "AWS_ENDPOINT_URL_S3"),
         (CoordinatorInjector, "coordinator-restart", {}, "how long it is down"),

@@ -148,6 +148,12 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("job", "store"),
         amount="bits (1)",
     ),
+    "flip-wire": FaultInfo(
+        about="bits flip in what travels between a node and the sidecars of others",
+        parts=("node",),
+        lasts=True,
+        amount="bytes from one to the next, in the mean (100000)",
+    ),
     "disk-full": FaultInfo(
         about="ENOSPC on new files and writes below the run's folder",
         parts=("sidecar", "worker", "node", "job"),

@@ -28,6 +28,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     (name → workers per role) it is the command of one worker and Holdfast starts it, on nodes of
     this machine with agents and sidecars; without, it is any job, started as it is. ``settings``
     override those of a script of Holdfast, as the options of `holdfast run` do: parity and so on.
+    Nodes that are ``apart`` share no memory, as if each were a machine of its own.
     """
 
     command: tuple[str, ...]
@@ -38,6 +39,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     env: dict[str, str] = {}
     spares: int = 0
     settings: dict[str, Any] = {}
+    apart: bool = False
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,17 @@ from typing import Final
 
 import msgspec
 
-from tools.chaos.faults import bits, clock, coordinator, disk, inside, network, processes, store
+from tools.chaos.faults import (
+    bits,
+    clock,
+    coordinator,
+    disk,
+    inside,
+    network,
+    processes,
+    store,
+    wire,
+)
 from tools.chaos.faults.environment import together
 from tools.chaos.injector import Injector
 
@@ -33,6 +43,7 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     Family(kinds=store.KINDS, make=store.StoreInjector),
     Family(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
     Family(kinds=network.KINDS, make=network.NetworkInjector),
+    Family(kinds=wire.KINDS, make=wire.WireInjector),
 )
 
 

@@ -1,5 +1,5 @@
 /* Before the C library in every process of a job that is hurt: disks that fail, clocks that jump,
- * networks that are cut.
+ * networks that are cut, slow, or change what they carry.
  *
  * What is hurt, and how, is read from a page of rules that all processes map and the harness
  * writes (preload.py says the layout; it must be the same in both). Without an active rule every
@@ -35,7 +35,7 @@
 #define PATH_BYTES 512
 
 enum { OPEN_NEW = 1, OPEN_WRITE = 2, WRITE = 4, READ = 8, SYNC = 16, GROW = 32, NAME = 64 };
-enum { FREE = 0, FAIL = 1, SLOW = 2, TEAR = 3, CLOCK = 4, CUT = 5, DELAY = 6 };
+enum { FREE = 0, FAIL = 1, SLOW = 2, TEAR = 3, CLOCK = 4, CUT = 5, DELAY = 6, FLIP = 7 };
 
 struct rule {
     _Atomic uint32_t kind;
@@ -47,14 +47,18 @@ struct rule {
     double share;                  /* TEAR: of a write that arrives; CUT: of packets lost */
     int64_t since_ns, offset_ns;   /* CLOCK: the true time of the strike; the jump */
     double rate;                   /* CLOCK: seconds gained per second */
+    double every_bytes;            /* FLIP: so many bytes lie between two bits, in the mean */
+    uint64_t seed;                 /* FLIP: which bits these are; every rule has its own, not 0 */
     int32_t pids[PIDS];            /* whom; also their children. 0 ends the list */
-    uint16_t ports[PORTS];         /* CUT: where somebody listens. 0 ends the list */
+    uint16_t ports[PORTS];         /* CUT, FLIP: where somebody listens. 0 ends the list */
     char folder[PATH_BYTES];       /* disk: below which; ends with a slash */
 };
 
 struct page {
     _Atomic uint32_t active;       /* how many rules are not FREE */
-    uint32_t unused[15];
+    uint32_t unused;
+    _Atomic uint64_t flipped;      /* how many bits were changed on the wire so far */
+    uint64_t unused_too[6];
     struct rule rules[RULES];
 };
 
@@ -485,10 +489,101 @@ static void delay_send(int fd) {
     errno = before;
 }
 
+static uint16_t port_of(const struct sockaddr *to) {
+    if (to->sa_family == AF_INET) return ntohs(((const struct sockaddr_in *)to)->sin_port);
+    if (to->sa_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)to)->sin6_port);
+    return 0;
+}
+
+/* Where a thread stands with a rule that flips bits: how many bytes pass before the next one. */
+struct flips {
+    uint64_t seed, state;
+    double left;
+};
+
+static uint64_t drawn(struct flips *flips) { /* SplitMix64 (Steele, Lea, Flood: OOPSLA 2014) */
+    uint64_t z = flips->state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static double pause_bytes(struct flips *flips, const struct rule *rule) {
+    return (double)(drawn(flips) >> 11) * 0x1p-53 * 2 * rule->every_bytes;
+}
+
+/* Let bytes pass; flip what is to be flipped in them, where they are given. Return how many bits. */
+static uint64_t pass(struct flips *flips, const struct rule *rule, char *data, size_t size) {
+    uint64_t count = 0;
+    for (; flips->left < (double)size; count++) {
+        size_t at = (size_t)flips->left;
+        int bit = (int)(drawn(flips) & 7);
+        if (data) data[at] = (char)(data[at] ^ 1 << bit);
+        flips->left += 1 + pause_bytes(flips, rule);
+    }
+    flips->left -= (double)size;
+    return count;
+}
+
+/* Return this thread's place in the rule that hits a connection of ours, or NULL. */
+static struct flips *flips_of(int fd, const struct rule **rule) {
+    static __thread struct flips mine[RULES];
+    static __thread uint64_t number;
+    static _Atomic uint64_t threads;
+    struct sockaddr_storage far;
+    socklen_t length = sizeof far;
+    uint16_t port = 0;
+    int before = errno;
+    for (int i = 0; i < RULES; i++) {
+        *rule = &page->rules[i];
+        uint32_t kind = atomic_load_explicit(&(*rule)->kind, memory_order_acquire);
+        if (kind != FLIP || !hits_us(*rule)) continue;
+        if (!port && !getpeername(fd, (struct sockaddr *)&far, &length))
+            port = port_of((struct sockaddr *)&far);
+        errno = before;
+        if (!port) return NULL;
+        for (int j = 0; j < PORTS && (*rule)->ports[j]; j++) {
+            if ((*rule)->ports[j] != port) continue;
+            if (mine[i].seed != (*rule)->seed) {
+                if (!number) number = 1 + atomic_fetch_add(&threads, 1);
+                mine[i].seed = (*rule)->seed;
+                mine[i].state = (*rule)->seed + number * UINT64_C(0xd1342543de82ef95);
+                mine[i].left = pause_bytes(&mine[i], *rule);
+            }
+            return &mine[i];
+        }
+    }
+    return NULL;
+}
+
 ssize_t send(int fd, const void *data, size_t size, int flags) {
     REAL(send);
-    if (!QUIET) delay_send(fd);
-    return real(fd, data, size, flags);
+    if (QUIET) return real(fd, data, size, flags);
+    delay_send(fd);
+    const struct rule *rule;
+    struct flips *flips = flips_of(fd, &rule);
+    char *changed = flips && flips->left < (double)size ? malloc(size) : NULL;
+    if (changed) {
+        struct flips ahead = *flips; /* what the kernel does not take is sent again, unchanged */
+        memcpy(changed, data, size);
+        pass(&ahead, rule, changed, size);
+    }
+    ssize_t sent = real(fd, changed ? changed : data, size, flags);
+    if (flips && sent > 0 && (changed || flips->left >= (double)size))
+        atomic_fetch_add(&page->flipped, pass(flips, rule, NULL, (size_t)sent));
+    int after = errno;
+    free(changed);
+    errno = after;
+    return sent;
+}
+ssize_t recv(int fd, void *data, size_t size, int flags) {
+    REAL(recv);
+    ssize_t got = real(fd, data, size, flags);
+    const struct rule *rule;
+    if (QUIET || got <= 0 || flags & MSG_PEEK) return got;
+    struct flips *flips = flips_of(fd, &rule);
+    if (flips) atomic_fetch_add(&page->flipped, pass(flips, rule, data, (size_t)got));
+    return got;
 }
 ssize_t sendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *to,
                socklen_t length) {
@@ -500,12 +595,6 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
     REAL(sendmsg);
     if (!QUIET) delay_send(fd);
     return real(fd, message, flags);
-}
-
-static uint16_t port_of(const struct sockaddr *to) {
-    if (to->sa_family == AF_INET) return ntohs(((const struct sockaddr_in *)to)->sin_port);
-    if (to->sa_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)to)->sin6_port);
-    return 0;
 }
 
 /* Before a connection begins that would cross a cut: have the kernel drop what comes back. */

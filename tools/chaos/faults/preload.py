@@ -23,7 +23,7 @@ from tools.chaos.injector import Site
 from tools.chaos.scenario import ScenarioError
 
 RULES: Final = "HOLDFAST_CHAOS_RULES"
-FAIL, SLOW, TEAR, CLOCK, CUT, DELAY = range(1, 7)
+FAIL, SLOW, TEAR, CLOCK, CUT, DELAY, FLIP = range(1, 8)
 """Kinds of rules, as in `_preload.c`."""
 
 OPEN_NEW, OPEN_WRITE, WRITE, READ, SYNC, GROW, NAME = (1 << bit for bit in range(7))
@@ -44,6 +44,8 @@ class _Rule(ctypes.Structure):
         ("since_ns", ctypes.c_int64),
         ("offset_ns", ctypes.c_int64),
         ("rate", ctypes.c_double),
+        ("every_bytes", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
         ("pids", ctypes.c_int32 * _PIDS),
         ("ports", ctypes.c_uint16 * _PORTS),
         ("folder", ctypes.c_char * _PATH_BYTES),
@@ -52,6 +54,7 @@ class _Rule(ctypes.Structure):
 
 _HEAD_BYTES: Final = 64
 _NUMBER: Final = struct.Struct("=I")
+_FLIPPED: Final = struct.Struct("=8xQ")
 _LOCK: Final = threading.Lock()
 """Families of faults share the rules of a run."""
 
@@ -80,6 +83,12 @@ class Preload:
             "LD_PRELOAD": before("LD_PRELOAD", str(self._library)),
             RULES: str(self._rules),
         }
+
+    @property
+    def flipped_bits(self) -> int:
+        """How many bits were changed on the wire so far, by all processes of the run."""
+        with self._rules.open("rb", buffering=0) as file:
+            return int(_FLIPPED.unpack(file.read(_FLIPPED.size))[0])
 
     def add(self, kind: int, pids: Iterable[int], **fields: Any) -> Callable[[], None]:
         """Put a rule in force for some processes and their children; return what takes it back."""

@@ -50,6 +50,7 @@ class HoldfastJob(LaunchedSite):
                 for name, slots in nodes.items()
             ),
             absent=frozenset(spares),
+            apart=load.apart,
             wanted=load.wanted or dict(roles),
             settings=load.settings,
             run_dir=self._place.work / "run",

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> None:
         checkpoint_every=args.checkpoint_every,
     )
     def train(run: elastic.Run) -> None:
-        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+        model = nn.Sequential(nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         run.track(model=model, optimizer=optimizer)
         for step in run.steps(args.steps):
@@ -60,6 +60,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pace", type=float, default=0.05)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--width", type=int, default=16, help="120 bytes of state for each")
     parser.add_argument("--parity", type=int, default=1)
     parser.add_argument("--checkpoint")
     parser.add_argument("--checkpoint-every", type=int, default=20)
