@@ -29,7 +29,7 @@ from ckpt.sidecar.room import Room
 from ckpt.sidecar.state import Phase
 from ckpt.sidecar.writing import Writing
 from ckpt.target import CheckpointTarget
-from ckpt.transport import Request, RunKey, Server
+from ckpt.transport import Request, RunKey, Server, answers_refused
 from ckpt.types import Json
 from ckpt.world import BlockEntry, SnapshotWorld
 
@@ -240,7 +240,7 @@ class Sidecar:
             "meters": core.meters.status(),
             **self.room.status(),
             "counters": dict(core.counters),
-            "refusals": dict(self.server.refusals),
+            "refusals": dict(self.server.refusals + answers_refused()),
             **self.exchange.status(),
             **self.persistence.status(),
             **self.disk.status(),

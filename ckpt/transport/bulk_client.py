@@ -10,6 +10,7 @@ import zmq
 
 from ckpt.envelope import BULK_BYTES, EnvelopeError, Header, Kind, parse_sealed
 from ckpt.errors import PeerError
+from ckpt.transport import refused
 from ckpt.transport.buffers import Buffers
 from ckpt.transport.connection import Connection
 from ckpt.transport.request import BUSY
@@ -116,7 +117,8 @@ class BulkClient:
     ) -> tuple[Header, list[memoryview]] | None:
         """Return the answer, None when connection or session are lost.
 
-        What is no answer to the request under way is passed over: late, or from a stranger.
+        What is no answer to the request under way is passed over: late, from a stranger, or changed
+        on its way. What is not genuine is counted.
         """
         while (parts := connection.receive(deadline_s)) is not None:
             try:
@@ -129,6 +131,6 @@ class BulkClient:
                     header = sealer.open_header(envelope, parts)
                     take = _buffers.take
                     return header, sealer.open_frames(envelope, parts, header.lengths, take=take)
-            except EnvelopeError:
-                continue
+            except EnvelopeError as error:
+                refused.count(error.reason)
         return None

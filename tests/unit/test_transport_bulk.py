@@ -14,7 +14,7 @@ from raw_session import DEADLINE_S, RawSession, ask_session, flipped, wait_until
 
 from ckpt.envelope import MAX_FRAMES, PIECE_BYTES, TAG_BYTES, Envelope, Header, Kind
 from ckpt.errors import FencedError, PeerError
-from ckpt.transport import Client, Limits, Request, RunKey, Server
+from ckpt.transport import Client, Limits, Request, RunKey, Server, answers_refused
 from ckpt.transport.sealing import Sealer
 
 _MIB = 1 << 20
@@ -510,11 +510,13 @@ def test_a_forged_answer_is_passed_over(server: Server, client: Client, store: S
     strange = Sealer(name, bytes(16)).seal(Kind.REPLY, counter, header, (), take=_no_memory)
     late = session.sealer.seal(Kind.REPLY, counter + 1, header, (), take=_no_memory)
     assert server._bulk is not None
+    before = answers_refused()
     for parts in (strange, late, [b"", b"x"], [b"noise" * 6]):
         server._bulk._outbox.put([peer, *parts])
     store.kept[0].reply("genuine")
     asking.join(DEADLINE_S)
     assert answers == ["genuine"]
+    assert answers_refused() - before == {"tampered": 1, "malformed": 2}
 
 
 def _no_memory(nbytes: int) -> memoryview:
