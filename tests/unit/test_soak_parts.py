@@ -5,9 +5,14 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-from tools.chaos.soak.striking import flip
-from tools.chaos.soak.strokes import ENDING, MOMENTS, NODES, Kind, Setup, Stroke, strokes
+import pytest
+
+from elastic.launch import Launcher
+from tools.chaos.faults import bits
+from tools.chaos.soak.striking import Striker
+from tools.chaos.soak.strokes import ENDING, MOMENTS, NODES, Fault, Kind, Setup, Stroke, strokes
 from tools.chaos.soak.watching import Seen, outcries
 
 RANKS = sum(NODES.values())
@@ -81,13 +86,24 @@ def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all(
     assert len(seen.wrong) == 1
 
 
-def test_one_bit_is_flipped(tmp_path: Path) -> None:
-    path = tmp_path / "000001.slot"
+def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Mock(spec=Launcher, run="run-1")
+    monkeypatch.setattr(bits, "arena_path", lambda run, node: tmp_path / run / node)
+    striker = Striker(launcher, tmp_path, fills=False)
+    slot, row = (
+        Fault(kind=Kind.FLIP_SLOT, node="a", pick=0.5),
+        Fault(kind=Kind.FLIP_PARITY, node="a", pick=0.5),
+    )
+    path = tmp_path / "run-1" / "a" / "000001.slot"
+    assert not striker.strike(slot)
+    path.parent.mkdir(parents=True)
     path.write_bytes(bytes(1000))
-    flip(path, at=0.5004)
+    assert striker.strike(slot) and not striker.strike(row)
     (byte,) = filter(None, path.read_bytes())
     assert byte.bit_count() == 1
-    assert path.read_bytes()[500] == byte
+    assert striker.count == {Kind.FLIP_SLOT: 1}
 
 
 def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None:

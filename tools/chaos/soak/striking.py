@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ckpt.arena import ARENA_ROOT, arena_path
+from ckpt.arena import ARENA_ROOT
 from elastic.launch import Launcher
 from tools.chaos.catalogue import Part
+from tools.chaos.faults.bits import BitsInjector
 from tools.chaos.faults.processes import Processes
-from tools.chaos.injector import MissedError, Undo
+from tools.chaos.injector import MissedError, Undo, Victim
 from tools.chaos.real.site import LaunchedSite
 from tools.chaos.scenario import Target, When
 from tools.chaos.soak.strokes import Fault, Kind
@@ -34,6 +35,9 @@ _OF_PROCESSES: Final[dict[Kind, tuple[str, Part]]] = {
 }
 """Fault of a soak → kind and part of a scenario's."""
 
+_OF_BITS: Final[dict[Kind, str]] = {Kind.FLIP_SLOT: "flip-slot", Kind.FLIP_PARITY: "flip-parity"}
+"""Fault of a soak → kind of a scenario's, which hits what a node holds, also when it is dead."""
+
 _FILL_EVERY_S: Final = 0.05
 
 
@@ -42,7 +46,8 @@ class Striker:
 
     def __init__(self, launcher: Launcher, folder: Path, *, fills: bool) -> None:
         self._launcher, self._fills = launcher, fills
-        self._site, self._processes = LaunchedSite(launcher, folder), Processes()
+        self._site = LaunchedSite(launcher, folder)
+        self._processes, self._bits = Processes(), BitsInjector()
         self._away: dict[str, int] = {}
         self._passing: list[threading.Thread] = []
         self._over = threading.Event()
@@ -51,11 +56,11 @@ class Striker:
     def strike(self, fault: Fault) -> bool:
         """Do it; return whether there was something to hit."""
         ways: dict[Kind, Callable[[Fault], bool]] = {
-            Kind.FLIP_SLOT: lambda fault: self._flip("*.slot", fault),
-            Kind.FLIP_PARITY: lambda fault: self._flip("*.row", fault),
+            Kind.FLIP_SLOT: self._flip,
+            Kind.FLIP_PARITY: self._flip,
             Kind.FILL_MEMORY: self._fill,
         }
-        with contextlib.suppress(MissedError, ProcessLookupError, FileNotFoundError):
+        with contextlib.suppress(MissedError, ProcessLookupError):
             if ways.get(fault.kind, self._hit)(fault):
                 self.count[fault.kind] += 1
                 return True
@@ -85,9 +90,7 @@ class Striker:
         victims = [each for each in self._site.victims(part) if each.node == fault.node]
         if not victims:
             return False
-        strike = Strike(
-            number=0, kind=kind, target=Target(part=part), when=When(s=0.0), pick=fault.pick
-        )
+        strike = _strike(kind, part, fault)
         victim = victims[min(int(fault.pick * len(victims)), len(victims) - 1)]
         undo = self._processes.strike(strike, victim, self._site)
         if fault.kind is Kind.LOSE_MACHINE:
@@ -125,12 +128,15 @@ class Striker:
         self._passing.append(threading.Thread(target=work, daemon=True))
         self._passing[-1].start()
 
-    def _flip(self, pattern: str, fault: Fault) -> bool:
-        paths = sorted(arena_path(self._launcher.run, fault.node).glob(pattern))
-        if not paths:
-            return False
-        flip(paths[int(fault.pick * len(paths))], at=fault.pick * len(paths) % 1)
+    def _flip(self, fault: Fault) -> bool:
+        """Flip a bit of what a node holds, as the injector of scenarios does."""
+        holder = Victim(name=f"node {fault.node}", part="node", pids=(), node=fault.node)
+        self._bits.strike(_strike(_OF_BITS[fault.kind], "node", fault), holder, self._site)
         return True
+
+
+def _strike(kind: str, part: Part, fault: Fault) -> Strike:
+    return Strike(number=0, kind=kind, target=Target(part=part), when=When(s=0.0), pick=fault.pick)
 
 
 class Ballast:
@@ -158,13 +164,3 @@ class Ballast:
 
 
 BALLAST = Ballast()
-
-
-def flip(path: Path, *, at: float) -> None:
-    """Flip one bit of a file at a share ``at`` of its length."""
-    with path.open("r+b") as file:
-        place = int(at * path.stat().st_size)
-        file.seek(place)
-        (byte,) = file.read(1)
-        file.seek(place)
-        file.write(bytes([byte ^ 1 << int(at * 10**6) % 8]))
