@@ -152,7 +152,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         about="bits flip in what travels between a node and the sidecars of others",
         parts=("node",),
         lasts=True,
-        amount="bytes from one to the next, in the mean (100000)",
+        amount="bytes from one to the next, in the mean (10000000)",
     ),
     "disk-full": FaultInfo(
         about="ENOSPC on new files and writes below the run's folder",

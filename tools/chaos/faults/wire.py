@@ -24,7 +24,7 @@ from tools.chaos.scenario import ScenarioError
 from tools.chaos.strikes import Strike
 
 _KIND: Final = "flip-wire"
-_EVERY_BYTES: Final = 100_000.0
+_EVERY_BYTES: Final = 10_000_000.0
 _AGAIN_S: Final = 0.05
 _JOIN_S: Final = 10.0
 
