@@ -40,6 +40,7 @@ class Nodes(Job):
     def __init__(self, folder: Path) -> None:
         self.run, self.run_dir, self.acts_dir = f"fencing-{os.getpid()}", folder, folder / "acts"
         self.result, self.key = folder / "result.json", RunKey.new()
+        self.go_on = folder / "go"
         (folder / "logs").mkdir()
         self.acts_dir.mkdir()
         self.key.save(folder / "key.json")
@@ -50,7 +51,8 @@ class Nodes(Job):
         self.agents = {node: self._start(node) for node in NODES}
 
     def _start(self, node: str) -> Child:
-        flags = ["--result", str(self.result), "--steps", str(STEPS), "--pace", "0.04"]
+        flags = ["--result", str(self.result), "--steps", str(STEPS), "--pace", "0.25"]
+        flags += ["--until", str(self.go_on)]
         flags += ["--checkpoint", str(self.run_dir / "store"), "--checkpoint-every", "5"]
         config = AgentConfig(
             run=self.run,
@@ -94,7 +96,7 @@ class Nodes(Job):
         self.server.close()
         for node in NODES:
             sweep(exactly=arena_path(self.run, node).name)
-        assert leftovers(self.run) == []
+        assert leftovers(self.run, timeout_s=DEADLINE_S) == []
 
     def acts(self) -> list[Event]:
         """Return what every sink accepted, by time."""
@@ -147,6 +149,7 @@ def test_a_paused_node_wakes_fenced_and_harms_nothing(
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         running.generation(2)
+        running.go_on.touch()
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
         running.await_event(lambda e: e["kind"] == "detected" and e["what"] == "lease_lost")

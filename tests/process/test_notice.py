@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jobs import Job, hurt, launched
+from jobs import PATIENT, Job, hurt, launched
 
 from elastic.agent.notice import NoticeConfig, ask
 from elastic.launch import LaunchConfig, NodeSpec, python_command
@@ -22,11 +22,27 @@ SCRIPT = Path(__file__).with_name("tiny_training.py")
 STEPS = 40
 
 
+class Training(Job):
+    """A job whose steps are slow until the test says otherwise: a notice finds it at work."""
+
+    def __init__(self, running: Job, go_on: Path) -> None:
+        super().__init__(running.launcher)
+        self._go_on = go_on
+
+    def await_departure(self, *nodes: str) -> None:
+        """Wait until these nodes have left; the others do what is left of the work at once."""
+        for node in nodes:
+            self.await_event(lambda e, n=node: e["kind"] == "node_exited" and e["victim"] == n)
+        self._go_on.touch()
+
+
 @contextmanager
 def training(
     directory: Path, *args: str, nodes: int = 3, file: Path | None = None
-) -> Iterator[Job]:
-    flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS), "--pace", "0.1"]
+) -> Iterator[Training]:
+    go_on = directory / "go"
+    flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS)]
+    flags += ["--pace", "0.4", "--until", str(go_on)]
     config = LaunchConfig(
         command=python_command(SCRIPT, [*flags, *args]),
         nodes=tuple(
@@ -34,10 +50,11 @@ def training(
         ),
         wanted={"trainer": nodes},
         run_dir=directory / "run",
+        timing=PATIENT,
         notice=NoticeConfig(file=f"{file}-{{node}}" if file else "", every_s=0.05),
     )
     with launched(config) as running:
-        yield running
+        yield Training(running, go_on)
 
 
 def result_of(directory: Path) -> dict[str, object]:
@@ -50,7 +67,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
     """The weights of the same steps on one rank that nothing disturbs."""
     directory = tmp_path_factory.mktemp("calm")
     flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS)]
-    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, timeout=110)
+    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, timeout=250)
     return result_of(directory)["hash"]
 
 
@@ -64,6 +81,7 @@ def test_a_node_with_a_notice_hands_over_and_no_step_is_done_twice(
     with training(tmp_path) as running:
         running.await_step(4)
         hurt(running.launcher.processes()["n1"].agent, signal.SIGTERM)
+        running.await_departure("n1")
         assert running.finish().ok
         handed = running.events("handed_over")
         assert [event["seat"] for event in handed] == ["trainer/1"]
@@ -81,6 +99,7 @@ def test_two_nodes_leave_one_after_the_other(tmp_path: Path, undisturbed: object
         running.await_step(4)
         for node in ("n2", "n1"):
             Path(f"{file}-{node}").touch()
+        running.await_departure("n1", "n2")
         assert running.finish().ok
         first, second = running.events("handed_over")
         assert {first["seat"], second["seat"]} == {"trainer/1", "trainer/2"}
@@ -95,6 +114,7 @@ def test_without_parity_the_store_takes_the_step(tmp_path: Path) -> None:
     with training(tmp_path, "--parity", "0", "--checkpoint", store, nodes=2) as running:
         running.await_step(4)
         hurt(running.launcher.processes()["n1"].agent, signal.SIGTERM)
+        running.await_departure("n1")
         assert running.finish().ok
         assert steps_of(running, "trainer/0") == list(range(1, STEPS + 1))
 

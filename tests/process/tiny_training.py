@@ -2,7 +2,8 @@
 
 With ``--hold FILE`` every generation but the first waits, before it restores, until the file is
 there; with ``--gate STEP FILE`` it waits once so many steps are complete. With ``--pace S`` a step
-takes at least so many seconds. ``--ddp`` wraps the model.
+takes at least so many seconds, with ``--until FILE`` only until the file is there: what is to
+happen at work finds it there, however late it comes. ``--ddp`` wraps the model.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def main(args: argparse.Namespace) -> None:
             run.clip_grad_norm_(model.parameters(), 1.0)
             run.step(optimizer)
             schedule.step()
-            time.sleep(args.pace)
+            if not (args.until and args.until.exists()):
+                time.sleep(args.pace)
         state = {"model": model, "optimizer": optimizer, "schedule": schedule}
         result = {"hash": state_hash(state), "steps": run.completed, "loss": run.metrics["loss"]}
         if run.is_leader:
@@ -81,5 +83,6 @@ if __name__ == "__main__":
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--gate", nargs=2)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--until", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=100)
     main(parser.parse_args())
