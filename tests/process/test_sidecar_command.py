@@ -74,8 +74,8 @@ def test_processes_that_torchrun_restarts_go_on_from_the_sidecars_memory(
         options = ("--nnodes=2", "--max-restarts=2")
         agents = [job.start(*options, sidecar=start(node)) for node in ("a", "b")]
         waiting = job.await_lines(lambda line: "waits" in line, count=2)
-        job.end.touch()
         os.kill(waiting[0]["pid"], signal.SIGKILL)
+        job.end.touch()
         again = job.await_lines(lambda line: line.get("begins", 0) > 0, count=2)
         assert {line["begins"] for line in again} <= {5, 6}
         done = job.await_lines(lambda line: "done" in line, count=2)

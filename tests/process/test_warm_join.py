@@ -54,11 +54,17 @@ class Training:
         """Return the newest generation in which somebody waits."""
         return max(line["generation"] for line in self.lines() if "waits" in line)
 
-    def replace(self, node: str) -> None:
-        """Have a node vanish with its memory and come back with nothing."""
+    def replace(self, node: str, *, left: int) -> int:
+        """Have a node vanish with its memory and, once so many go on, come back with nothing.
+
+        Returns the generation of those that went on.
+        """
+        before = self.newest()
         assert self.job.launcher.lose_machine(node)
         self.job.await_event(lambda e: e["kind"] == "node_exited" and e["victim"] == node)
+        found = int(self.waits(world=left, beyond=before)["generation"])
         self.job.launcher.return_machine(node)
+        return found
 
     def end(self) -> list[list[str]]:
         """Let the job come to its end; return the weights of each rank."""
@@ -97,11 +103,9 @@ def test_a_joiner_fetches_its_state_before_it_joins_and_may_die_over_it(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
     with training(tmp_path, nodes=2) as run:
-        before = run.waits(world=2)["generation"]
-        run.replace("n1")
-        run.waits(world=1, beyond=before)
+        run.waits(world=2)
+        alone = run.replace("n1", left=1)
         first = run.rehearses()
-        alone = run.newest()
         assert (first["rehearses"], first["world"]) == (6, 2), "as it will find it"
         hurt(first["pid"])
         second = run.rehearses(but=first["pid"])
@@ -124,9 +128,8 @@ def test_the_loss_of_a_holder_ends_a_rehearsal_and_the_join_goes_on(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
     with training(tmp_path, nodes=3) as run:
-        before = run.waits(world=3)["generation"]
-        run.replace("n2")
-        two = run.waits(world=2, beyond=before)["generation"]
+        run.waits(world=3)
+        two = run.replace("n2", left=2)
         run.rehearses()
         assert run.job.launcher.lose_machine("n1")
         ended = run.job.await_event(lambda e: e["kind"] == "rehearsed")
