@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 from lan import Lan
-from torchruns import DEADLINE_S, free_port
+from ports import free_ports
+from torchruns import DEADLINE_S
 from undisturbed import WAITING
 
 from elastic.agent.reporting import NodeProcesses, read_all_processes
@@ -26,7 +27,8 @@ class Machines:
     """Launchers of one job: on this machine, or each on one of a `Lan`."""
 
     def __init__(self, directory: Path, *, lan: Lan | None = None) -> None:
-        self.directory, self.port, self._lan = directory, free_port(), lan
+        self.directory, self._lan = directory, lan
+        (self.port,) = free_ports(1)
         self.log, self.end = directory / "log.jsonl", directory / "end"
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
 

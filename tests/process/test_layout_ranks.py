@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from multiprocessing import forkserver
 from pathlib import Path
 
 import layout_bodies
 import torch.multiprocessing as mp
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from ports import free_ports
 
 
 def test_every_layout_loads_what_any_other_saved(tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(["layout_bodies"])
     mp.start_processes(
-        layout_bodies.body, (free_port(), tmp_path), nprocs=4, start_method="forkserver"
+        layout_bodies.body, (free_ports(1)[0], tmp_path), nprocs=4, start_method="forkserver"
     )
     forkserver._forkserver._stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.multiprocessing as mp
+from ports import free_ports
 from torch import distributed as dist
 from uneven_net import WORLD_SIZE, State, build, data_parallel, grid, train
 
@@ -127,15 +127,11 @@ def snapshot_through_slots(folder: Path, state: State, *, group: Any, expected: 
     sidecar.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_state_is_the_same_in_every_layout(tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(["torch.distributed.tensor.parallel", "ckpt.restore"])
-    mp.start_processes(body, (free_port(), tmp_path), nprocs=WORLD_SIZE, start_method="forkserver")
+    mp.start_processes(
+        body, (free_ports(1)[0], tmp_path), nprocs=WORLD_SIZE, start_method="forkserver"
+    )
     forkserver._forkserver._stop()
     hashes = [
         msgspec.json.decode((tmp_path / f"hashes-{rank}.json").read_bytes())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from ports import free_ports
 
 DEADLINE_S = 180.0
 _ENTRY_POINT = "[torchrun.handlers]\nholdfast = elastic.rendezvous.handler:torchrun_handler\n"
-
-
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Torchruns:
@@ -32,7 +25,7 @@ class Torchruns:
     def __init__(self, directory: Path, script: Path) -> None:
         self.directory, self._script = directory, script
         self.log, self.end = directory / "log.jsonl", directory / "end"
-        self._endpoint = f"localhost:{free_port()}"
+        self._endpoint = f"localhost:{free_ports(1)[0]}"
         self._agents: list[subprocess.Popen[bytes]] = []
         site = directory / "site" / "rendezvous-0.dist-info"
         site.mkdir(parents=True)
@@ -41,7 +34,7 @@ class Torchruns:
 
     def start(self, *options: str, conf: str = "", sidecar: Path | None = None) -> Any:
         """Start one more agent with options of torchrun, beside the sidecar of that file."""
-        settings = f"lease_ttl=1.5,key_file={self.directory / 'key.json'}{conf and ','}{conf}"
+        settings = f"lease_ttl=4,key_file={self.directory / 'key.json'}{conf and ','}{conf}"
         argv = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--rdzv-backend=holdfast", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=job"),

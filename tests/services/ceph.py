@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from keeper import CannotInstall, DidNotStart, Facts, end, keep, launch, tail
+from ports import free_ports
 
 PACKAGES: Final = {
     "ceph-mon": "ceph-mon",
@@ -140,20 +140,12 @@ def _no_daemons() -> Iterator[None]:
         _POLICY.unlink()
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Facts]:
     """Run monitor, OSD and gateway with their data in ``folder``; yield what a client needs."""
     install()
     config = folder / "ceph.conf"
-    port, fsid = free_port(), str(uuid.uuid4())
+    port, fsid = free_ports(1)[0], str(uuid.uuid4())
     config.write_text(_CONFIG.format(fsid=fsid, port=port, folder=folder, memory_bytes=16 << 30))
     for part in ("mon", "osd"):
         (folder / part).mkdir()
@@ -186,7 +178,7 @@ def gateway(
     config: Path, name: str, log: Any, *, port: int | None = None
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start one gateway of a running cluster; return its process and its endpoint."""
-    port, data = port or free_port(), config.with_name(f"rgw.{name}")
+    port, data = port or free_ports(1)[0], config.with_name(f"rgw.{name}")
     data.mkdir(exist_ok=True)
     frontend = f"beast endpoint=127.0.0.1:{port} tcp_nodelay=1"
     options = ("-n", f"client.rgw.{name}", f"--rgw_data={data}", f"--rgw_frontends={frontend}")

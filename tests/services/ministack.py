@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ceph import client, free_port
+from ceph import client
 from keeper import CannotInstall, DidNotStart, Facts, end, keep, launch, tail
+from ports import free_ports
 
 VERSION: Final = "1.5.33"
 _READY_S: Final = 30.0
@@ -38,7 +39,7 @@ def install(site: Path) -> None:
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Facts]:
     """Run the emulator; yield what a client needs."""
-    site, port = folder / "site", free_port()
+    site, port = folder / "site", free_ports(1)[0]
     install(site)
     environment = {
         "PATH": os.environ["PATH"],
