@@ -19,7 +19,14 @@ from tools.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
+
+PATIENT = msgspec.structs.replace(
+    LOCAL_TIMING, lease_ttl_s=30.0, self_fence_s=20.0, park_timeout_s=20.0, stop_timeout_s=2.0
+)
+"""Of jobs in which it is not a lease that is tested: a process that gets no processor for some
+seconds is taken neither for dead nor for one that does not leave. The launcher sees the end of an
+agent at once."""
 
 Event = dict[str, Any]
 
@@ -96,9 +103,7 @@ def job(
     """
     roles = roles or {}
     slots = {"trainer": per_node, **roles}
-    options["timing"] = msgspec.structs.replace(
-        LOCAL_TIMING, **{"stop_timeout_s": 2.0, **(timing or {})}
-    )
+    options["timing"] = msgspec.structs.replace(PATIENT, **(timing or {}))
     config = LaunchConfig(
         command=python_command(script, ["--progress", str(directory / "progress"), *toy_args]),
         nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots=slots) for i in range(nodes)),
@@ -122,7 +127,7 @@ def launched(config: LaunchConfig) -> Iterator[Job]:
         if launcher.wait(DEADLINE_S) is None:
             launcher.kill()
             launcher.wait(DEADLINE_S)
-        assert leftovers(launcher.run) == []
+        assert leftovers(launcher.run, timeout_s=DEADLINE_S) == []
 
 
 def hurt(pid: int, number: signal.Signals = signal.SIGKILL) -> float:

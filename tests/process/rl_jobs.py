@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jobs import Job
+from jobs import PATIENT, Job
 
 from adapters.rl.config import RLConfig, save_config
 from ckpt.arena import sweep
 from elastic.launch import LaunchConfig, Launcher, NodeSpec
 from tools.leftovers import leftovers, processes_of
 
-DEADLINE_S = 100.0
+DEADLINE_S = 200.0
 _MODULE = "adapters.rl.main"
 MAIN = (sys.executable, "-m", _MODULE)
 NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
@@ -52,6 +52,7 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
             ),
             wanted={"trainer": 2, "rollout": 2},
             run_dir=directory / "run",
+            timing=PATIENT,
             capture_output=True,
         )
     )
@@ -63,7 +64,7 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
         if launcher.wait(20) is None:
             launcher.kill()
             launcher.wait(20)
-        assert leftovers(launcher.run) == []
+        assert leftovers(launcher.run, timeout_s=DEADLINE_S) == []
 
 
 class CommandedJob:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job, launched
+from jobs import PATIENT, Job, launched
 
 from elastic.launch import LaunchConfig, NodeSpec, python_command
 
@@ -26,6 +26,7 @@ def guarded(directory: Path, name: str, *args: str) -> tuple[Any, Job, str]:
         nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots={"trainer": 1}) for i in range(2)),
         wanted={"trainer": 2},
         run_dir=directory / name,
+        timing=PATIENT,
     )
     with launched(config) as running:
         outcome = running.finish()
@@ -36,7 +37,7 @@ def by_hand(directory: Path, *args: str) -> str:
     """Run the script, exactly, without a launcher; return the hash of the weights."""
     result, count = directory / "result.json", directory / "count"
     flags = ["--exact", "--result", str(result), "--count", str(count), *args]
-    subprocess.run(python_command(SCRIPT, flags), check=True, timeout=110)
+    subprocess.run(python_command(SCRIPT, flags), check=True, timeout=250)
     found: str = json.loads(result.read_text())["hash"]
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jobs import REMEMBERING, job, launched
+from jobs import PATIENT, REMEMBERING, job, launched
 
 from ckpt.arena import arena_path
 from elastic.launch import LaunchConfig, NodeSpec, python_command
@@ -89,6 +89,7 @@ def test_a_state_that_outgrows_its_budget_costs_snapshots_and_not_the_training(
         nodes=nodes,
         wanted={"trainer": len(nodes)},
         run_dir=tmp_path / "run",
+        timing=PATIENT,
     )
     with launched(config) as running:
         outcome = running.finish()

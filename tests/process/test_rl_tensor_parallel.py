@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs import Job, hurt, launched
+from jobs import PATIENT, Job, hurt, launched
 
 from adapters.rl import sft
 from adapters.rl.config import RLConfig, preset, save_config
@@ -31,6 +31,7 @@ def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
         ),
         wanted={"trainer": trainers, "rollout": 1},
         run_dir=directory / "run",
+        timing=PATIENT,
         capture_output=True,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Job, launched
+from jobs import PATIENT, Job, launched
 
 from elastic.launch import LaunchConfig, NodeSpec, python_command
 
@@ -23,7 +23,7 @@ def undisturbed(directory: Path, *flags: str) -> Any:
     """Return the result of a run alone, whose rank reads data by itself."""
     result = directory / "alone.json"
     words = [sys.executable, EXAMPLE, "--epochs", EPOCHS, "--workers", 0, "--result", result]
-    subprocess.run([*map(str, words), *flags], check=True, timeout=110)
+    subprocess.run([*map(str, words), *flags], check=True, timeout=250)
     return json.loads(result.read_text())
 
 
@@ -59,6 +59,7 @@ def test_killed_ranks_and_killed_readers_leave_no_trace(
         nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 2}),),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",
+        timing=PATIENT,
     )
     with launched(config) as running:
         kill_a_rank_and_a_reader(running)

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from jobs import DEADLINE_S, Event, Job, launched
+from jobs import DEADLINE_S, PATIENT, Event, Job, launched
 
 from ckpt.sidecar.client import SidecarClient
 from ckpt.transport import RunKey
-from elastic.launch import LOCAL_TIMING, LaunchConfig, NodeSpec, python_command
+from elastic.launch import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 STEPS, GATE = 20, 10
@@ -30,7 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the run that nothing happened to."""
     result = tmp_path_factory.mktemp("alone") / "result.json"
     words = [sys.executable, SCRIPT, "--result", result, "--steps", STEPS]
-    subprocess.run([str(word) for word in words], check=True, timeout=60)
+    subprocess.run([str(word) for word in words], check=True, timeout=DEADLINE_S)
     return outcome_in(result.parent)
 
 
@@ -55,7 +54,7 @@ def training(directory: Path, *flags: object) -> Iterator[Job]:
         ),
         wanted={"trainer": len(TRAINERS)},
         run_dir=directory / "run",
-        timing=msgspec.structs.replace(LOCAL_TIMING, stop_timeout_s=2.0),
+        timing=PATIENT,
         node_restarts=0,
     )
     with launched(config) as running:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jobs import Event, Job, hurt, launched
+from jobs import PATIENT, Event, Job, hurt, launched
 
 from elastic.data.sharing import LOOK_EVERY
 from elastic.launch import LaunchConfig, NodeSpec, python_command
@@ -30,7 +30,7 @@ def steps_of(running: Job, seat: str, *, generation: int) -> list[Event]:
 def alone(directory: Path) -> Any:
     result = directory / "alone.json"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, "--result", result], env=env, check=True, timeout=100)
+    subprocess.run([sys.executable, SCRIPT, "--result", result], env=env, check=True, timeout=250)
     return json.loads(result.read_text())
 
 
@@ -41,6 +41,7 @@ def test_a_slow_rank_gets_fewer_microbatches_and_no_bit_changes(tmp_path: Path) 
         nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 3}),),
         wanted={"trainer": 3},
         run_dir=tmp_path / "run",
+        timing=PATIENT,
     )
     with launched(config) as running:
         shared = running.await_event(lambda e: e["kind"] == "shares")

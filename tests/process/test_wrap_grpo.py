@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import launched
+from jobs import PATIENT, launched
 
 from elastic.launch import LaunchConfig, NodeSpec, python_command
 
@@ -44,12 +44,13 @@ def test_kills_in_sampling_and_in_training_leave_no_trace(tmp_path: Path) -> Non
         nodes=tuple(nodes),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",
+        timing=PATIENT,
     )
     with subprocess.Popen([*map(str, words)]) as undisturbed, launched(config) as job:
         outcome = job.finish()
         assert outcome.ok, outcome.message
         recovered = [e for e in job.events("rollout_recovered") if e["tokens"]]
-        assert undisturbed.wait(timeout=60) == 0
+        assert undisturbed.wait(timeout=250) == 0
     expected, found = (json.loads(path.read_text()) for path in (alone, result))
     assert expected["ordinals"]["trained"] == STEPS * PROMPTS
     for key in ("final_hash", "reward", "ordinals"):
