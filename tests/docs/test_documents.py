@@ -85,7 +85,7 @@ def run_script(directory: Path, source: str) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

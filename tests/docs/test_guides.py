@@ -47,7 +47,7 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

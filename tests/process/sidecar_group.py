@@ -18,7 +18,7 @@ from ckpt.testing.blocks import make_world, write_block
 from ckpt.transport import RunKey
 from ckpt.world import Inventory, RestorePoint, SnapshotWorld
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 SIZES = (70_001, 30_000, 50_003)
 
 

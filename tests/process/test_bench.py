@@ -61,7 +61,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -168,7 +168,7 @@ def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert left_in_memory() <= before

@@ -26,7 +26,7 @@ def drive(root: Path, scene: str) -> list[dict[str, Any]]:
         [sys.executable, str(DRIVER), str(root), scene],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_a_file_system_that_takes_no_more_is_a_clear_error(tmp_path: Path, limit
         [sys.executable, "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=True,
         preexec_fn=lambda: _limited(limit),
     )

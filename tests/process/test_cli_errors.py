@@ -21,7 +21,7 @@ def holdfast(*words: str | Path | int, limit: str = "") -> subprocess.CompletedP
     if limit:
         command = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *command]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+        command, capture_output=True, text=True, timeout=250, cwd=ROOT, check=False
     )
     assert "Traceback" not in done.stderr + done.stdout
     return done

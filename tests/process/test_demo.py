@@ -70,7 +70,7 @@ def test_all_three_kinds_of_kill_hit_and_were_recovered_from(
     keys = {"detect_s", "agree_s", "reform_s", "restore_s", "reexecute_s", "total_s", "steps_lost"}
     for recovery in report["recoveries"]:
         assert keys <= recovery.keys()
-        assert 0.0 < recovery["total_s"] < 60.0
+        assert 0.0 < recovery["total_s"] < DEADLINE_S
     how = {row["fault"]: row["restore_how"] for row in report["recoveries"]}
     assert how["kill_node"] == "parity"
     assert 0.0 < report["goodput"] < 1.0
@@ -87,25 +87,25 @@ def test_the_page_is_written_and_the_runs_can_be_kept(finished: tuple[Path, str,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     process = demo(tmp_path, "--quick")
     try:
         run = await_first_step(tmp_path / "runs" / "hurt")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30.0)
+        out, _ = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "interrupted" in out
     assert "Traceback" not in out
-    assert leftovers(run, timeout_s=5.0) == []
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
 
 
 def await_first_step(run_dir: Path) -> str:
     """Wait until the job trains and return its run id."""
     reader, history = EventReader(run_dir), []
-    deadline_s = time.monotonic() + 90.0
+    deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         history += reader.new()
         if any(event["kind"] == "step" for event in history):

@@ -54,7 +54,7 @@ def test_a_machine_is_lost_with_everything_and_comes_back(
     run = msgspec.json.decode(
         (tmp_path / "run0" / "events-launcher.jsonl").read_bytes().split(b"\n")[0]
     )["run"]
-    assert leftovers(run) == []
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Meeting:
     """An all-gather between two threads."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(len(RANK_NODES), timeout=30)
+        self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
         self._values: dict[int, Any] = {}
 
     def gather(self, rank: int) -> Any:
@@ -147,7 +147,7 @@ def test_a_snapshot_comes_back_mapped_sent_and_rebuilt(cluster: Cluster) -> None
     torch.set_num_threads(1)
     hashes = run_ranks(cluster, 5)
     observer = cluster.clients["c"]
-    assert observer.protected_step(generation=1, at_least=4, timeout_s=20) == 4
+    assert observer.protected_step(generation=1, at_least=4, timeout_s=200) == 4
     point = observer.locate(generation=1, step=4)
     for mapped, words in ((True, "rank 0 mapped from a"), (False, "rank 1 sent by b")):
         state = build(7)

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("tiny_training.py")
 def _train(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, SCRIPT, "--result", result, *flags]
     return subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=110, check=False
+        [str(word) for word in words], capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -95,7 +95,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "train()\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=110, check=True
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=250, check=True
     )
     ended, looked = json.loads(done.stdout)
     assert ended < looked + 0.1, "two clocks, and a pause three times as long"
@@ -115,6 +115,6 @@ def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
         "train()\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=110, check=True
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=250, check=True
     )
     assert int(done.stdout) < 5

@@ -48,7 +48,7 @@ class Ranks:
     """Two ranks as threads: what each needs of its world, and what each said."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(len(RANK_NODES), timeout=30)
+        self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
         self._said: dict[int, Any] = {}
         self.events: list[dict[str, Any]] = []
         self.fenced = False

@@ -27,7 +27,7 @@ def test_killed_anywhere_it_goes_on(tmp_path: Path, how: str) -> None:
         [sys.executable, str(DRIVER), str(tmp_path), how],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def grown_mib(*words: str) -> float:
         [sys.executable, "-c", code, *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -74,7 +74,7 @@ def test_more_ranks_than_an_adapter_has_rows_for_train_the_same_adapters(tmp_pat
     found = []
     for size in (1, 3):
         with ranks(size, train, tmp_path) as running:
-            found.append(running.results(timeout_s=110))
+            found.append(running.results(timeout_s=250))
     (alone,), together = found
     assert len(set(alone["seen"])) == len(alone["seen"])
     assert alone["retained"] == {2: alone["seen"][1], 1: alone["seen"][0]}

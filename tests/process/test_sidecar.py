@@ -175,7 +175,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
         start_sidecar(run=group.run, node="a", key_file=group.key_file, give_up_fd=given_up)
     os.close(given_up)
     assert time.monotonic() - began_s < DEADLINE_S
-    assert leftovers(group.run) == []
+    assert leftovers(group.run, timeout_s=DEADLINE_S) == []
 
 
 def test_a_keeper_that_stops_while_its_sidecar_starts_leaves_nothing(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_keeper_that_stops_while_its_sidecar_starts_leaves_nothing(tmp_path: P
     keeper.check()
     keeper.stop()
     assert keeper.pid == 0
-    assert leftovers(group.run) == []
+    assert leftovers(group.run, timeout_s=DEADLINE_S) == []
 
 
 def test_a_sidecar_never_imports_torch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import REMEMBERING, Job, job
+from jobs import DEADLINE_S, REMEMBERING, Job, job
 
 from ckpt.arena import arena_path, hold
 
@@ -129,7 +129,7 @@ def test_an_agent_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None
     with job(tmp_path, script=REMEMBERING, node_restarts=1) as running:
         for start in (1, 2):
             running.generation(start)
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + DEADLINE_S
             while not (found := running.launcher.processes().get("n0")):
                 assert time.monotonic() < deadline_s
                 time.sleep(0.01)

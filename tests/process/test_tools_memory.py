@@ -45,7 +45,7 @@ def growth(*words: str | Path) -> tuple[int, str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=250,
     )
     return int(done.stdout.split("grew ")[1].split()[0]), done.stdout
 

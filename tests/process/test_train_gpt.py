@@ -24,7 +24,7 @@ STEPS = 9
 def _alone(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, EXAMPLE, "--result", result, *flags]
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=110, check=False
+        [str(word) for word in command], capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -54,7 +54,7 @@ class Job:
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first event that is ``wanted``, waiting for it."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             self.events += self._reader.new()
             for event in self.events:
@@ -77,7 +77,7 @@ def _job(run_dir: Path, *flags: object) -> Iterator[Job]:
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
         yield Job(process, run_dir)
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=250) == 0
     finally:
         process.kill()
         process.wait()
@@ -105,5 +105,5 @@ def test_killed_and_stopped_ranks_leave_no_trace_in_the_weights(
     assert _result(result) == undisturbed
     survivor = [e for e in job.events if e["kind"] == "worker_started" and e["seat"] == "trainer/2"]
     assert len(survivor) == 1, "a survivor was restarted"
-    assert killed_s < 20, "back within a second on an idle machine; this bound is for a busy one"
-    assert stopped_s < 20
+    assert killed_s < 60, "back within a second on an idle machine; this bound is for a busy one"
+    assert stopped_s < 60
