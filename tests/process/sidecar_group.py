@@ -35,6 +35,7 @@ class SidecarGroup:
         self.key_file = directory / "key.json"
         self.key.save(self.key_file)
         self.processes: dict[str, SidecarProcess] = {}
+        self._holding: dict[str, SidecarProcess] = {}
         self.sidecars: dict[str, Sidecar] = {}
         self.clients: dict[str, SidecarClient] = {}
 
@@ -46,6 +47,7 @@ class SidecarGroup:
                 self.processes[node] = start_sidecar(
                     run=self.run, node=node, key_file=self.key_file, run_dir=self.directory
                 )
+                self._let_go(node)
             self.clients[node] = SidecarClient(self.addresses()[node], self.key)
 
     def _start_thread(self, node: str) -> Sidecar:
@@ -92,7 +94,11 @@ class SidecarGroup:
             assert reached >= step, (node, reached, client.status())
 
     def kill(self, node: str, *, wipe: bool) -> None:
-        """SIGKILL a sidecar; ``wipe`` takes its shared memory too, as the loss of a node does."""
+        """SIGKILL a sidecar; ``wipe`` takes its shared memory too, as the loss of a node does.
+
+        What is to be found by a successor is held until that is there: any job that starts beside
+        this test sweeps what nobody holds.
+        """
         self.clients.pop(node).close()
         if self.threads:
             self.sidecars.pop(node).close(remove=wipe)
@@ -100,13 +106,21 @@ class SidecarGroup:
         process = self.processes.pop(node)
         os.kill(process.pid, signal.SIGKILL)
         process.process.wait()
-        process.release()
         if wipe:
-            shutil.rmtree(process.arena_dir)
+            process.release()
+            shutil.rmtree(process.arena_dir, ignore_errors=True)
+        else:
+            self._holding[node] = process
+
+    def _let_go(self, *nodes: str) -> None:
+        for node in nodes:
+            if predecessor := self._holding.pop(node, None):
+                predecessor.release()
 
     def stop(self) -> None:
         for client in self.clients.values():
             client.close()
+        self._let_go(*list(self._holding))
         for process in self.processes.values():
             process.stop()
         for sidecar in self.sidecars.values():
