@@ -19,21 +19,20 @@ from jobs import TOY, Job, job, launched
 from elastic.errors import CoordinatorError
 from elastic.launch import ETCD_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
 
-TIMING = {"lease_ttl_s": ETCD_TIMING.lease_ttl_s, "self_fence_s": ETCD_TIMING.self_fence_s}
 LONG = ("--steps", "1000000")
 TRAINING = Path(__file__).with_name("upb_training.py")
 STEPS = 40
 
 
-def _training(directory: Path, *, pace_s: float) -> tuple[str, ...]:
+def _training(directory: Path, *more: str) -> tuple[str, ...]:
     directory.mkdir()
     told = ("--protobuf", str(directory / "protobuf"), "--result", str(directory / "result"))
-    return python_command(TRAINING, [*told, "--steps", str(STEPS), "--pace", str(pace_s)])
+    return python_command(TRAINING, [*told, "--steps", str(STEPS), *more])
 
 
 def _train(directory: Path, coordinator: str) -> LaunchConfig:
     return LaunchConfig(
-        command=_training(directory, pace_s=0.1),
+        command=_training(directory, "--pace", "0.3", "--until", str(directory / "go")),
         nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots={"trainer": 1}) for i in range(2)),
         wanted={"trainer": 2},
         run_dir=directory / "run",
@@ -62,10 +61,11 @@ def test_training_is_undisturbed_by_the_death_of_etcd_leaders(
         running.generation(2)
         cluster.start()
         leader_of(cluster).kill()
+        (tmp_path / "disturbed" / "go").touch()
         outcome = running.finish()
     assert outcome.ok, outcome.message
     assert _no_keys_of(cluster, connect_etcd), "the run's keys are left behind"
-    subprocess.run(_training(tmp_path / "undisturbed", pace_s=0), check=True, timeout=100)
+    subprocess.run(_training(tmp_path / "undisturbed"), check=True, timeout=250)
     hashes = {
         json.loads((tmp_path / name / "result").read_text())["hash"]
         for name in ("disturbed", "undisturbed")
@@ -84,7 +84,7 @@ def test_a_job_outlives_a_short_absence_of_all_of_etcd(
     tmp_path: Path, start_etcd: StartCluster
 ) -> None:
     cluster = start_etcd(3)
-    options = {"nodes": 2, "per_node": 1, "timing": TIMING, "coordinator": cluster.url}
+    options = {"nodes": 2, "per_node": 1, "coordinator": cluster.url}
     with job(tmp_path, *LONG, **options) as running:
         running.await_step(5)
         workers = [running.worker(f"trainer/{i}") for i in range(2)]
@@ -104,9 +104,13 @@ def test_nodes_without_etcd_fence_themselves_and_go_on_when_it_is_back(
     with job(tmp_path, *LONG, **options) as running:
         running.await_step(5)
         number = max(int(e["generation"]) for e in running.events("resumed"))
+        before = len(running.history)
         cluster.members[0].signal(signal.SIGSTOP)
         for node in ("n0", "n1"):  # both have ended their workers, by their own clocks
-            running.await_event(lambda e, n=node: e["kind"] == "worker_exited" and e["node"] == n)
+            running.await_event(
+                lambda e, n=node: e["kind"] == "worker_exited" and e["node"] == n,
+                after=before,
+            )
         cluster.members[0].signal(signal.SIGCONT)
         running.generation(number + 1)
 
@@ -122,7 +126,7 @@ def test_the_command_agrees_through_etcd_with_certificates(
         cwd=TOY.parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
