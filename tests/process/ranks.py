@@ -22,6 +22,9 @@ from elastic.records import GenerationRecord, Member, MeshSize
 
 Body = Callable[[reform.World, Path], Any]
 
+GRACE_S = 10.0
+"""How long a rank waits for the fence that explains an error."""
+
 
 def record_of(
     stores: list[str], *, number: int = 1, mesh: MeshSize | None = None
@@ -63,7 +66,7 @@ def enter(
 ) -> reform.World:
     """Form a generation in this process."""
     fence = fence_file(folder, number)
-    guard = Guard(number, fence.exists, grace_s=10.0)
+    guard = Guard(number, fence.exists, grace_s=GRACE_S)
     return reform.form(
         record_of(stores, number=number, mesh=mesh),
         incarnation=str(rank),
@@ -97,14 +100,14 @@ class Ranks:
     def __init__(self, processes: list[Any], pipes: list[Connection]) -> None:
         self.processes, self._pipes = processes, pipes
 
-    def result(self, rank: int, *, timeout_s: float = 60.0) -> tuple[str, Any]:
+    def result(self, rank: int, *, timeout_s: float = 200.0) -> tuple[str, Any]:
         """Return ``("ok", value)`` or ``(error name, text)`` of a rank."""
         if not self._pipes[rank].poll(timeout_s):
             raise queue.Empty(f"rank {rank} said nothing for {timeout_s} s")
         answer: tuple[str, Any] = self._pipes[rank].recv()
         return answer
 
-    def results(self, *, timeout_s: float = 60.0) -> list[Any]:
+    def results(self, *, timeout_s: float = 200.0) -> list[Any]:
         """Return every rank's value; fail on an error."""
         answers = [self.result(rank, timeout_s=timeout_s) for rank in range(len(self._pipes))]
         assert all(kind == "ok" for kind, _ in answers), answers

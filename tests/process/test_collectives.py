@@ -17,7 +17,7 @@ from rank_bodies import (
     plan_alone,
     reduce_until_hurt,
 )
-from ranks import fence_file, ranks
+from ranks import GRACE_S, fence_file, ranks
 
 from elastic.channel import WORKER_ENV
 from elastic.errors import Fenced
@@ -49,9 +49,9 @@ def test_a_fence_frees_every_rank_in_a_blocked_collective(
         fenced_at = time.time()
         fence_file(tmp_path, 1).touch()
         for rank in (0, 2):
-            kind, text = running.result(rank, timeout_s=5)
+            kind, text = running.result(rank)
             assert kind == Fenced.__name__, text
-            assert float(text.rsplit(" ", 1)[1]) - fenced_at < 0.5
+            assert float(text.rsplit(" ", 1)[1]) - fenced_at < GRACE_S / 2
 
 
 def test_a_group_that_cannot_form_is_left_and_the_next_one_forms(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_worker_ends_though_a_call_it_left_behind_does_not_come_back(
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), WORKER_ENV: "{}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "fenced\n"), done.stderr
