@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ckpt.arena import ARENA_ROOT, arena_path
+from ckpt.arena import ARENA_ROOT, arena_path, hold
 from ckpt.sidecar.client import SidecarClient
 from ckpt.sidecar.launch import SidecarProcess, start_sidecar
 from ckpt.sidecar.server import Sidecar, SidecarConfig
@@ -35,7 +35,7 @@ class SidecarGroup:
         self.key_file = directory / "key.json"
         self.key.save(self.key_file)
         self.processes: dict[str, SidecarProcess] = {}
-        self._holding: dict[str, SidecarProcess] = {}
+        self._held: dict[str, int] = {}
         self.sidecars: dict[str, Sidecar] = {}
         self.clients: dict[str, SidecarClient] = {}
 
@@ -47,7 +47,7 @@ class SidecarGroup:
                 self.processes[node] = start_sidecar(
                     run=self.run, node=node, key_file=self.key_file, run_dir=self.directory
                 )
-                self._let_go(node)
+            self._let_go(node)
             self.clients[node] = SidecarClient(self.addresses()[node], self.key)
 
     def _start_thread(self, node: str) -> Sidecar:
@@ -100,27 +100,27 @@ class SidecarGroup:
         this test sweeps what nobody holds.
         """
         self.clients.pop(node).close()
+        if not wipe:
+            self._held[node] = hold(arena_path(self.run, node))
         if self.threads:
             self.sidecars.pop(node).close(remove=wipe)
             return
         process = self.processes.pop(node)
         os.kill(process.pid, signal.SIGKILL)
         process.process.wait()
+        process.release()
         if wipe:
-            process.release()
             shutil.rmtree(process.arena_dir, ignore_errors=True)
-        else:
-            self._holding[node] = process
 
     def _let_go(self, *nodes: str) -> None:
         for node in nodes:
-            if predecessor := self._holding.pop(node, None):
-                predecessor.release()
+            if node in self._held:
+                os.close(self._held.pop(node))
 
     def stop(self) -> None:
         for client in self.clients.values():
             client.close()
-        self._let_go(*list(self._holding))
+        self._let_go(*list(self._held))
         for process in self.processes.values():
             process.stop()
         for sidecar in self.sidecars.values():
