@@ -70,8 +70,9 @@ def test_what_etcd_suffers_passes_or_stays(
     with pytest.raises(ScenarioError, match="does not use this etcd"):
         hurt.strike("coordinator-compaction")
     coordinator = connect_etcd(hurt.address, timeout_s=1.0)
-    lease = coordinator.grant(60)
-    coordinator.put(node_key(RUN, "a"), "1", lease=lease)
+    patient = connect_etcd(hurt.address)
+    lease = patient.grant(60)
+    patient.put(node_key(RUN, "a"), "1", lease=lease)
 
     mend = hurt.strike("leader-kill", lasts_s=60)
     assert mend is not None
@@ -80,10 +81,10 @@ def test_what_etcd_suffers_passes_or_stays(
 
     hurt.strike("lease-lost")
     with pytest.raises(LeaseExpired):
-        coordinator.keep_alive(lease)
-    assert coordinator.get(node_key(RUN, "a")) is None
+        patient.keep_alive(lease)
+    assert patient.get(node_key(RUN, "a")) is None
 
-    coordinator.put(node_key(RUN, "a"), "2")
+    patient.put(node_key(RUN, "a"), "2")
     mend = hurt.strike("coordinator-restart", lasts_s=60)
     assert mend is not None
     assert not answered(coordinator, deadline_s=0.5)
@@ -101,14 +102,14 @@ def test_what_etcd_suffers_passes_or_stays(
     mend()
     assert answered(coordinator)
 
-    first = coordinator.put("x", "first")
-    coordinator.put("x", "second")
+    first = patient.put("x", "first")
+    patient.put("x", "second")
     hurt.strike("coordinator-compaction")
-    assert coordinator.get("x") is not None
-    events, _ = coordinator.watch("x", after=first - 1, timeout_s=10.0)
+    assert patient.get("x") is not None
+    events, _ = patient.watch("x", after=first - 1, timeout_s=10.0)
     assert [event.kind for event in events] == [EventKind.RESET]
 
-    coordinator.put("x", "third")
+    patient.put("x", "third")
     monkeypatch.setenv(ADDRESS, hurt.address)
     with contextlib.closing(CoordinatorInjector()) as other:  # finds what runs, and leaves it
         assert other.prepare(hurt.site, ()) == {}
