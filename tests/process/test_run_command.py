@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,20 @@ from tools.leftovers import leftovers
 DEADLINE_S = 100.0
 
 
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Leave no job to the tests that follow where one failed."""
+    yield
+    while _jobs:
+        with _jobs.pop() as job:
+            job.kill()
+
+
+_jobs: list[subprocess.Popen[str]] = []
+
+
 def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    job = subprocess.Popen(
         [sys.executable, "-m", "tools.cli", "run", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -30,6 +43,8 @@ def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
         cwd=TOY.parents[2],
         env={**os.environ, **env},
     )
+    _jobs.append(job)
+    return job
 
 
 def started(run_dir: Path) -> str:
@@ -128,9 +143,11 @@ def test_a_stopped_agent_does_not_outlive_a_killed_launcher(tmp_path: Path) -> N
 
 
 def test_what_a_killed_machine_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
-    stale = Path("/dev/shm/holdfast-stale-test-node0")
-    stale.mkdir(exist_ok=True)
-    (stale / "000001.slot").write_bytes(b"x" * 10_000)
+    stale = Path(f"/dev/shm/holdfast-stale-{os.getpid()}-node0")
+    fresh = stale.with_name(f"stale-{os.getpid()}")
+    fresh.mkdir(exist_ok=True)
+    (fresh / "000001.slot").write_bytes(b"x" * 10_000)
+    fresh.rename(stale)  # whole at once: any job that starts now sweeps it
     job = holdfast("--quiet", *toy(tmp_path))
     job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0
