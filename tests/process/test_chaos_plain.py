@@ -30,7 +30,7 @@ write_checkpoint(sys.argv[1], sample_arrays(), step=5)
 
 def scenario(*words: str, faults: list[dict[str, Any]], **more: Any) -> Scenario:
     command = ["{python}", str(JOB), "{folder}", *words]
-    told = {"name": "plain", "about": "", "workload": {"command": command}, "lifetime_s": 60.0}
+    told = {"name": "plain", "about": "", "workload": {"command": command}, "lifetime_s": 200.0}
     return parse({**told, "fault": faults, **more}, source="test")
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_forgets_its_data_is_broken_and_the_fault_that_does_it_is_fou
         name = "forgetful"
         about = "a job that begins its data again"
         seed = 3
-        lifetime_s = 60
+        lifetime_s = 200
         [workload]
         command = [
             "{{python}}", "{JOB}", "{{folder}}", "--forgets",
@@ -126,12 +126,12 @@ def test_a_job_that_forgets_its_data_is_broken_and_the_fault_that_does_it_is_fou
 def test_a_stuck_job_is_ended_and_its_stacks_are_kept(tmp_path: Path) -> None:
     found = real.run(
         scenario(
-            "--hangs", faults=[kill({"step": 2})], lifetime_s=4.0, checks={"undisturbed": False}
+            "--hangs", faults=[kill({"step": 2})], lifetime_s=6.0, checks={"undisturbed": False}
         ),
         folder=tmp_path,
     )
     (stuck,) = found.problems
-    assert stuck.startswith("stuck: it had not ended after 4 s")
+    assert stuck.startswith("stuck: it had not ended after 6 s")
     output = (tmp_path / "work" / "output.log").read_text()
     stacks = tmp_path / "stacks.txt"
     assert "in train" in output or "train (" in stacks.read_text()
