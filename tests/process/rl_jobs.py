@@ -87,7 +87,11 @@ class CommandedJob:
         launcher: Any = SimpleNamespace(run_dir=self.run_dir)
         self.job = Job(launcher)
         """Its events; there is no launcher to ask for more."""
-        first = self.job.await_event(lambda e: e["kind"] == "job_started")
+        try:
+            first = self.job.await_event(lambda e: e["kind"] == "job_started")
+        except AssertionError:
+            self._process.kill()
+            raise
         self.run = str(first["run"])
 
     def kill_all(self) -> None:
