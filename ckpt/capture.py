@@ -92,9 +92,10 @@ class _Seen:
 class CapturePlan:
     """What this rank writes of a state: made once, used while the state keeps its shape.
 
-    ``payload_bytes`` is the room the pieces need; ``specs`` are all tensors of all ranks. A plain
-    value, and the name of a tied tensor, is written by the lowest rank that has it; which
-    parameters an optimizer's group has is put together from all ranks.
+    ``payload_bytes`` is the room the pieces need; ``copied_bytes`` is what this rank holds of the
+    state and leaves to other ranks to write, who hold the same; ``specs`` are all tensors of all
+    ranks. A plain value, and the name of a tied tensor, is written by the lowest rank that has it;
+    which parameters an optimizer's group has is put together from all ranks.
     """
 
     def __init__(
@@ -105,12 +106,14 @@ class CapturePlan:
         agreed: _Agreed,
         pieces: Sequence[Piece],
         seen: Mapping[str, _Seen],
+        copied_bytes: int = 0,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.specs, self.pieces = dict(agreed.specs), tuple(pieces)
         self._agreed = agreed
         end = pieces[-1].at + pieces[-1].nbytes if pieces else 0
         self.payload_bytes = _align(end)
+        self.copied_bytes = copied_bytes
         self._seen = dict(seen)
         self._text: tuple[list[bytes], list[int]] | None = None
 
@@ -125,7 +128,8 @@ class CapturePlan:
         everyone = gather(_offer(flat, seen))
         if len(everyone) != world_size:
             raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
-        specs, writes = choose_writers([list(_holdings(offer["tensors"])) for offer in everyone])
+        held = [list(_holdings(offer["tensors"])) for offer in everyone]
+        specs, writes = choose_writers(held)
         if lost := {item[0] for offer in everyone for item in offer["tensors"]} - specs.keys():
             raise StateError(f"{min(lost)}: no rank holds any of it; leave it out of the state")
         chosen = {(holding.spec.fqn, holding.box): holding.nbytes for holding in writes[rank]}
@@ -137,7 +141,15 @@ class CapturePlan:
                     pieces.append(Piece(fqn=fqn, region=region, at=at, nbytes=nbytes))
                     at = _align(at + nbytes)
         agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
-        return cls(rank=rank, world_size=world_size, agreed=agreed, pieces=pieces, seen=seen)
+        copied_bytes = sum(holding.nbytes for holding in held[rank]) - sum(chosen.values())
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            agreed=agreed,
+            pieces=pieces,
+            seen=seen,
+            copied_bytes=copied_bytes,
+        )
 
     def still_valid(self, flat: FlatState) -> bool:
         """Say whether ``flat`` has what this plan was made for, lying as it did.

@@ -164,6 +164,7 @@ class Snapshotter:
         if change:
             self._plan = self._agree(flat, step, change=change)
         assert self._plan is not None
+        self.stats.replica_bytes = self._plan.copied_bytes
         if self._lanes is None and torch.cuda.is_available():
             self._lanes = CudaLanes()
         self._program = Program(self._plan, flat, lanes=self._lanes)

@@ -80,7 +80,8 @@ class SnapshotStats:
     ``torn`` names the tensor that was written to under the copy of the last discarded snapshot;
     ``reason`` says in a sentence why the last one was discarded. ``left_out`` counts those among
     ``discarded`` for which there was no room. ``pace`` is the speed that the last copy was held
-    to, in bytes per second.
+    to, in bytes per second. ``replica_bytes`` is what this rank holds of the state and other ranks
+    write, who hold the same.
     """
 
     taken: int = 0
@@ -96,6 +97,7 @@ class SnapshotStats:
     last_step: int = -1
     last_copy_s: float = 0.0
     pace: float = 0.0
+    replica_bytes: int = 0
 
 
 @dataclass(slots=True)

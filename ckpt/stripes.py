@@ -292,14 +292,13 @@ class _Remains:
     ``holders`` has the first node that has a rank's block, ``others`` those after it.
     """
 
-    __slots__ = ("conflict", "entries", "holders", "others", "rows", "spoiled", "step", "world")
+    __slots__ = ("conflict", "entries", "holders", "others", "spoiled", "step", "world")
 
     def __init__(self, world: SnapshotWorld, step: int) -> None:
         self.world, self.step = world, step
         self.entries: dict[int, BlockEntry] = {}
         self.holders: dict[int, str] = {}
         self.others: dict[int, list[str]] = {}
-        self.rows: list[tuple[str, ParityEntry]] = []
         self.spoiled: set[int] = set()
         self.conflict = ""
 
@@ -308,14 +307,6 @@ class _Remains:
         known = self.entries.setdefault(entry.rank, entry)
         if known is not entry and known != entry:
             self.conflict = f"rank {entry.rank} was sealed twice, as {known} and {entry}"
-
-    def hold(self, entry: BlockEntry, holder: str) -> None:
-        """Take it that somebody has a block."""
-        rank = entry.rank
-        if self.entries.get(rank) is not entry:
-            self.add(entry)
-        if self.holders.setdefault(rank, holder) is not holder:
-            self.others.setdefault(rank, []).append(holder)
 
     def holder_of(self, rank: int) -> str | None:
         """Return who is to serve a rank's block: its home before others, None where it is lost."""
@@ -330,12 +321,13 @@ def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint]
     inventory) or can be rebuilt from parity. Newer generations come first: what they hold
     superseded whatever an older one still has.
     """
-    remains = _collect(inventories)
-    live = sorted(inventory.node for inventory in inventories)
+    in_order = sorted(inventories, key=lambda each: each.node)
+    remains = _collect(in_order)
+    live = [inventory.node for inventory in in_order]
     points: list[RestorePoint] = []
     reasons: list[str] = []
     for key in sorted(remains, reverse=True):
-        sources, reason = _sources(remains[key], live)
+        sources, reason = _sources(remains[key], in_order, live)
         words = f"step {key[1]} of generation {key[0]}"
         if sources is None:
             reasons.append(f"{words} cannot be restored: {reason}")
@@ -346,13 +338,12 @@ def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint]
     return points, "; ".join(reasons) or f"no snapshot in the memory of nodes {live or 'none'}"
 
 
-def _collect(inventories: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
-    """Return what all inventories together say of every snapshot.
+def _collect(in_order: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
+    """Return what all inventories together say of every snapshot, but for the parity rows.
 
     All nodes of a parity group repeat the same ``sealed``: what was heard word for word is passed
     over, unless somebody contradicts somebody.
     """
-    in_order = sorted(inventories, key=lambda each: each.node)
     remains = _gather(in_order, repeats=False)
     if any(each.conflict for each in remains.values()):
         return _gather(in_order, repeats=True)
@@ -360,42 +351,70 @@ def _collect(inventories: Sequence[Inventory]) -> dict[tuple[int, int], _Remains
 
 
 def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[int, int], _Remains]:
+    """Go once through all there is: a loop without calls, as there may be thousands of nodes.
+
+    Equal ``sealed`` are mostly the same object; unless told so, one is not heard twice.
+    """
     worlds = {world.generation: world for each in inventories for world in each.worlds}
     remains: dict[tuple[int, int], _Remains] = {}
-    heard: dict[tuple[int, int, int], tuple[BlockEntry, ...]] = {}
-
-    def of(entry: BlockEntry | ParityEntry) -> _Remains | None:
-        key = (entry.generation, entry.step)
-        found = remains.get(key)
-        if found is None and (world := worlds.get(entry.generation)) is not None:
-            found = remains[key] = _Remains(world, entry.step)
-        return found
-
-    def hear(sealed: tuple[BlockEntry, ...]) -> None:
-        first = (sealed[0].generation, sealed[0].step, sealed[0].rank)
-        if repeats or heard.get(first) != sealed:
-            heard[first] = sealed
-            for entry in sealed:
-                if (known := of(entry)) is not None:
-                    known.add(entry)
-
+    heard: set[int] = set()
+    known: _Remains | None = None  # of the snapshot that was spoken of last
+    generation: int | None = None
+    step: int | None = None
     for inventory in inventories:
-        name = inventory.node
-        if inventory.sealed:
-            hear(inventory.sealed)
+        name, sealed = inventory.node, inventory.sealed
+        if repeats or id(sealed) not in heard:
+            heard.add(id(sealed))
+            for entry in sealed:
+                if entry.step != step or entry.generation != generation:
+                    generation, step = entry.generation, entry.step
+                    known = _of(entry, worlds, remains)
+                if known is not None:
+                    known.add(entry)
         for entry in inventory.blocks:
-            if (known := of(entry)) is not None:
-                known.hold(entry, name)
-        for entry in inventory.spoiled:
-            if (known := of(entry)) is not None:
-                known.spoiled.add(entry.rank)
+            if entry.step != step or entry.generation != generation:
+                generation, step = entry.generation, entry.step
+                known = _of(entry, worlds, remains)
+            if known is not None:
+                rank = entry.rank
+                if known.entries.get(rank) is not entry:
+                    known.add(entry)
+                if known.holders.setdefault(rank, name) is not name:
+                    known.others.setdefault(rank, []).append(name)
         for parity in inventory.parities:
-            if (known := of(parity)) is not None:
-                known.rows.append((name, parity))
+            if parity.step != step or parity.generation != generation:
+                generation, step = parity.generation, parity.step
+                known = _of(parity, worlds, remains)
+    _spoil(inventories, worlds, remains)
     return remains
 
 
-def _sources(remains: _Remains, live: Sequence[str]) -> tuple[tuple[BlockSource, ...] | None, str]:
+def _spoil(
+    inventories: Sequence[Inventory],
+    worlds: Mapping[int, SnapshotWorld],
+    remains: dict[tuple[int, int], _Remains],
+) -> None:
+    for entry in [entry for each in inventories for entry in each.spoiled]:
+        if (found := _of(entry, worlds, remains)) is not None:
+            found.spoiled.add(entry.rank)
+
+
+def _of(
+    entry: BlockEntry | ParityEntry,
+    worlds: Mapping[int, SnapshotWorld],
+    remains: dict[tuple[int, int], _Remains],
+) -> _Remains | None:
+    """Return what is known of the snapshot of an entry, None where its group is not known."""
+    key = (entry.generation, entry.step)
+    found = remains.get(key)
+    if found is None and (world := worlds.get(entry.generation)) is not None:
+        found = remains[key] = _Remains(world, entry.step)
+    return found
+
+
+def _sources(
+    remains: _Remains, inventories: Sequence[Inventory], live: Sequence[str]
+) -> tuple[tuple[BlockSource, ...] | None, str]:
     world = remains.world
     ranks = range(len(world.rank_nodes))
     if remains.conflict:
@@ -403,7 +422,7 @@ def _sources(remains: _Remains, live: Sequence[str]) -> tuple[tuple[BlockSource,
     if unknown := [rank for rank in ranks if rank not in remains.entries]:
         return None, f"ranks {unknown} had not sealed it"
     missing = [rank for rank in ranks if rank not in remains.holders]
-    if reason := _unrecoverable(remains, missing):
+    if reason := _unrecoverable(remains, missing, inventories):
         return None, reason
     nodes = list(map(remains.holder_of, ranks)) if remains.others else _first_of(remains)
     least = [(0, name) for name in live] if missing else []  # sorted, so a heap
@@ -427,7 +446,9 @@ def _first_of(remains: _Remains) -> list[str | None]:
     return list(map(remains.holders.get, range(len(remains.world.rank_nodes))))
 
 
-def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
+def _unrecoverable(
+    remains: _Remains, missing: Sequence[int], inventories: Sequence[Inventory]
+) -> str:
     """Return why one of the ``missing`` ranks cannot be rebuilt, or nothing."""
     if not missing:
         return ""
@@ -435,7 +456,14 @@ def _unrecoverable(remains: _Remains, missing: Sequence[int]) -> str:
     geometry = Geometry(remains.world, remains.entries, near=homes)
     holders = remains.holders
     needed = {stripe for rank in missing for stripe, *_ in geometry.pieces_of_block(rank)}
-    said = {(p.stripe, p.row): (node, p) for node, p in remains.rows if p.stripe in needed}
+    said = {
+        (parity.stripe, parity.row): (inventory.node, parity)
+        for inventory in inventories
+        for parity in inventory.parities
+        if parity.stripe in needed
+        and parity.step == remains.step
+        and parity.generation == remains.world.generation
+    }
     rows = {
         place: node
         for place, (node, parity) in said.items()

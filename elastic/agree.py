@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from elastic.findings import by_node, once, while_same
+from elastic.findings import by_node, by_nodes, once, while_same
 from elastic.membership import (
     View,
     late_nodes,
@@ -43,6 +43,7 @@ from elastic.planning.plan import (
     plan,
     some_spec,
     think_ahead,
+    weigh,
 )
 from elastic.records import (
     TRAINER,
@@ -55,6 +56,9 @@ from elastic.records import (
     WorkerState,
 )
 from elastic.seating import pending_trainers
+
+MANY_NODES = 1000
+"""From so many nodes on a plan takes two looks, so that none of them takes long."""
 
 _Members = Mapping[str, Sequence[Member]]
 
@@ -140,6 +144,7 @@ class Policy:
 class Seen:
     """When this agent first saw what debounces count from (its own monotonic seconds).
 
+    ``looks`` counts how often this node has looked since all of the group had fenced.
     ``since`` maps the incarnation of a READY trainer outside the generation, or the mark of a node
     that its group does not know (`holdoff.strangers`), to the time; ``leavers`` are the nodes of
     the group that said they would leave (`holdoff.announced`). It is threaded through `observe`.
@@ -148,6 +153,7 @@ class Seen:
     number: int = -1
     number_s: float = 0.0
     fenced_s: float | None = None
+    looks: int = 0
     since: Mapping[str, float] = field(default_factory=dict)
     leavers: Mapping[str, str] = field(default_factory=dict)
 
@@ -166,6 +172,7 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
         number=view.number,
         number_s=seen.number_s if same else now_s,
         fenced_s=fenced_s,
+        looks=(seen.looks if same else 0) + (fenced_s is not None),
         since={name: seen.since.get(name, now_s) for name in names},
         leavers=announced(view, seen.leavers),
     )
@@ -281,13 +288,11 @@ def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool
     return worker.ready_after >= generation.number
 
 
-@by_node()
-def _with_done(node: NodeRecord) -> bool | None:
-    """Say whether a worker of the node is DONE."""
-    for worker in node.workers:
-        if worker.state is WorkerState.DONE:
-            return True
-    return None
+@by_nodes()
+def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
+    """Return the nodes with a worker that is DONE."""
+    done = WorkerState.DONE
+    return {node.node: True for node in nodes for worker in node.workers if worker.state is done}
 
 
 def _how_lost(view: View, member: Member) -> str:
@@ -391,13 +396,15 @@ def _spec_of_generation(view: View) -> JobSpec:
     return JobSpec()
 
 
-@by_node(lambda view: (some_spec(view),))
-def _asking_else(node: NodeRecord, spec: JobSpec) -> bool | None:
-    """Say whether a worker of the node asks for anything else than one of the first node does."""
-    for worker in node.workers:
-        if worker.spec is not None and worker.spec is not spec and worker.spec != spec:
-            return True
-    return None
+@by_nodes(lambda view: (some_spec(view),))
+def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
+    """Return the nodes of which a worker asks for anything else than one of the first does."""
+    return {
+        node.node: True
+        for node in nodes
+        for worker in node.workers
+        if worker.spec is not spec and worker.spec is not None and worker.spec != spec
+    }
 
 
 def _discord(view: View) -> str:
@@ -476,6 +483,9 @@ def _gather(
     turn_s = quorum_s + policy.stagger_s * _turn(view, node)
     if now_s < turn_s:
         return Wait(until_s=turn_s), "another node proposes first"
+    if len(view.nodes) >= MANY_NODES and seen.looks == 1:
+        weigh(view)
+        return Wait(until_s=now_s), "weighing what can be restored"
     setbacks = setbacks_after(
         view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
     )

@@ -8,7 +8,7 @@ is taken over is what would be found anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -68,13 +68,23 @@ class Findings:
         self, name: str, parts: Parts, find: Callable[..., _T | None], nodes: Mapping[str, Any]
     ) -> dict[str, _T]:
         """Return what ``find`` says of each node and the parts, where it says anything."""
-        known = self._by_node.get(name)
-        if known is None or not _same(known.parts, parts) or len(known.changed) > len(nodes):
-            answers = {
-                node: answer
-                for node, record in nodes.items()
+
+        def of_each(records: Iterable[Any], *parts: Any) -> dict[str, _T]:
+            return {
+                record.node: answer
+                for record in records
                 if (answer := find(record, *parts)) is not None
             }
+
+        return self.by_nodes(name, parts, of_each, nodes)
+
+    def by_nodes(
+        self, name: str, parts: Parts, find: Callable[..., dict[str, _T]], nodes: Mapping[str, Any]
+    ) -> dict[str, _T]:
+        """Return what ``find`` says of many nodes at once, and the parts, by node."""
+        known = self._by_node.get(name)
+        if known is None or not _same(known.parts, parts) or len(known.changed) > len(nodes):
+            answers = find(nodes.values(), *parts)
         elif known.changed:
             answers = _renewed(known, find, nodes)
         else:
@@ -132,28 +142,49 @@ def by_node(
     return of
 
 
+def by_nodes(
+    parts: Callable[[View], Parts] = lambda _: (),
+) -> Callable[[Callable[..., dict[str, _T]]], Callable[[View], dict[str, _T]]]:
+    """As `by_node`, for a function of many records at once: it returns what it says, by node.
+
+    For a question so simple that to call it for each node would cost more than the answer.
+    """
+
+    def of(find: Callable[..., dict[str, _T]]) -> Callable[[View], dict[str, _T]]:
+        name = _name(find)
+
+        @wraps(find)
+        def found(view: View) -> dict[str, _T]:
+            return view.findings.by_nodes(name, parts(view), find, view.nodes)
+
+        return found
+
+    return of
+
+
 def _renewed(
-    known: _ByNode, find: Callable[..., Any | None], nodes: Mapping[str, Any]
+    known: _ByNode, find: Callable[..., dict[str, Any]], nodes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the answers with those of the changed nodes; the very same where they are the same."""
-    before = known.answers
-    removed, put, added = [], {}, False
-    for node in known.changed:
-        record = nodes.get(node)
-        answer = None if record is None else find(record, *known.parts)
-        if answer is None:
-            if node in before:
-                removed.append(node)
-        elif node not in before:
-            put[node], added = answer, True
-        elif not isinstance(answer, str) or answer != before[node]:
-            put[node] = answer
-    if not put and not removed:
+    before, changed = known.answers, known.changed
+    said = find([nodes[node] for node in changed if node in nodes], *known.parts)
+    removed = [node for node in before.keys() & changed if node not in said] if before else ()
+    added = not said.keys() <= before.keys()
+    if not (added or removed) and _as_said(said, before):
         return before
-    answers = {**before, **put}
+    answers = {**before, **said}
     for node in removed:
         del answers[node]
     return {node: answers[node] for node in sorted(answers)} if added else answers
+
+
+def _as_said(said: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Say whether all answers are those of before; only words are compared, and other things told
+    by being the very same."""
+    return all(
+        now is before[node] or (isinstance(now, str) and now == before[node])
+        for node, now in said.items()
+    )
 
 
 def _same(parts: Parts, others: Parts) -> bool:

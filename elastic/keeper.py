@@ -264,6 +264,18 @@ class Keeper:
             if self._watch is not None:
                 self._watch.settle()
 
+    @property
+    def replicated_bytes(self) -> int:
+        """How much of the state this rank has in common with its replicas; 0: none, or not known.
+
+        Each of them writes as much of it as the others.
+        """
+        mesh = self._world.record.mesh
+        replicas = mesh.dp // mesh.shard
+        if self._snapshots is None or replicas == 1:
+            return 0
+        return self._snapshots.stats.replica_bytes * replicas // (replicas - 1)
+
     def close(self) -> None:
         """Let go of the state and the sidecar."""
         snapshots, self._snapshots = self._snapshots, None

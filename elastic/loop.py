@@ -44,7 +44,7 @@ from elastic.keeper import Keeper
 from elastic.loss import LossGuard
 from elastic.losswatch import LossWatch
 from elastic.pulse import Pulse
-from elastic.records import RESTORE_AT_MOST, GenerationRecord
+from elastic.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
 from elastic.rehearsal import WarmJoin
 from elastic.run import Run
 
@@ -181,6 +181,7 @@ class Loop:
         guard = self._settings.loss_guard
         self._losses = LossWatch(guard) if guard else None
         self._ahead: Ahead | None = None
+        self._replicated_bytes = 0
 
     def run(self, body: Callable[[Run], _R]) -> _R:
         """Call ``body`` in every generation until it returns in one; return its result."""
@@ -211,6 +212,8 @@ class Loop:
         warm.prepare(body)
         while True:
             info = {"store": meeting.address, **self._announce(), **asked}
+            if self._replicated_bytes:
+                info[REPLICATED_BYTES] = self._replicated_bytes
             self._pulse.set(Phase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
             if after:
@@ -278,6 +281,7 @@ class Loop:
             run.finish()
             channel.done({"step": run.completed, **run.metrics})
         finally:
+            self._replicated_bytes = keeper.replicated_bytes or self._replicated_bytes
             run.close()
         return result
 

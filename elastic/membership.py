@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from ckpt.world import BlockEntry
 from elastic.coordinator.base import Entry, Event, EventKind
 from elastic.errors import CoordinatorError
-from elastic.findings import Findings, by_node, once, while_same
+from elastic.findings import Findings, by_node, by_nodes, once, while_same
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -177,7 +177,7 @@ class View:
                 nodes.pop(name, None)
             else:
                 added = added or name not in nodes
-                nodes[name] = cast("NodeRecord", found[1])
+                nodes[name] = _as_before(cast("NodeRecord", found[1]), nodes.get(name))
         of_generation = decoded.get(generation_key(self.run), (0, None))
         of_seating = decoded.get(seating_key(self.run), (0, ()))
         outcome = decoded.get(outcome_key(self.run), (0, None))[1]
@@ -226,14 +226,20 @@ def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
     return newest
 
 
-@by_node(lambda view: (view.generation,))
-def odd_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
+@by_nodes(lambda view: (view.generation,))
+def odd_nodes(
+    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
+) -> dict[str, NodeRecord]:
     """Return the live nodes that the newest generation does not know as they are.
 
     They joined since, were started again, or have no sidecar now.
     """
-    known = None if generation is None else generation.nodes.get(node.node)
-    return None if node.sidecar and known == identity(node) else node
+    known = generation.nodes if generation else {}
+    return {
+        node.node: node
+        for node in nodes
+        if not node.sidecar or known.get(node.node) != identity(node)
+    }
 
 
 @once
@@ -242,10 +248,13 @@ def lost_nodes(view: View) -> Set[str]:
     return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
 
 
-@by_node(lambda view: (view.generation,))
-def late_nodes(node: NodeRecord, generation: GenerationRecord | None) -> NodeRecord | None:
+@by_nodes(lambda view: (view.generation,))
+def late_nodes(
+    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
+) -> dict[str, NodeRecord]:
     """Return the live nodes of which a worker may still act in the newest generation."""
-    return node if generation is not None and node.fenced < generation.number else None
+    number = generation.number if generation else 0
+    return {node.node: node for node in nodes if node.fenced < number}
 
 
 @once
@@ -284,8 +293,8 @@ def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | Non
     for worker in node.workers if node.sidecar else ():
         if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
             order = orders.get(worker.seat)
-            if order is None or order == (node.node, worker.attempt):
-                found = (*found, worker)
+            if order is None or (order[1] == worker.attempt and order[0] == node.node):
+                found = (*found, worker) if found else (worker,)
     return found or None
 
 
@@ -299,9 +308,12 @@ def parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ..
 def _parked_outside(
     node: NodeRecord, orders: _Orders, inside: Set[str]
 ) -> tuple[WorkerRecord, ...] | None:
-    found = _parked(node, orders)
-    if found is None or (len(found) == 1 and found[0].incarnation in inside):
-        return None
+    for worker in node.workers:
+        if worker.incarnation not in inside:
+            break
+    else:
+        return None  # so it is with most
+    found = _parked(node, orders) or ()
     return tuple([worker for worker in found if worker.incarnation not in inside]) or None
 
 
@@ -327,10 +339,14 @@ def ready_trainers(view: View) -> list[Trainer]:
         parked = {name: workers for name, workers in parked.items() if name not in late}
     found = _with_nodes(view, parked)
     places = _seat_places(view)
-    at = [places.get(worker.seat, -1) for _, worker in found]
-    if -1 in at or len(set(at)) < len(at):  # a worker of no seat, or two of one
+    seated: list[Trainer | None] = [None] * len(places)
+    for pair in found:
+        if (place := places.get(pair[1].seat)) is not None:
+            seated[place] = pair
+    in_order = [pair for pair in seated if pair is not None]
+    if len(in_order) < len(found):  # a worker of no seat, or two of one
         return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
-    return [found[index] for index in sorted(range(len(at)), key=at.__getitem__)]
+    return in_order
 
 
 def _decode(key: str, value: str, *, run: str) -> Record:
@@ -373,6 +389,16 @@ def _share(record: NodeRecord) -> None:
         force_setattr(inventory, "sealed", sealed)
         blocks = tuple([_among(sealed, entry) for entry in inventory.blocks])
         force_setattr(inventory, "blocks", blocks)
+
+
+def _as_before(record: NodeRecord, before: NodeRecord | None) -> NodeRecord:
+    """Have a record name the same inventory as the one before it where they are equal.
+
+    What was found of all inventories then still holds.
+    """
+    if before is not None and before is not record and record.inventory == before.inventory:
+        force_setattr(record, "inventory", before.inventory)
+    return record
 
 
 def _among(entries: tuple[BlockEntry, ...], entry: BlockEntry) -> BlockEntry:

@@ -21,6 +21,9 @@ TRAINER = "trainer"
 RESTORE_AT_MOST = "restore_at_most"
 """In the ``info`` of trainers that left a generation to go back: the newest step to restore."""
 
+REPLICATED_BYTES = "replicated_bytes"
+"""In the ``info`` of trainers that left a generation: what of their state all replicas have."""
+
 
 class WorkerState(StrEnum):
     """Where a worker is in its life; it enters a generation only from READY."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
-from elastic.findings import by_node, once, while_same
+from elastic.findings import by_node, by_nodes, once, while_same
 from elastic.membership import View, newest_worker, role_of, seat_order
 from elastic.records import TRAINER, NodeRecord, Seating, WorkerRecord, WorkerState
 
@@ -109,12 +109,11 @@ def _unchanged(view: View) -> str | None:
     return _unseated(waiting) or "every seat is taken"
 
 
-@by_node()
-def _with_dead(node: NodeRecord) -> bool | None:
-    for worker in node.workers:
-        if worker.state is WorkerState.DEAD:
-            return True
-    return None
+@by_nodes()
+def _with_dead(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
+    """Return the nodes with a worker that is DEAD."""
+    dead = WorkerState.DEAD
+    return {node.node: True for node in nodes for worker in node.workers if worker.state is dead}
 
 
 @while_same(lambda view: (view.seating, view.wanted))
@@ -138,19 +137,28 @@ def _away(view: View) -> set[str]:
     return seated_at(view).keys() - view.nodes.keys()
 
 
-@by_node(lambda view: (seated_at(view),))
+@while_same(lambda view: (view.seating,))
+def _slots_taken(seats: tuple[Seating, ...]) -> dict[str, dict[str, int]]:
+    """Return by node how many seats of each role it has."""
+    taken: dict[str, dict[str, int]] = {}
+    for order in seats:
+        at, role = taken.setdefault(order.node, {}), role_of(order.seat)
+        at[role] = at.get(role, 0) + 1
+    return taken
+
+
+@by_nodes(lambda view: (_slots_taken(view),))
 def _with_room(
-    node: NodeRecord, seated: Mapping[str, tuple[Seating, ...]]
-) -> tuple[str, ...] | None:
+    nodes: Iterable[NodeRecord], taken: Mapping[str, Mapping[str, int]]
+) -> dict[str, tuple[str, ...]]:
     """Return by node the roles for which it has a free slot."""
-    used: dict[str, int] = {}
-    for order in seated.get(node.node, ()):
-        role = role_of(order.seat)
-        used[role] = used.get(role, 0) + 1
-    found = None
-    for role, slots in node.slots.items():
-        if used.get(role, 0) < slots:
-            found = (*(found or ()), role)
+    found = {}
+    for node in nodes:
+        used = taken.get(node.node, {})
+        if used != node.slots:  # mostly it is full
+            roles = tuple([role for role, slots in node.slots.items() if used.get(role, 0) < slots])
+            if roles:
+                found[node.node] = roles
     return found
 
 

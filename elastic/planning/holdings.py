@@ -36,14 +36,16 @@ class Holdings:
         nodes: Mapping[str, NodeRecord],
         saved: MeshSize,
         mesh: MeshSize,
+        replicated_bytes: int = 0,
     ) -> None:
+        """``replicated_bytes`` of the state of each saved rank are the same at all replicas."""
+        self._replicated_bytes = replicated_bytes
         self._saved, self._mesh = saved, mesh
-        self._sizes, self._held = _blocks(point, nodes)
+        self._sizes, self._first, self._several = _blocks(point, nodes)
         self._same = saved == mesh
         self.total_bytes = sum(self._sizes.values())
         self._even_bytes = round(self.total_bytes / mesh.ranks)
         self._found: dict[str, dict[int, int]] = {}
-        self._only: dict[str, int] | None = None
 
     @property
     def known(self) -> bool:
@@ -53,8 +55,14 @@ class Holdings:
     def of(self, node: str) -> Mapping[int, int]:
         """Return by rank of the new mesh how many of the bytes it needs the node holds."""
         if (found := self._found.get(node)) is None:
-            found = self._found[node] = self._seen(self._held.get(node, ()))
+            found = self._found[node] = self._seen(self._held(node))
         return found
+
+    def _held(self, node: str) -> Collection[int]:
+        """Return the ranks whose blocks a node has."""
+        if several := self._several.get(node):
+            return several
+        return (self._first[node],) if node in self._first else ()
 
     def _seen(self, held: Collection[int]) -> dict[int, int]:
         if self._same:
@@ -103,14 +111,10 @@ class Holdings:
 
     def _single(self, nodes: Sequence[str]) -> npt.NDArray[np.int64] | None:
         """Return the one rank whose block each of the nodes holds, -1 for none."""
-        if self._same or not self._saved.cell == self._mesh.cell == 1:
+        if self._same or self._several or not self._saved.cell == self._mesh.cell == 1:
             return None
-        if self._only is None:
-            self._only = {node: rank for node, held in self._held.items() for rank in held}
-        if len(self._only) < sum(map(len, self._held.values())):
-            return None
-        only = self._only
-        return np.array([only.get(node, -1) for node in nodes], dtype=np.int64)
+        first = self._first
+        return np.array([first.get(node, -1) for node in nodes], dtype=np.int64)
 
     def _overlap(
         self, saved: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
@@ -132,10 +136,29 @@ class Holdings:
         there = np.where(held >= 0, self._overlap(held, ranks), 0)
         return int(np.maximum(self._even_bytes - there, 0).sum())
 
+    def filled_in_all(self, places: Iterable[tuple[int, str]]) -> int:
+        """Return how many bytes these ranks need that `moved_in_all` does not count.
+
+        Replicated state lies in the blocks once, each of the replicas holding a part; there a rank
+        is counted with one part, and here with all the others that are not in its node's memory.
+        """
+        if not self._replicated_bytes:
+            return 0
+        return sum([self._filled(rank, node) for rank, node in places])
+
+    def _filled(self, rank: int, node: str) -> int:
+        replicas = self._mesh.dp // self._mesh.shard
+        unit = self._mesh.shard * self._mesh.cell  # ranks so far apart are replicas of each other
+        alike = [held for held in self._held(node) if held % unit == rank % unit]
+        others = len(alike) - (rank in alike if self._same else bool(alike))
+        before = self._saved.dp // self._saved.shard
+        there = self._replicated_bytes * others // before
+        return max(self._replicated_bytes * (replicas - 1) // replicas - there, 0)
+
     def moved(self, rank: int, *, node: str) -> int:
         """Return how many bytes a rank needs and does not have in its own node's memory."""
         if self._same:
-            return 0 if rank in self._held.get(node, ()) else self._sizes[rank]
+            return 0 if rank in self._held(node) else self._sizes[rank]
         return max(self._even_bytes - self.of(node).get(rank, 0), 0)
 
 
@@ -159,18 +182,23 @@ def _overlaps_along(index: int, before: int, after: int) -> _Range:
 
 def _blocks(
     point: RestorePoint, nodes: Mapping[str, NodeRecord]
-) -> tuple[dict[int, int], dict[str, Collection[int]]]:
-    """Return the size of every rank's block, if all are known, and whose blocks each node has."""
+) -> tuple[dict[int, int], dict[str, int], dict[str, set[int]]]:
+    """Return the size of every rank's block, if all are known, and whose blocks the nodes have.
+
+    That is the first rank's of every node that has any, and all of those that have several.
+    """
     generation, step = point.world.generation, point.step
     sizes: dict[int, int] = {}
-    held: dict[str, Collection[int]] = {}
+    firsts: dict[str, int] = {}
+    several: dict[str, set[int]] = {}
     for name, node in nodes.items():
-        if node.inventory is not None:
-            for entry in node.inventory.blocks:
+        if (inventory := node.inventory) is not None:
+            for entry in inventory.blocks:
                 if entry.step == step and entry.generation == generation:
                     rank = entry.rank
-                    held[name] = {*held[name], rank} if name in held else (rank,)
                     sizes[rank] = entry.payload_bytes
+                    if (first := firsts.setdefault(name, rank)) != rank:
+                        several.setdefault(name, {first}).add(rank)
     ranks = len(point.world.rank_nodes)
     for name in chain(_neighbours(point, sizes), nodes):
         if len(sizes) >= ranks:
@@ -179,7 +207,7 @@ def _blocks(
         for entry in said.sealed if said else ():
             if entry.step == step and entry.generation == generation:
                 sizes[entry.rank] = entry.payload_bytes
-    return (sizes, held) if len(sizes) == ranks else ({}, {})
+    return (sizes, firsts, several) if len(sizes) == ranks else ({}, {}, {})
 
 
 def _neighbours(point: RestorePoint, sizes: Mapping[int, int]) -> Iterator[str]:

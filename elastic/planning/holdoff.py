@@ -7,10 +7,10 @@ that it would leave is not lost but moved: that is no setback.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic.findings import by_node, once
+from elastic.findings import by_nodes, once
 from elastic.membership import View, identity, lost_nodes, odd_nodes
 from elastic.records import NodeRecord, Setback
 
@@ -38,9 +38,9 @@ class Patience:
         return min(self.first_s * 2.0 ** min(times - 1, 60), self.most_s) if times > 0 else 0.0
 
 
-@by_node()
-def _leaving(node: NodeRecord) -> str | None:
-    return identity(node) if node.leaving else None
+@by_nodes()
+def _leaving(nodes: Iterable[NodeRecord]) -> dict[str, str]:
+    return {node.node: identity(node) for node in nodes if node.leaving}
 
 
 def announced(view: View, before: Mapping[str, str]) -> dict[str, str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from ckpt.groups import Groups, form_groups
 from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
-from elastic.findings import by_node, once, while_same
+from elastic.findings import by_nodes, once, while_same
 from elastic.membership import (
     View,
     fenced_nodes,
     identity,
+    late_nodes,
     lost_nodes,
     member_incarnations,
     odd_nodes,
@@ -25,6 +26,7 @@ from elastic.planning.meshes import choose_mesh
 from elastic.planning.placing import Placement, Placer, Trainer, members_of
 from elastic.planning.shares import alongside, by_speed, even
 from elastic.records import (
+    REPLICATED_BYTES,
     RESTORE_AT_MOST,
     GenerationRecord,
     JobSpec,
@@ -73,7 +75,7 @@ def plan(
     nodes = {
         name: node for name, node in fenced_nodes(view).items() if node.sidecar and name not in held
     }
-    holdings = _holdings(view, restore, mesh=mesh)
+    holdings = _holdings(view, restore, mesh=mesh, ready=ready)
     placement = Placer(mesh, old=view.generation, holdings=holdings).place(ready)
     members = members_of(placement.ranks)
     world, survives = _world(view, members=members, spec=spec, nodes=nodes)
@@ -130,12 +132,26 @@ def _restore_without(
     return others, why, held
 
 
-def _holdings(view: View, restore: RestorePoint | None, *, mesh: MeshSize) -> Holdings | None:
+def _replicated_bytes(ready: Sequence[Trainer]) -> int:
+    """Return how much of a rank's state its replicas have as well, as the trainers say."""
+    said = [worker.info.get(REPLICATED_BYTES, 0) for _, worker in ready if worker.info]
+    return max([each for each in said if isinstance(each, int)], default=0)
+
+
+def _holdings(
+    view: View, restore: RestorePoint | None, *, mesh: MeshSize, ready: Sequence[Trainer]
+) -> Holdings | None:
     """Return which bytes of the restore point lie where, None where that is not known."""
     if restore is None or view.generation is None:
         return None
     saved = saved_mesh(restore, known={view.number: view.generation.mesh})
-    found = Holdings(restore, nodes=fenced_nodes(view), saved=saved, mesh=mesh)
+    found = Holdings(
+        restore,
+        nodes=fenced_nodes(view),
+        saved=saved,
+        mesh=mesh,
+        replicated_bytes=_replicated_bytes(ready),
+    )
     return found if found.known else None
 
 
@@ -211,10 +227,10 @@ def _world(
     return world, survives
 
 
-@by_node()
-def _domains(node: NodeRecord) -> str | None:
+@by_nodes()
+def _domains(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     """Return the failure domains of the nodes that can guard snapshots."""
-    return node.domain if node.sidecar else None
+    return {node.node: node.domain for node in nodes if node.sidecar}
 
 
 @once
@@ -273,6 +289,16 @@ def think_ahead(view: View) -> None:
         _groups(view)
 
 
+def weigh(view: View) -> None:
+    """Find what a plan is made of, so that it is at hand when the plan is asked for.
+
+    That is who is ready, what can be restored and the parity groups; about half of the work.
+    """
+    ready_trainers(view)
+    think_ahead(view)
+    _restorable(view)
+
+
 def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
     """Return what the trainers ask for (the first one's word; `agree` refuses a discord)."""
     return next((worker.spec for _, worker in ready if worker.spec), _NO_SPEC)
@@ -284,9 +310,7 @@ def choose_restore(
     """Return the restore points on the surviving timeline, newest first, or none and why."""
     if view.generation is None:
         return [], "nothing to restore yet"
-    nodes = fenced_nodes(view).values()
-    inventories = whole((n.inventory for n in nodes if n.inventory), view.generation)
-    points, why = (restore_points or _stripes_restore_points())(inventories)
+    points, why = _restorable(view) if restore_points is None else restore_points(_said(view))
     timeline = view.generation.timeline
     valid = [
         point
@@ -303,10 +327,32 @@ def choose_restore(
             f"step {points[0].step} of generation {points[0].world.generation} belongs to a "
             "future that was rolled back"
         )
-    durable = max((inventory.durable for inventory in inventories), default=-1)
+    durable = max((inventory.durable for inventory in _said(view)), default=-1)
     which = f"step {durable}, or a newer one" if durable >= 0 else "if there is one"
     reason = f"restores nothing from memory: the newest checkpoint is loaded, {which}"
     return [], f"{reason} ({why})" if why else reason
+
+
+@by_nodes()
+def _inventories(nodes: Iterable[NodeRecord]) -> dict[str, Inventory]:
+    """Return the inventories that the nodes have published."""
+    return {node.node: node.inventory for node in nodes if node.inventory is not None}
+
+
+@while_same(lambda view: (_inventories(view), late_nodes(view), view.generation))
+def _said(
+    inventories: Mapping[str, Inventory], late: Container[str], old: GenerationRecord | None
+) -> list[Inventory]:
+    """Return what the sidecars have of which no worker acts in the newest generation any more."""
+    return whole([each for name, each in inventories.items() if name not in late], old)
+
+
+@while_same(lambda view: (_said(view),))
+def _restorable(inventories: list[Inventory]) -> tuple[list[RestorePoint], str]:
+    """Return what `ckpt.stripes.restore_points` finds: once, though it may be asked for twice."""
+    from ckpt.stripes import restore_points
+
+    return restore_points(inventories)
 
 
 def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]:
@@ -328,13 +374,15 @@ def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]
     return old or points[-1:]
 
 
-@by_node()
-def _going_back(node: NodeRecord) -> bool | None:
-    """Whether a worker of the node asks for an older step."""
-    for worker in node.workers:
-        if RESTORE_AT_MOST in worker.info:
-            return True
-    return None
+@by_nodes()
+def _going_back(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
+    """Return the nodes of which a worker asks for an older step."""
+    return {
+        node.node: True
+        for node in nodes
+        for worker in node.workers
+        if RESTORE_AT_MOST in worker.info
+    }
 
 
 def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
@@ -358,12 +406,6 @@ def extend_timeline(timeline: Sequence[Origin], newest: Origin) -> tuple[Origin,
         kept = kept[-MAX_TIMELINE:]
         kept[0] = Origin(generation=kept[0].generation, step=-1)
     return tuple(kept)
-
-
-def _stripes_restore_points() -> RestorePoints:
-    from ckpt.stripes import restore_points
-
-    return restore_points
 
 
 def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
@@ -430,5 +472,8 @@ def _restore_reason(
         about = "about "
     if holdings is None:
         return text
-    moved = holdings.moved_in_all((member.rank, member.node) for member in members)
-    return f"{text}, {about}{moved} of {holdings.total_bytes} bytes move"
+    places = [(member.rank, member.node) for member in members]
+    moved = f"{about}{holdings.moved_in_all(places)} of {holdings.total_bytes} bytes move"
+    if filled := holdings.filled_in_all(places):
+        moved = f"{moved}, and about {filled} more so that every replica has what is replicated"
+    return f"{text}, {moved}"

@@ -94,6 +94,19 @@ def ended(job: Job, directory: Path) -> dict[str, Any]:
     return outcome_in(directory)
 
 
+def test_what_each_replica_reads_of_the_other_is_in_the_reason(tmp_path: Path) -> None:
+    with training(tmp_path) as job:
+        at_the_gate(job, *TRAINERS, *OTHERS)
+        said = re.search(
+            r"; restores .*, 0 of (\d+) bytes move, and about (\d+) more so that every "
+            "replica has what is replicated$",
+            lose(job, "n3")["reason"],
+        )
+        assert said
+        total_bytes, more_bytes = map(int, said.groups())
+        assert 0.8 * total_bytes < more_bytes <= total_bytes  # half of it for each of the two
+
+
 def test_a_second_loss_after_the_state_is_protected_again_is_survived(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ckpt.groups import form_groups
 from ckpt.stripes import Geometry, plan_recovery, restore_points
 from ckpt.world import BlockEntry, BlockSource, Inventory, RestorePoint, SnapshotWorld
-from elastic import seating
+from elastic import agree, seating
 from elastic.membership import View
 from elastic.planning.inventories import compact
 from elastic.testing import fakes
@@ -180,3 +181,20 @@ def test_groups_that_were_kept_stay_level_over_every_domain(
             total = sum(each == rack for each in domains.values())
             fair = -(-total // len(groups))
             assert max(sum(domains[n] == rack for n in group) for group in groups) <= fair
+
+
+@briefly
+@given(views(plannable=True))
+def test_a_large_world_is_weighed_in_one_look_and_planned_in_the_next_to_the_same_end(
+    view: View,
+) -> None:
+    node = min(view.nodes, default="nobody")
+    seen = agree.observe(view, agree.Seen(), now_s=0.0)
+    at_once, _ = agree.decide(view, seen, node=node, now_s=0.0)
+    with patch.object(agree, "MANY_NODES", 0):
+        first, _ = agree.decide(view, seen, node=node, now_s=0.0)
+        after = dataclasses.replace(view)  # nothing that the first look found is at hand
+        again = agree.observe(after, seen, now_s=0.0)
+        second, _ = agree.decide(after, again, node=node, now_s=0.0)
+    assert second == at_once
+    assert first == (agree.Wait(until_s=0.0) if isinstance(at_once, agree.Propose) else at_once)

@@ -159,6 +159,48 @@ def test_reason_says_why_nothing_can_be_restored() -> None:
     assert "step 17 of generation 3 cannot be restored" in reason
 
 
+def saying(worker: WorkerRecord, *, replicated_bytes: int) -> WorkerRecord:
+    return msgspec.structs.replace(worker, info={"replicated_bytes": replicated_bytes})
+
+
+def test_what_replicas_read_of_each_other_is_said_as_well() -> None:
+    old = three_nodes()
+    survivor = saying(trainer(0), replicated_bytes=2000)
+    view = fakes.view(
+        fakes.node("a", survivor, fenced=3, inventory=fakes.inventory("a", old.snapshots, 17)),
+        fakes.node("b", trainer(1), fenced=3, inventory=fakes.inventory("b", old.snapshots, 17)),
+        generation=old,
+    )
+    assert plan(view)[1].endswith(
+        "0 of 2001 bytes move, and about 2000 more so that every replica has what is replicated"
+    )
+
+
+def test_replicas_on_one_node_read_from_its_memory() -> None:
+    nodes = [fakes.node("a"), fakes.node("b"), fakes.node("c")]
+    ranks = [("a", trainer(0)), ("a", trainer(1)), ("b", trainer(2)), ("b", trainer(3))]
+    old = fakes.generation(3, nodes, ranks=ranks)
+    both = [saying(trainer(0), replicated_bytes=4000), trainer(1)]
+    view = fakes.view(
+        fakes.node("a", *both, fenced=3, inventory=fakes.inventory("a", old.snapshots, 17)),
+        fakes.node(
+            "b", trainer(2), trainer(3), fenced=3, inventory=fakes.inventory("b", old.snapshots, 17)
+        ),
+        generation=old,
+    )
+    # each of the four has two parts of 1000 on its node, and needs the other two
+    assert "0 of 4006 bytes move, and about 8000 more" in plan(view)[1]
+
+
+def test_one_replica_needs_nothing_of_others() -> None:
+    old = three_nodes()
+    survivor = saying(trainer(0), replicated_bytes=2000)
+    held = fakes.inventory("a", old.snapshots, 17)
+    other = fakes.node("c", fenced=3, inventory=fakes.inventory("c", old.snapshots, 17))
+    view = fakes.view(fakes.node("a", survivor, fenced=3, inventory=held), other, generation=old)
+    assert plan(view)[1].endswith("about 1001 of 2001 bytes move")
+
+
 def test_resharding_is_said() -> None:
     old = three_nodes()
     view = fakes.view(
