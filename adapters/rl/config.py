@@ -52,8 +52,10 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a lost one had
     under way is sampled again. ``checkpoint`` is the directory, or ``s3://bucket/prefix``, that
     every ``checkpoint_every`` steps and the last one are written to, and that the same command goes
-    on from when everything was killed. No step begins while the file ``hold`` is there (None: none
-    ever is). ``check`` is what the always-on checker does beside looking.
+    on from when everything was killed; ``disk`` is the directory on every node's own disk that
+    snapshots are spilled to, for the same (``holdfast run --disk``). No step begins while the file
+    ``hold`` is there (None: none ever is). ``check`` is what the always-on checker does beside
+    looking.
     """
 
     task: str = "spell_backward"
@@ -90,6 +92,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tp: int = 1
     checkpoint: str | None = None
     checkpoint_every: int = 100
+    disk: str | None = None
     hold: str | None = None
 
     def __post_init__(self) -> None:
@@ -176,12 +179,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def retained(self) -> int:
-        """Earlier versions in every snapshot, so that a checkpoint alone is enough to go on from.
+        """Earlier versions in every snapshot, so that one snapshot alone is enough to go on from.
 
-        None without checkpoints, and none where samples go on under any newer version.
+        None where no snapshot outlives the job, in a checkpoint or on the nodes' disks, and none
+        where samples go on under any newer version.
         """
         again = self.plan.pinned or self.loss.proximal == "recomputed"
-        return self._lag if self.checkpoint is not None and again else 0
+        outlives = self.checkpoint is not None or self.disk is not None
+        return self._lag if outlives and again else 0
 
     @property
     def _lag(self) -> int:

@@ -123,6 +123,11 @@ class Engine:
         return sum(slot is None for slot in self._slots)
 
     @property
+    def renewable(self) -> bool:
+        """Whether newer weights may be loaded while something is at work."""
+        return not self.pinned
+
+    @property
     def idle(self) -> bool:
         """Whether every slot is empty."""
         return self.free == self.slots

@@ -40,6 +40,11 @@ class Episodes:
         return self._engine.pinned
 
     @property
+    def renewable(self) -> bool:
+        """Whether newer weights may be loaded while something is at work."""
+        return not self.pinned
+
+    @property
     def slots(self) -> int:
         """Number of sequences that are sampled at a time."""
         return self._engine.slots

@@ -3,35 +3,38 @@
 `Rollouts` belongs to a loop under `elastic.resilient` and is tracked with the model: the ledger and
 the weights are then one consistent cut. Rank 0 samples, with whatever samples; what it adds to a
 `Sample` is in a log of its node's sidecar, with copies on other nodes, and comes back after the
-loss of the process or the node. Every prompt is trained once.
+loss of the process or the node. Every prompt is trained once. Or processes of your own sample,
+which attach to what `Rollouts.serve` offers (`adapters.rl.sampler`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import elastic
-from adapters.rl.checker import Checker, Consumer, observe
+from adapters.rl.checker import Checker, Consumer, Observation, observe
 from adapters.rl.ledger import Ledger
+from adapters.rl.meeting import Meeting
 from adapters.rl.messages import Worker
 from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.salvage import read_log, take_over
-from adapters.rl.sampling import choose, uniform
+from adapters.rl.sample import Sample
 from adapters.rl.server import LedgerState
+from adapters.rl.serving import Serving
 from adapters.rl.token_log import TokenLog
 from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Delta, Limits, SampleId, Stamp, Trajectory, extend_stamps
+from adapters.rl.trajectory import Delta, Limits, SampleId, Trajectory
 from adapters.rl.weights import weights_of
 from ckpt.errors import CkptError
 from ckpt.types import Json
@@ -45,96 +48,6 @@ _LOG_LIMIT_S = 3.0
 _PUBLISH_LIMIT_S = 5.0
 _POLL_S = 0.05
 _MOST = 1 << 20
-
-
-class Sample:
-    """An answer in the making: what is added to it is logged, and outlives the process.
-
-    It is the answer number ``sample`` to prompt ``ordinal``. ``version`` is the policy version to
-    sample it with: the number of completed steps, unless the plan asks for an older one (see
-    `Rollouts.weights`).
-    """
-
-    def __init__(self, rollouts: Rollouts, start: Trajectory, *, version: int) -> None:
-        self._rollouts, self._start, self.version = rollouts, start, version
-        self._tokens, self._logprobs = list(start.tokens), list(start.logprobs)
-        self._stamps = start.stamps
-
-    @property
-    def ordinal(self) -> int:
-        """Which prompt."""
-        return self._start.ordinal
-
-    @property
-    def sample(self) -> int:
-        """Which of the samples of its group."""
-        return self._start.sample
-
-    @property
-    def prompt(self) -> Tokens:
-        """The prompt's tokens."""
-        return self._start.prompt
-
-    @property
-    def tokens(self) -> Tokens:
-        """What there is of the answer."""
-        return tuple(self._tokens)
-
-    @property
-    def text(self) -> Tokens:
-        """The prompt and what there is of the answer."""
-        return (*self.prompt, *self._tokens)
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more is to be added."""
-        tokens, limits = self._tokens, self._rollouts.ledger.plan.limits
-        return bool(tokens) and limits.over(len(self.prompt), len(tokens), tokens[-1])
-
-    def noise(self) -> float:
-        """Return a number in [0, 1) for the next token, the same whoever samples it, whenever."""
-        at = (self.ordinal, self.sample, len(self.prompt) + len(self._tokens))
-        places = (np.array([each], dtype=np.int64) for each in at)
-        return float(uniform(self._rollouts.seed, *places)[0])
-
-    def draw(self, logits: Tensor) -> int:
-        """Return a token drawn from ``logits`` [vocabulary], or log-probabilities, by `noise`."""
-        row = logits.detach().float().cpu().numpy()[None]
-        return int(choose(row, np.array([self.noise()]))[0])
-
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Add sampled tokens with their log-probabilities, which are kept as float32."""
-        count = len(tokens)
-        if count != len(logprobs):
-            raise ConfigError(f"{count} tokens with {len(logprobs)} log-probabilities")
-        if self.finished:
-            raise ConfigError(f"sample {self._start.key} is finished; nothing can be added to it")
-        kept = struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *logprobs))
-        if any(map(math.isnan, kept)):
-            raise ConfigError(f"sample {self._start.key}: a log-probability is NaN")
-        delta = Delta(
-            ordinal=self.ordinal,
-            sample=self.sample,
-            start=len(self._tokens),
-            tokens=tuple(map(int, tokens)),
-            logprobs=kept,
-            stamps=(
-                Stamp(generation=self._rollouts.generation, version=self.version, count=count),
-            ),
-        )
-        self._tokens += delta.tokens
-        self._logprobs += kept
-        self._stamps = extend_stamps(self._stamps, delta.stamps)
-        self._rollouts.take(self, delta)
-
-    def trajectory(self) -> Trajectory:
-        """Return the answer as it stands."""
-        return msgspec.structs.replace(
-            self._start,
-            tokens=self.tokens,
-            logprobs=tuple(self._logprobs),
-            stamps=self._stamps,
-        )
 
 
 class Rollouts:
@@ -160,7 +73,9 @@ class Rollouts:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
         self.ledger, self.checker = Ledger(plan), Checker()
-        self.lock = contextlib.nullcontext()  # one thread has the ledger
+        self.lock: AbstractContextManager[Any] = nullcontext()  # one thread has the ledger
+        self._serving: Serving | None = None
+        self._served: Callable[[], Serving] | None = None
         self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
         self._fatal = fatal
         member = run.members[run.rank]
@@ -179,6 +94,8 @@ class Rollouts:
         First makes sure that the present policy version is protected, so that what is sampled
         with it cannot be rolled back by a loss the parity covers.
         """
+        if self._served is not None:
+            raise ConfigError("others sample here: samples() and serve() do not go together")
         if not self._run.is_leader:
             return
         self._begin()
@@ -198,22 +115,38 @@ class Rollouts:
     def batch(self) -> list[Trajectory]:
         """Return the samples of the present step, in order, as trained from now on. Collective.
 
-        Raises ``ConfigError`` while some are not finished.
+        Within `serve` it waits for them. Else raises ``ConfigError`` while some are not finished.
         """
         step, payload = self._run.completed, b""
         if self._run.is_leader:
-            self._begin()
-            found = self.ledger.batch(step)
-            if found is None:
-                raise ConfigError(
-                    f"samples of step {step} are not finished: finish all that samples() yields"
-                )
-            own = Consumer(name=self._worker.seat, generation=self.generation, version=step)
-            seen = observe(self.ledger, step, found, consumers=[own])
-            self.ledger.train(step)
+            found, seen = self._sampled(step) if self._served is None else self._gathered(step)
             self._judge(step, self.checker.check(seen))
             payload = msgspec.json.encode(found)
         return msgspec.json.decode(self._from_rank_0(payload), type=list[Trajectory])
+
+    @contextmanager
+    def serve(
+        self, directory: str | Path, model: nn.Module, *, silence_s: float = 60.0
+    ) -> Iterator[None]:
+        """Have processes of your own sample, for as long as the ``with`` block lasts.
+
+        They find this loop by the ``directory`` (see `adapters.rl.sampler.attach`), which only they
+        and the ranks should be able to read, and pull the weights of ``model``, which is tracked as
+        ``model``. One that ends is noticed at once and what it had given to others; one that only
+        falls silent, after ``silence_s``. To be entered on all ranks, after `Run.track`.
+        """
+        self._served = partial(
+            Serving, self._run, directory=directory, model=model, silence_s=silence_s
+        )
+        try:
+            yield
+            if self._serving is not None:
+                self._serving.finish()
+            elif self._run.is_leader:
+                Meeting(directory).end()  # all steps were made before
+        finally:
+            if self._serving is not None:
+                self._serving.close()
 
     def weights(self, names: Iterable[str], version: int) -> Mapping[str, Tensor]:
         """Return parameters of the model tracked as ``model``, as they were in ``version``.
@@ -244,6 +177,8 @@ class Rollouts:
 
     def workers(self) -> tuple[Worker, ...]:
         """Return whose logs may have samples that are not trained and protected."""
+        if self._serving is not None:
+            return self._serving.server.workers()
         own = self._worker
         return (*(each for each in self._state.workers if each != own), own)
 
@@ -259,7 +194,12 @@ class Rollouts:
         """The run's."""
         return self._run.generation
 
-    def take(self, sample: Sample, delta: Delta) -> None:
+    @property
+    def limits(self) -> Limits:
+        """When an answer is over: the plan's."""
+        return self.ledger.plan.limits
+
+    def added(self, sample: Sample, delta: Delta) -> None:
         """Log what was added to a sample, with what else is to be; hand in one that is finished."""
         self._unlogged.append(delta)
         if sample.finished:
@@ -271,6 +211,36 @@ class Rollouts:
         self._log.append(unlogged, self._held)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _sampled(self, step: int) -> tuple[list[Trajectory], Observation]:
+        """Return what this process sampled for a step, and how the ledger stood."""
+        self._begin()
+        found = self.ledger.batch(step)
+        if found is None:
+            raise ConfigError(
+                f"samples of step {step} are not finished: finish all that samples() yields"
+            )
+        own = Consumer(name=self._worker.seat, generation=self.generation, version=step)
+        seen = observe(self.ledger, step, found, consumers=[own])
+        self.ledger.train(step)
+        return found, seen
+
+    def _gathered(self, step: int) -> tuple[list[Trajectory], Observation]:
+        """Return what others sampled for a step, and how the ledger stood."""
+        serving = self._serving or self._begin_serving()
+        found = serving.gather(step)
+        with self.lock:
+            seen = observe(self.ledger, step, found, consumers=serving.server.consumers())
+            serving.train(step, found)
+        return found, seen
+
+    def _begin_serving(self) -> Serving:
+        """Offer work, with the first batch: a rehearsal, which gets no further, offers none."""
+        assert self._served is not None
+        serving = self._serving = self._served()
+        self.lock = serving.server.lock
+        serving.begin(self.ledger, self._prompt_of, former=self._state.workers)
+        return serving
 
     def _version(self, ordinal: int) -> int:
         plan = self.ledger.plan

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     channel = connect()
     try:
-        config = load_config(options.config) if options.config else preset(options.preset)
+        config = _config(options, channel.settings)
         if isinstance(channel, SoloChannel):
             _alone(channel, config, options.result)
         elif channel.role == TRAINER:
@@ -84,6 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         channel.close()
     return 0
+
+
+def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLConfig:
+    """Return the job's settings; what the command line overrides matters to every role."""
+    config = load_config(options.config) if options.config else preset(options.preset)
+    if disk := overrides.get("disk"):
+        config = msgspec.structs.replace(config, disk=str(disk))
+    return config
 
 
 @contextmanager

@@ -1,297 +1,54 @@
 """A rollout worker: claims work, pulls weights, samples, logs, delivers.
 
-It follows whoever is rank 0 and never ends because the trainer is away: it goes on with what it
-has, keeps every finished sample until that is trained and protected, and hands all of it to the
-next leader. Told to leave, it hands what it is at work on to the leader, and stops.
+It never ends because the trainer is away (see `claimant`): it goes on with what it has. Told to
+leave, it hands what it is at work on to the leader, and stops.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
 
-import msgspec
-
-from adapters.rl.building import Policies, require_same
+from adapters.rl.building import Policies
 from adapters.rl.calls import ThreadedCalls
+from adapters.rl.claimant import RETRY_S, Claimant, Host
 from adapters.rl.config import RLConfig
 from adapters.rl.engine import Engine
 from adapters.rl.environments import make_environment
 from adapters.rl.episodes import Episodes
-from adapters.rl.messages import (
-    DIGEST,
-    EXCHANGE,
-    Answer,
-    AskDigest,
-    Exchange,
-    ToldDigest,
-    Worker,
-)
 from adapters.rl.meter import Meter
-from adapters.rl.places import Place
-from adapters.rl.plan import Assignment
 from adapters.rl.policy import Policy, parameter_names
-from adapters.rl.token_log import TokenLog
-from adapters.rl.trajectory import SampleId, Trajectory
 from adapters.rl.waits import Waits
-from adapters.rl.weights import Pulled, Reader, RefusedWeights, pull
-from ckpt.errors import CkptError, NotFoundError, PeerError
-from ckpt.refresh import Replica
-from ckpt.sidecar.client import SidecarClient
-from ckpt.transport import Client, RunKey
-from ckpt.types import Json
 from elastic.channel import Phase
-from elastic.errors import JobFailed
-from elastic.records import Roster
-
-_EXCHANGE_TIMEOUT_S = 0.5
-_HEARTBEAT_S = 0.25
-_RETRY_S = 0.02
-_AWAIT_VERSION_S = 0.05
-_PULL_LIMIT_S = 3.0
-_MISSING_LIMIT_S = 30.0
 
 
-class Host(Protocol):
-    """What a rollout worker needs of its surroundings: a channel, or a stand-in for one."""
-
-    node: str
-    seat: str
-    incarnation: str
-    sidecar: str
-    key: RunKey
-
-    def roster(self) -> Roster:
-        """Return the whole job as last heard."""
-
-    def leaving(self) -> bool:
-        """Whether the node is about to be taken away."""
-
-    def handed_over(self, *, generation: int, step: int) -> None:
-        """Say that this worker has nothing any more that would be missed."""
-
-    def beat(self, *, step: int, phase: Phase) -> None:
-        """Show progress."""
-
-    def emit(self, kind: str, **fields: Json) -> None:
-        """Record an event."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """The way to the leader of one generation."""
-
-    generation: int
-    client: Client
-
-
-class RolloutWorker:
+class RolloutWorker(Claimant):
     """See the module's docstring; ``stopped`` tells when to end."""
 
-    def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
-        self._host, self._config, self._stopped = host, config, stopped
-        self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
-        policies = Policies(config)
-        policy, self._frozen = policies.build(), policies.frozen
-        self._engine = self._build_engine(policy)
-        self._names = parameter_names(policy)
-        self._replica = Replica()
-        self._refused = 0
-        self._sidecar: SidecarClient | None = None
-        self._log = TokenLog(self._client, self._worker.log)
-        self._link: _Link | None = None
-        self._held: dict[SampleId, Trajectory] = {}
-        self._unsent: set[SampleId] = set()
-        self._left: tuple[Trajectory, ...] = ()
-        self._aside: dict[SampleId, Trajectory] = {}
-        self._aside_unsent: set[SampleId] = set()
-        self._allowance: int | None = None
-        self._sampled = 0
-        self._parted_from: int | None = None
-        self._was_full = False
-        self._again = False
-        self._next_exchange = 0.0
-        self._ticks = 0
-        self._meter = Meter()
-        self._told = False
-        self._missed: tuple[int, float] | None = None
+    _engine: Engine | Episodes
 
-    def _build_engine(self, policy: Policy) -> Engine | Episodes:
-        config = self._config
-        engine = Engine(
-            policy=policy,
-            limits=config.limits,
-            slots=config.slots,
-            seed=config.seed,
-            pinned=config.plan.pinned,
+    def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
+        policies = Policies(config)
+        policy = policies.build()
+        super().__init__(
+            host,
+            _build_engine(policy, config, host),
+            parameter_names(policy),
+            stopped=stopped,
+            frozen=policies.frozen,
+            retained=config.retained,
+            most_tokens=config.scheduling.worker_tokens,
         )
-        if config.environment is None:
-            return engine
-        calls = ThreadedCalls(
-            make_environment(config.environment, seed=config.task_seed),
-            threads=config.environment.threads,
-            limit_s=config.environment.limit_s,
-            attempts=config.environment.attempts,
-            waits=Waits(self._host.emit),
-        )
-        waiting = config.environment.waiting
-        return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)
+        self._config, self._meter = config, Meter()
 
     def run(self) -> None:
         """Work until stopped."""
         try:
             while not self._stopped():
-                self._follow()
-                if self._host.leaving():
-                    self._leave()
-                    continue
-                if self._due():
-                    self._exchange()
-                self._sample()
+                if self.attend():
+                    self._sample()
         finally:
-            if self._link:
-                self._link.client.close()
-            if self._sidecar:
-                self._sidecar.close()
-
-    # -- the leader --------------------------------------------------------------------------
-
-    def _follow(self) -> None:
-        """Point the link at rank 0 of the newest generation."""
-        record = self._host.roster().generation
-        if record is None or (self._link and self._link.generation == record.number):
-            return
-        leader = record.members[0].info
-        require_same(self._frozen, here=self._worker.seat, others=leader.get("frozen"))
-        address = leader.get("rollout")
-        if self._link:
-            self._link.client.close()
-        client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)
-        self._link = _Link(record.number, client)
-        self._unsent, self._again = set(self._held), True
-        self._aside_unsent = set(self._aside)
-        self._next_exchange = 0.0
-
-    def _due(self) -> bool:
-        if self._link is None:
-            return False
-        now, free = time.monotonic(), self._engine.free
-        wanting = bool(self._unsent or self._aside_unsent) or free * 4 >= self._engine.slots
-        wanting = wanting or (self._allowance is not None and self._sampled >= self._allowance)
-        return now >= self._next_exchange and (wanting or now >= self._next_exchange + _HEARTBEAT_S)
-
-    def _exchange(self) -> None:
-        engine, running = self._engine, self._engine.progress()
-        oldest = engine.oldest()
-        answer = self._call(
-            running=tuple((*key, count) for key, count in running.items()),
-            oldest=tuple(oldest[key] for key in running),
-            free=engine.free,
-            version=engine.version,
-            loaded_in=engine.generation,
-            full=self._is_full(),
-        )
-        if answer is not None:
-            self._obey(answer)
-
-    def _call(self, **fields: Any) -> Answer | None:
-        """Hand in what the leader has yet to get, with more ``fields`` of `Exchange`.
-
-        None: it must be tried again.
-        """
-        link = self._link
-        assert link is not None
-        sent = sorted(self._unsent & self._held.keys())
-        aside = sorted(self._aside_unsent & self._aside.keys())
-        exchange = Exchange(
-            worker=self._worker,
-            generation=link.generation,
-            finished=tuple(self._held[key] for key in sent),
-            again=self._again,
-            set_aside=tuple(self._aside[key] for key in aside),
-            **{"left": self._left, **fields},
-        )
-        self._host.beat(step=self._ticks, phase=Phase.WAIT)
-        try:
-            body, _ = link.client.call(EXCHANGE, msgspec.to_builtins(exchange))
-            answer = msgspec.convert(body, Answer)
-        except PeerError:
-            answer = Answer(leading=False)
-        if not answer.leading:
-            self._again, self._next_exchange = True, time.monotonic() + _RETRY_S
-            return None
-        self._unsent -= set(sent)
-        self._aside_unsent -= set(aside)
-        self._again, self._left = False, ()
-        self._sampled = 0
-        return answer
-
-    def _leave(self) -> None:
-        """Hand everything at work to the leader, as soon as there is one, and wait for the end."""
-        link = self._link
-        if link is not None and self._parted_from != link.generation:
-            left = (*self._left, *self._engine.running())
-            self._unsent, self._again = set(self._held), True
-            self._aside_unsent = set(self._aside)
-            if self._call(left=left, leaving=True) is not None:
-                self._parted_from = link.generation
-                self._aside |= {trajectory.key: trajectory for trajectory in left}
-                self._engine.drop(set(self._engine.progress()))
-                self._host.handed_over(generation=link.generation, step=self._ticks)
-                self._tell(0)
-        self._host.beat(step=self._ticks, phase=Phase.IDLE)
-        time.sleep(_RETRY_S)
-
-    def _is_full(self) -> bool:
-        """Return whether it holds as many tokens as it may; a change is recorded."""
-        most = self._config.scheduling.worker_tokens
-        if most is None:
-            return False
-        held = sum(len(trajectory.tokens) for trajectory in self._holding())
-        if (held >= most) != self._was_full:
-            self._was_full = held >= most
-            because = "worker" if self._was_full else "none"
-            self._host.emit("back_pressure", because=because, held_tokens=held)
-        return held >= most
-
-    def _obey(self, answer: Answer) -> None:
-        engine = self._engine
-        if answer.reload:
-            self._left = tuple(engine.running())
-            engine.unload()
-        engine.drop(set(answer.abandon))
-        if answer.released:
-            self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
-            self._aside = {k: t for k, t in self._aside.items() if k[0] >= answer.released}
-            self._aside_unsent &= self._aside.keys()
-            self._log.release(answer.released)
-        self._set_aside(set(answer.set_aside))
-        self._allowance = answer.allowance
-        self._renew(answer.work)
-        if answer.work and self._ready_for(max(each.version for each in answer.work)):
-            for assignment in answer.work:
-                self._aside.pop(assignment.trajectory.key, None)
-                self._aside_unsent.discard(assignment.trajectory.key)
-                engine.put(assignment.trajectory)
-        pause_s = _RETRY_S if answer.over or not (engine.idle or engine.free == 0) else 0.0
-        self._next_exchange = time.monotonic() + pause_s
-
-    def _set_aside(self, keys: set[SampleId]) -> None:
-        """Stop at these samples; they are kept for leaders to come, in case this one is lost."""
-        stopped = [each for each in self._engine.running() if each.key in keys]
-        self._aside |= {trajectory.key: trajectory for trajectory in stopped if trajectory.tokens}
-        self._aside_unsent |= {trajectory.key for trajectory in stopped} & self._aside.keys()
-        self._engine.drop(keys)
-
-    # -- sampling ----------------------------------------------------------------------------
-
-    def _tell(self, samples: int) -> None:
-        """Record when samples come to be under way, with tokens in the log, and when none is."""
-        if bool(samples) != self._told:
-            self._told = bool(samples)
-            self._host.emit("sampling", samples=samples)
+            self.close()
 
     def _sample(self) -> None:
         """Feed some tokens, or wait a moment where there is nothing to do."""
@@ -299,9 +56,9 @@ class RolloutWorker:
         if engine.idle:
             self._tell(0)
             self._host.beat(step=self._ticks, phase=Phase.IDLE)
-            pause = self._next_exchange - time.monotonic() if self._link else _RETRY_S
+            pause = self._next_exchange - time.monotonic() if self._link else RETRY_S
             if pause > 0:
-                time.sleep(min(pause, _RETRY_S))
+                time.sleep(min(pause, RETRY_S))
             return
         meter = self._meter
         with meter.sampling():
@@ -309,8 +66,7 @@ class RolloutWorker:
                 self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
                 self._ticks += 1
                 for trajectory in engine.tick():
-                    self._held[trajectory.key] = trajectory
-                    self._unsent.add(trajectory.key)
+                    self.finish(trajectory)
         self._host.beat(step=self._ticks, phase=Phase.WAIT)
         deltas = engine.take_deltas()
         sampled = sum(len(delta.logprobs) for delta in deltas)
@@ -318,162 +74,28 @@ class RolloutWorker:
         meter.tokens += sampled
         if self._config.log_rollouts:
             with meter.logging():
-                self._log.append(deltas, self._holding)
+                self.log(deltas)
         meter.tell(self._host.emit, logged_bytes=self._log.written_bytes)
         if deltas:
             self._tell(sum(count > 0 for count in engine.progress().values()))
 
-    def _holding(self) -> list[Trajectory]:
-        return [*self._held.values(), *self._aside.values(), *self._engine.running()]
 
-    # -- weights -----------------------------------------------------------------------------
-
-    def _ready_for(self, version: int) -> bool:
-        """Have the weights of ``version`` in the engine, or of a newer one where that is as good.
-
-        False when the leader changed first, or the version cannot be had: the work is the leader's
-        again then. A version that is still to be protected is waited for, however long.
-        """
-        engine, link = self._engine, self._link
-        if engine.version is not None and (
-            engine.version == version or (not engine.pinned and engine.version > version)
-        ):
-            return True
-        deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
-        avoid: frozenset[int] = frozenset()
-        while link is not None and not self._stopped() and not self._host.leaving():
-            roster = self._host.roster()
-            if roster.generation is None or roster.generation.number != link.generation:
-                return False
-            try:
-                pulled = self._pull(version, roster, everywhere=passed, avoid=avoid)
-            except NotFoundError as error:
-                reached = self._await_version(version, link.generation)
-                passed = reached >= version
-                if passed and not engine.pinned:
-                    version = reached
-                if passed and time.monotonic() > deadline_s:
-                    return self._without(version, error)
-                continue
-            except CkptError as error:
-                if isinstance(error, RefusedWeights):
-                    avoid = self._refuse(error)
-                if time.monotonic() > deadline_s:
-                    return self._without(version, error)
-                time.sleep(_RETRY_S)
-                continue
-            self._missed = None
-            self._load(pulled, link.generation)
-            return True
-        return False
-
-    def _pull(
-        self, version: int, roster: Roster, *, everywhere: bool, avoid: frozenset[int]
-    ) -> Pulled:
-        reader = Reader(
-            client=self._client(), node=self._host.node, roster=roster, key=self._host.key
-        )
-        return pull(
-            self._names,
-            version=version,
-            reader=reader,
-            everywhere=everywhere,
-            replica=self._replica,
-            expected=self._published,
-            avoid=avoid,
-            retained=self._config.retained,
-        )
-
-    def _published(self, place: Place) -> str:
-        """Ask the leader for the digest of weights. Raises ``PeerError`` where it tells none."""
-        link = self._link
-        assert link is not None
-        ask = AskDigest(generation=link.generation, place=place)
-        body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
-        told = msgspec.convert(body, ToldDigest)
-        if not told.digest:
-            why = told.why if told.leading else "it does not lead"
-            raise PeerError(
-                f"the leader tells no digest of version {place.version}: {why}; ask again"
-            )
-        return told.digest
-
-    def _refuse(self, error: RefusedWeights) -> frozenset[int]:
-        """Count and tell weights that are not to be sampled with; return whose blocks to avoid."""
-        self._refused += 1
-        self._host.emit(
-            "weights_refused",
-            version=error.version,
-            count=self._refused,
-            avoided=sorted(error.ranks),
-            why=str(error),
-        )
-        return error.ranks
-
-    def _load(self, pulled: Pulled, generation: int) -> None:
-        engine = self._engine
-        before = engine.version if engine.generation == generation else None
-        engine.load(pulled.tensors, version=pulled.version, generation=generation)
-        self._host.emit(
-            "weights_pulled",
-            generation=generation,
-            version=pulled.version,
-            before=before,
-            seconds=pulled.seconds,
-            bytes=pulled.nbytes,
-            saved=pulled.saved,
-            digest=pulled.digest,
-        )
-
-    def _renew(self, work: Sequence[Assignment]) -> None:
-        """Take the newest version that is protected, where samples may go on under it."""
-        engine, link = self._engine, self._link
-        if engine.pinned or link is None or (engine.version is None and not work):
-            return
-        try:
-            newest = self._client().protected_step(generation=link.generation)
-        except CkptError:
-            return
-        if engine.version is None or newest > engine.version:
-            self._ready_for(max(newest, 0))
-
-    def _without(self, version: int, error: CkptError) -> bool:
-        """Go on without a version that is not to be had; False.
-
-        Raises ``JobFailed`` when the same one was missing for long, whatever the leader did.
-        """
-        now_s = time.monotonic()
-        if self._missed is None or self._missed[0] != version:
-            self._missed = (version, now_s)
-        missing_s = now_s - self._missed[1]
-        self._host.emit("version_unavailable", version=version, seconds=missing_s, why=str(error))
-        if missing_s > _MISSING_LIMIT_S:
-            raise JobFailed(
-                f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
-                f"of trying: {error}; keep more snapshots than eta (resilient(keep=...))"
-            )
-        return False
-
-    def _await_version(self, version: int, generation: int) -> int:
-        """Wait a moment, at the sidecar, for the version to be protected.
-
-        Returns the newest one that is: if it is newer, the version is not coming any more.
-        """
-        self._host.beat(step=self._ticks, phase=Phase.WAIT)
-        try:
-            reached = self._client().protected_step(
-                generation=generation, at_least=version, timeout_s=_AWAIT_VERSION_S
-            )
-        except CkptError:
-            reached = -1
-        if reached >= version:
-            time.sleep(_RETRY_S)
-        return reached
-
-    def _client(self) -> SidecarClient:
-        """Return a client of the node's sidecar, wherever that now listens."""
-        if self._sidecar is None or self._sidecar.address != self._host.sidecar:
-            if self._sidecar is not None:
-                self._sidecar.close()
-            self._sidecar = SidecarClient(self._host.sidecar, self._host.key)
-        return self._sidecar
+def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Episodes:
+    engine = Engine(
+        policy=policy,
+        limits=config.limits,
+        slots=config.slots,
+        seed=config.seed,
+        pinned=config.plan.pinned,
+    )
+    if config.environment is None:
+        return engine
+    calls = ThreadedCalls(
+        make_environment(config.environment, seed=config.task_seed),
+        threads=config.environment.threads,
+        limit_s=config.environment.limit_s,
+        attempts=config.environment.attempts,
+        waits=Waits(host.emit),
+    )
+    waiting = config.environment.waiting
+    return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)

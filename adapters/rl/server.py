@@ -80,13 +80,14 @@ class _Seen:
 class Term:
     """The time of one generation during which this server leads.
 
-    ``digest_of`` finds the digest of the weights at a place.
+    ``alive`` returns the incarnations of the workers that run, ``digest_of`` finds the digest of
+    the weights at a place.
     """
 
     generation: int
     ledger: Ledger
     prompt_of: Callable[[int], Tokens]
-    roster: Callable[[], Roster]
+    alive: Callable[[], set[str]]
     logs: Logs
     emit: Emit
     began: float
@@ -162,7 +163,7 @@ class RolloutServer:
         """
         with self._changed:
             self._term = term
-            alive = _alive(term.roster())
+            alive = term.alive()
             for worker, handed in self._handed.values():
                 term.handed += handed
                 term.lost[worker.incarnation] = (worker, term.ledger.admitted)
@@ -431,7 +432,7 @@ class RolloutServer:
             return False
         if time.monotonic() - term.began > self._patience.announce_s:
             return True
-        return _alive(term.roster()) <= term.announced
+        return term.alive() <= term.announced
 
     def _answer_waiting(self, *, everyone: bool = False) -> None:
         now, term = time.monotonic(), self._term
@@ -460,7 +461,7 @@ class RolloutServer:
                 self._answer_waiting()
 
     def _look_for_lost(self, term: Term) -> None:
-        alive, now = _alive(term.roster()), time.monotonic()
+        alive, now = term.alive(), time.monotonic()
         for seen in list(term.seen.values()):
             present = seen.worker.incarnation in alive
             silent = now - seen.heard > self._patience.silence_s
@@ -512,8 +513,8 @@ class RolloutServer:
         term.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
 
 
-def _alive(roster: Roster) -> set[str]:
-    """Return the incarnations of the rollout workers that run."""
+def rollout_workers(roster: Roster) -> set[str]:
+    """Return the incarnations of the rollout workers that run, by the job's roster."""
     return {
         worker.incarnation
         for node in roster.nodes

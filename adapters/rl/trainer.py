@@ -31,7 +31,7 @@ from adapters.rl.policy import Policy, full_tensors, parameter_names, reshard, s
 from adapters.rl.proximal import Ewma, Recomputed
 from adapters.rl.recheck import Recheck, row_at
 from adapters.rl.retained import Retained
-from adapters.rl.server import LedgerState, RolloutServer, Term
+from adapters.rl.server import LedgerState, RolloutServer, Term, rollout_workers
 from adapters.rl.sft import load_warm_start
 from adapters.rl.survey import Survey, survey
 from adapters.rl.tokens import Tokens
@@ -86,6 +86,7 @@ class Trainer:
             keep=config.keep,
             checkpoint=config.checkpoint,
             checkpoint_every=config.checkpoint_every,
+            disk=config.disk,
             exact=True,
             seed=config.seed,
             rehearse=False,  # terms of the rollout server begin before the first step
@@ -197,7 +198,7 @@ class Trainer:
             generation=run.generation,
             ledger=ledger,
             prompt_of=self._prompt,
-            roster=run.roster,
+            alive=lambda: rollout_workers(run.roster()),
             logs=run.sidecar,
             emit=run.emit,
             began=time.monotonic(),

@@ -1,4 +1,4 @@
-"""The wrapped loop of the docs, with deaths at exact points: each happens once in a job.
+"""The wrapped loops of the docs, with deaths at exact points: each happens once in a job.
 
 Every token that was sampled and logged is one byte in the file ``sampled``.
 """
@@ -6,7 +6,7 @@ Every token that was sampled and logged is one byte in the file ``sampled``.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import signal
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 
 from adapters.rl.library import Sample
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "wrap_grpo.py"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 class Deaths:
@@ -42,25 +42,28 @@ class Deaths:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--count", type=Path, required=True, help="where calls are counted")
     parser.add_argument("--sampled", type=int, default=0, help="die after so many tokens")
     parser.add_argument("--trained", type=int, default=0, help="die after so many losses")
+    parser.add_argument("--example", default="wrap_grpo", help="which loop")
+    parser.add_argument("--meet", help="the directory of loop and samplers, to be one of these")
     mine, theirs = parser.parse_known_args()
-    deaths = Deaths(mine.directory, {"sampled": mine.sampled, "trained": mine.trained})
-    spec = importlib.util.spec_from_file_location("wrap_grpo", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    sys.modules["wrap_grpo"] = example
+    sys.path.insert(0, str(EXAMPLES))
+    deaths = Deaths(mine.count, {"sampled": mine.sampled, "trained": mine.trained})
     Sample.extend = deaths.after("sampled", Sample.extend)  # type: ignore[method-assign]
-    spec.loader.exec_module(example)
-    example.loss_of = deaths.after("trained", example.loss_of)  # type: ignore[attr-defined]
+    example: Any = importlib.import_module(mine.example)
+    example.torch.set_num_threads(1)
+    if mine.meet:
+        example.sample_all(mine.meet)
+        return
+    example.loss_of = deaths.after("trained", example.loss_of)
     settings = argparse.ArgumentParser()
     settings.add_argument("--steps", type=int)
     settings.add_argument("--seed", type=int, default=0)
     settings.add_argument("--result")
-    example.torch.set_num_threads(1)
-    example.main(settings.parse_args(theirs))
+    settings.add_argument("--directory")
+    train = example.main if mine.example == "wrap_grpo" else example.train
+    train(settings.parse_args(theirs))
 
 
 if __name__ == "__main__":

@@ -70,12 +70,13 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
 class CommandedJob:
     """A job that ``holdfast run`` started: two trainers and a rollout worker on two nodes."""
 
-    def __init__(self, directory: Path, config: RLConfig) -> None:
+    def __init__(self, directory: Path, config: RLConfig, *flags: str | Path) -> None:
         directory.mkdir()
         save_config(config, directory / "config.json")
         self.run_dir, self._result = directory / "run", directory / "result.json"
         self.run_dir.mkdir()
         words = ["--nodes", "2", "--role", "rollout=1", "--run-dir", str(self.run_dir)]
+        words += map(str, flags)
         script = ["--config", str(directory / "config.json"), "--result", str(self._result)]
         self._said = directory / "said.txt"
         with self._said.open("w") as said:
@@ -117,9 +118,9 @@ class CommandedJob:
 
 
 @contextmanager
-def commanded(directory: Path, config: RLConfig) -> Iterator[CommandedJob]:
-    """Start a job by the command; on leaving nothing of it is left."""
-    command = CommandedJob(directory, config)
+def commanded(directory: Path, config: RLConfig, *flags: str | Path) -> Iterator[CommandedJob]:
+    """Start a job by the command with these flags; on leaving nothing of it is left."""
+    command = CommandedJob(directory, config, *flags)
     try:
         yield command
     finally:

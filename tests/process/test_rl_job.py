@@ -25,6 +25,8 @@ from adapters.rl.replay import ReplayConfig
 from adapters.rl.scheduling import Scheduling
 from ckpt.arena import ARENA_ROOT
 
+EXHAUSTIVE = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
@@ -178,26 +180,40 @@ def test_bounded_samples_are_never_too_old_through_kills_of_both_sides(
     assert all(0 <= steps <= config.eta for steps in staleness)
 
 
+def spilled(disk: Path) -> bool:
+    """Tell whether both nodes have spilled a snapshot of step 10 or a later one."""
+    lists = [path for node in disk.glob("*") for path in node.rglob("*.json")]
+    steps = {path.parent: json.loads(path.read_bytes())["step"] for path in sorted(lists)}
+    return len(steps) == 2 and min(steps.values()) >= 10
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_with_its_launcher_a_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
-    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
+@pytest.mark.parametrize("tier", ["checkpoint", pytest.param("disk", marks=EXHAUSTIVE)])
+def test_killed_with_its_launcher_a_job_goes_on_from_what_is_left_as_if_nothing_had_happened(
+    tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any], tier: str
 ) -> None:
-    config = msgspec.structs.replace(
-        config,
-        checkpoint=str(tmp_path / "root"),
-        checkpoint_every=5,
-        scheduling=Scheduling(over_provision=1.0),  # of step t + 1 nothing is sampled before t is
-    )
-    with commanded(tmp_path / "first", config) as command:
+    root = tmp_path / "root"
+    scheduling = Scheduling(over_provision=1.0)  # of step t + 1 nothing is sampled before t is
+    config = msgspec.structs.replace(config, scheduling=scheduling)
+    flags: tuple[str | Path, ...] = ("--disk", root)
+    if tier == "checkpoint":
+        config, flags = (
+            msgspec.structs.replace(config, checkpoint=str(root), checkpoint_every=5),
+            (),
+        )
+    with commanded(tmp_path / "first", config, *flags) as command:
         command.job.await_step(1)
-        command.job.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] >= 10)
+        if tier == "checkpoint":
+            command.job.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] >= 10)
+        else:
+            wait_until(lambda: spilled(root), "a snapshot is on both nodes' disks")
         command.kill_all()
-    with commanded(tmp_path / "second", config) as command:
+    with commanded(tmp_path / "second", config, *flags) as command:
         result = command.result()
         restored = command.job.events("restored")
         pulled = {event["version"] for event in command.job.events("weights_pulled")}
-    assert {event["tier"] for event in restored} == {"checkpoint"}
+    assert {event["tier"] for event in restored} == {tier}
     (step,) = {event["step"] for event in restored}
     assert 10 <= step < config.steps
     assert step - 1 in pulled, "a version that was a snapshot of the job that is gone"

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adapters.rl import main as job
 from adapters.rl.config import RLConfig, load_config, preset, save_config
 from adapters.rl.loss import LossConfig
 from adapters.rl.main import main
@@ -70,18 +71,26 @@ def test_a_missing_file_is_one_sentence_and_status_2(
     assert "cannot read the configuration: No such file" in capsys.readouterr().err
 
 
+def test_the_disk_that_the_command_line_names_is_known_to_every_role() -> None:
+    options = job._parse(["--preset", "tiny"])
+    assert job._config(options, {}).disk is None
+    config = job._config(options, {"disk": "/mnt/own", "parity": 1})
+    assert (config.disk, config.retained) == ("/mnt/own", config.eta)
+
+
 def test_the_job_keeps_every_version_that_may_still_be_asked_to_sample() -> None:
     config = preset("full")
     assert config.keep == config.eta + 1
     assert RLConfig(eta=0).keep == 2
 
 
-def test_earlier_versions_are_retained_only_where_a_checkpoint_would_miss_them() -> None:
+def test_earlier_versions_are_retained_only_where_a_cold_start_would_miss_them() -> None:
     def retained(**changes: object) -> int:
         return msgspec.structs.replace(RLConfig(eta=2, checkpoint="root"), **changes).retained
 
     recomputed, replay = LossConfig(proximal="recomputed"), ReplayConfig(policy="recent", max_age=3)
     assert retained() == 2
+    assert retained(checkpoint=None, disk="/mnt/own") == 2
     assert retained(checkpoint=None) == retained(eta=0) == retained(mode=Mode.SYNC) == 0
     assert retained(mode=Mode.BOUNDED) == 0, "what is sampled goes on under any newer version"
     assert retained(mode=Mode.BOUNDED, loss=recomputed) == 2

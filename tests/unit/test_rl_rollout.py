@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.rl import rollout
+from adapters.rl import claimant
 from adapters.rl.config import preset
 from adapters.rl.messages import Answer, Exchange, ToldDigest
 from adapters.rl.places import Place
@@ -55,8 +55,8 @@ class Pulls:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(rollout, "_PULL_LIMIT_S", 0.05)
-    monkeypatch.setattr(rollout, "_MISSING_LIMIT_S", 0.2)
+    monkeypatch.setattr(claimant, "_PULL_LIMIT_S", 0.05)
+    monkeypatch.setattr(claimant, "_MISSING_LIMIT_S", 0.2)
     events: list[tuple[str, dict[str, Any]]] = []
     record: Any = SimpleNamespace(number=2)
     roster: Any = SimpleNamespace(generation=record)
@@ -82,7 +82,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def ask(worker: Any, monkeypatch: pytest.MonkeyPatch, *, protected: int, error: Exception) -> Pulls:
     pulls = Pulls(error)
-    monkeypatch.setattr(rollout, "pull", pulls)
+    monkeypatch.setattr(claimant, "pull", pulls)
     worker._sidecar = Sidecar(protected)
     return pulls
 
@@ -266,8 +266,7 @@ def test_it_asks_again_after_as_many_tokens_as_it_is_allowed(worker: Any) -> Non
 
 
 def test_it_says_when_it_holds_as_much_as_it_may(worker: Any) -> None:
-    scheduling = msgspec.structs.replace(worker._config.scheduling, worker_tokens=4)
-    worker._config = msgspec.structs.replace(worker._config, scheduling=scheduling)
+    worker._most_tokens = 4
     leader = Leader()
     put_to_work(worker, leader, (3, 0))
     worker._exchange()

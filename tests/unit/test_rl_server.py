@@ -22,7 +22,7 @@ from adapters.rl.order import Order
 from adapters.rl.places import Place
 from adapters.rl.plan import BatchPlan, Mode
 from adapters.rl.scheduling import Scheduling
-from adapters.rl.server import LedgerState, Patience, RolloutServer, Term
+from adapters.rl.server import LedgerState, Patience, RolloutServer, Term, rollout_workers
 from adapters.rl.token_record import encode_deltas
 from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory
 from ckpt.errors import NotFoundError, PeerError
@@ -78,7 +78,7 @@ class World:
             generation=generation,
             ledger=self.ledger,
             prompt_of=lambda ordinal: tuple(f"{ordinal}>".encode()),
-            roster=self.roster,
+            alive=lambda: rollout_workers(self.roster()),
             logs=self,
             emit=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
             began=time.monotonic(),
