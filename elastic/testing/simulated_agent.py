@@ -156,7 +156,12 @@ class SimulatedAgent:
     def _start_sidecar(self) -> None:
         self.sidecar_starts += 1
         address = f"sim://{self.incarnation}/{self.sidecar_starts}"
-        self.sidecar = SimulatedSidecar(self.name, address=address, network=self.sim)
+        self.sidecar = SimulatedSidecar(
+            self.name,
+            address=address,
+            network=self.sim,
+            payload_bytes=self.sim.config.payload_bytes,
+        )
         self.sim.addresses[address] = self.sidecar
         self.sim.tell("sidecar_started", self.name)
         if self.sidecar_starts > 1:

@@ -12,20 +12,26 @@ from collections.abc import Callable, Mapping
 from ckpt.stripes import Geometry
 from ckpt.world import RestorePoint
 from elastic.membership import View
-from elastic.testing.simulated_sidecar import SimulatedSidecar, block_entry
+from elastic.testing.simulated_sidecar import PAYLOAD_BYTES, SimulatedSidecar, block_entry
 
 
-def unreadable(point: RestorePoint, *, view: View, sidecars: Mapping[str, SimulatedSidecar]) -> str:
+def unreadable(
+    point: RestorePoint,
+    *,
+    view: View,
+    sidecars: Mapping[str, SimulatedSidecar],
+    payload_bytes: int = PAYLOAD_BYTES,
+) -> str:
     """Return what of a restore point that was planned from ``view`` cannot be had, or nothing.
 
-    ``sidecars`` are those of the living nodes.
+    ``sidecars`` are those of the living nodes, with blocks of about ``payload_bytes``.
     """
     holdings = _Holdings(view, sidecars)
     key = (point.world.generation, point.step)
     ranks = [source.rank for source in point.sources]
     if ranks != list(range(len(point.world.rank_nodes))):
         return f"step {point.step} has sources for ranks {ranks}"
-    entries = {rank: block_entry(key, rank) for rank in ranks}
+    entries = {rank: block_entry(key, rank, payload_bytes=payload_bytes) for rank in ranks}
     for source in point.sources:
         who = f"the block of rank {source.rank}"
         if source.node not in view.nodes:

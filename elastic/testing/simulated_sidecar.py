@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from ckpt.errors import FencedError, NotFoundError
 from ckpt.sidecar.state import Book, Commit, Instruction, Protect, Release, SnapshotKey
@@ -32,13 +32,17 @@ class Network(Protocol):
         """Take note that a sidecar sees a snapshot protected."""
 
 
-def block_entry(key: SnapshotKey, rank: int) -> BlockEntry:
+PAYLOAD_BYTES: Final = 1000
+"""About the length of a block. So small, its node block has zeros in all pieces but the first."""
+
+
+def block_entry(key: SnapshotKey, rank: int, *, payload_bytes: int = PAYLOAD_BYTES) -> BlockEntry:
     """Return the entry of rank's block; blocks differ in length."""
     return BlockEntry(
         generation=key[0],
         step=key[1],
         rank=rank,
-        payload_bytes=1000 + 8 * rank,
+        payload_bytes=payload_bytes + 8 * rank,
         index_bytes=96,
         index_crc32c=0,
     )
@@ -47,8 +51,11 @@ def block_entry(key: SnapshotKey, rank: int) -> BlockEntry:
 class SimulatedSidecar:
     """What one sidecar process holds; gone with it."""
 
-    def __init__(self, node: str, *, address: str, network: Network) -> None:
+    def __init__(
+        self, node: str, *, address: str, network: Network, payload_bytes: int = PAYLOAD_BYTES
+    ) -> None:
         self.node, self.address, self._network = node, address, network
+        self._payload_bytes = payload_bytes
         self.alive = True
         self.book = Book()
         self._blocks: dict[tuple[SnapshotKey, int], BlockEntry] = {}
@@ -71,7 +78,7 @@ class SimulatedSidecar:
 
     def seal(self, key: SnapshotKey, rank: int) -> None:
         """Take a rank's block and tell the group, unless its generation is over."""
-        entry = block_entry(key, rank)
+        entry = block_entry(key, rank, payload_bytes=self._payload_bytes)
         if not self.alive or self.book.is_closed or key[0] != self.book.generation:
             return
         if self.book.is_gone(key):

@@ -107,7 +107,8 @@ class Training:
             if point is not None:
                 rebuilt = [source.rank for source in point.sources if source.rebuilt]
                 saved = point.world.generation
-                self._sim.tell("restored", "", step=done, saved=saved, rebuilt=rebuilt)
+                told = {"step": done, "saved": saved, "rebuilt": rebuilt}
+                self._sim.tell("restored", "", generation=number, **told)
             self._sim.tell("resumed", "", generation=number, step=done)
             self._snapshot(number)
             self._next(number)

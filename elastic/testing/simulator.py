@@ -26,7 +26,7 @@ from elastic.testing.network import SimulatedNetwork
 from elastic.testing.schedule import Schedule
 from elastic.testing.simulated_agent import SimulatedAgent
 from elastic.testing.simulated_reading import unreadable
-from elastic.testing.simulated_sidecar import SimulatedSidecar
+from elastic.testing.simulated_sidecar import PAYLOAD_BYTES, SimulatedSidecar
 from elastic.testing.simulated_training import InvariantError, Training, require
 from elastic.testing.simulated_worker import SimulatedWorker
 
@@ -45,7 +45,8 @@ class SimulationConfig:
 
     ``notice_s`` is how long an agent takes to see a change at the coordinator, beyond the way
     there. ``domains`` is into how many failure domains the nodes fall (0: each its own);
-    ``slots_of`` and ``domains_of`` say it of single nodes.
+    ``slots_of`` and ``domains_of`` say it of single nodes. A rank's block has about
+    ``payload_bytes``.
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
     mended, and the job must end within ``patience_s``.
@@ -70,6 +71,7 @@ class SimulationConfig:
     patience_s: float = 60.0
     expect_nodes: int = 0
     max_attempts: int = 10_000
+    payload_bytes: int = PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,10 @@ class Simulation:
         for member in record.members:
             require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
         living = {name: each.sidecar for name, each in self.agents.items() if each.alive}
-        if record.restore and (lack := unreadable(record.restore, view=view, sidecars=living)):
+        size = self.config.payload_bytes
+        if record.restore and (
+            lack := unreadable(record.restore, view=view, sidecars=living, payload_bytes=size)
+        ):
             require(False, f"generation {record.number} restores what cannot be read: {lack}")
         spec = self.config.spec
         require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")

@@ -87,7 +87,7 @@ class Site:
     def victims(self, part: Part) -> list[Victim]:
         return self.there.get(part, [])
 
-    def lose(self, node: str) -> bool:
+    def lose(self, node: str, *, even_last: bool = False) -> bool:
         return False
 
     def give_back(self, node: str) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos import survival
-from tools.chaos.survival import lose, names, sets
+from tools.chaos.survival import simulated
+from tools.chaos.survival.sets import names, sets
+from tools.chaos.survival.simulated import lose
 from tools.cli import main
 
 
@@ -24,9 +25,15 @@ def test_what_parity_covers_is_survived_and_more_goes_back(
     assert len(told["sets"]) == 2**nodes - 1
     for each in told["sets"]:
         if len(each["nodes"]) <= parity:
-            assert each["outcome"] == "survived", each
+            assert each["outcome"] == "parity", each
     assert told["sets"][-1]["outcome"] == "checkpoint", "with all nodes all memory is gone"
     assert told["broken"] == []
+
+
+def test_no_two_nodes_of_a_group_are_covered_by_one_fragment() -> None:
+    """Blocks of less than a piece would be: all but their first pieces are zeros."""
+    pairs = [nodes for nodes in sets(4) if len(nodes) == 2]
+    assert {lose(nodes, of=4, parity=1, seed=0) for nodes in pairs} == {("checkpoint", "")}
 
 
 def test_sets_are_tried_once_each_small_ones_first() -> None:
@@ -36,7 +43,8 @@ def test_sets_are_tried_once_each_small_ones_first() -> None:
 def test_a_job_that_goes_back_where_parity_covers_the_loss_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(survival, "_undisturbed", lambda of, parity, seed: -1)
+    none = {"nothing": -1, "rebuilt": 0, "memory": 0}
+    monkeypatch.setattr(simulated, "_undisturbed", lambda of, parity, seed: none)
     outcome, why = lose((0,), of=2, parity=1, seed=0)
     assert outcome == "checkpoint"
     assert "though parity covers 1" in why

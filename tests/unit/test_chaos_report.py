@@ -15,11 +15,14 @@ from self_contained import assert_self_contained
 
 from tools.chaos.checker import CHECKS
 from tools.chaos.history import HistoryError
+from tools.chaos.report import prediction
+from tools.chaos.report.command import to_json
 from tools.chaos.report.junit import ENDED, to_junit
+from tools.chaos.report.losses import Loss, Prediction
 from tools.chaos.report.page import headline, render
 from tools.chaos.report.reading import read
-from tools.chaos.report.run import Loss
 from tools.chaos.report.summary import ALL, compare, percentile, summarise, survival
+from tools.chaos.result import ResultError
 from tools.cli import main
 
 
@@ -79,7 +82,7 @@ def test_the_matrix_shows_the_worst_of_every_set_and_those_never_lost() -> None:
     def loss(nodes: str, outcome: str) -> Loss:
         return msgspec.convert({"nodes": tuple(nodes), "of": 3, "outcome": outcome}, Loss)
 
-    losses = [loss("a", "survived"), loss("a", "lost"), loss("b", "checkpoint"), loss("ac", "lost")]
+    losses = [loss("a", "parity"), loss("a", "lost"), loss("b", "checkpoint"), loss("ac", "lost")]
     table = survival(losses)
     assert [(cell.nodes, cell.count, cell.outcome) for cell in table[1]] == [
         (("a",), 2, "lost"),
@@ -87,6 +90,40 @@ def test_the_matrix_shows_the_worst_of_every_set_and_those_never_lost() -> None:
         (("c",), 0, None),
     ]
     assert [cell.outcome for cell in table[2]] == [None, "lost", None]
+
+
+def test_what_was_predicted_of_lost_nodes_stands_beside_what_came_of_it(tmp_path: Path) -> None:
+    lost = [struck(4, "lose", "node a", 17.0)]
+    for name, outcome in (("as", "memory"), ("otherwise", "parity")):
+        folder = write_run(tmp_path / name, holdfast_events(), strikes=lost, name=name)
+        nodes = ("a",) if name == "as" else ("a", "b")
+        found = msgspec.convert(
+            {"nodes": nodes, "of": 3, "parity": 1, "outcome": outcome}, Prediction
+        )
+        prediction.save(folder, found)
+    (cell,) = (cell for cell in summarise(read(tmp_path / "as")).survival[1] if cell.count)
+    assert (cell.outcome, cell.predicted, cell.differs) == ("memory", "memory", False)
+    assert "None of 1 ended otherwise" in render(read(tmp_path / "as"))
+    (other,) = (cell for cell in summarise(read(tmp_path / "otherwise")).survival[1] if cell.count)
+    assert (other.predicted, other.differs) == (None, False), "that was said of two nodes"
+    said = Prediction(nodes=("a",), of=3, parity=1, outcome="checkpoint")
+    prediction.save(tmp_path / "otherwise", said)
+    runs = read(tmp_path / "otherwise")
+    (other,) = (cell for cell in summarise(runs).survival[1] if cell.count)
+    assert other.differs
+    page = render(runs)
+    assert "1 of 1 ended otherwise" in page
+    assert "≠ predicted: checkpoint" in page and 'class="set o-memory differs"' in page
+    told = json.loads(to_json(runs))
+    (cell,) = (each for each in told["summary"]["survival"]["1"] if each["count"])
+    assert (cell["outcome"], cell["predicted"]) == ("memory", "checkpoint")
+
+
+def test_a_prediction_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", holdfast_events())
+    (folder / "predicted.json").write_text("{}")
+    with pytest.raises(ResultError, match=r"predicted.json: not a prediction"):
+        read(folder)
 
 
 def test_two_sets_of_runs_are_compared_figure_by_figure(folder: Path) -> None:
@@ -157,7 +194,7 @@ def test_the_command_writes_a_page_junit_and_json(
     assert_self_contained(out["page.html"].read_text())
     ElementTree.parse(out["junit.xml"])
     told = json.loads(out["all.json"].read_text())
-    assert told["format"] == 1
+    assert told["format"] == 2
     assert told["summary"]["repairs"][0]["count"] == 7
     assert [run["held"] for run in told["runs"]] == [True, True, True, False]
     assert told["runs"][0]["recoveries"][0]["victim"] == "trainer/1"

@@ -12,6 +12,7 @@ import pytest
 
 from tools.chaos import history
 from tools.chaos.catalogue import CATALOGUE
+from tools.chaos.report import reading
 from tools.chaos.result import load
 from tools.chaos.scenario import Scenario, ScenarioError, parse
 from tools.chaos.simulated import run
@@ -108,6 +109,20 @@ def test_equal_seeds_give_equal_runs(tmp_path: Path) -> None:
     )
     files = [(tmp_path / name / "history/history-simulated.jsonl").read_bytes() for name in "ab"]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("lost", "outcome"), [(("left",), "parity"), (("left", "middle", "right"), "checkpoint")]
+)
+def test_the_report_tells_where_a_job_that_lost_nodes_went_on_from(
+    lost: tuple[str, ...], outcome: str, tmp_path: Path
+) -> None:
+    target = {"part": "node", "node": lost, "which": "all"}
+    wanted = scenario(fault("lose", target=target, lasts_s=1.0, when={"step": 25}), checks={})
+    assert run(wanted, seed=1, folder=tmp_path).held
+    (told,) = reading.read(tmp_path)
+    assert [(loss.nodes, loss.of, loss.outcome) for loss in told.losses] == [(lost, 3, outcome)]
+    assert told.verdict.undone == sum(each.steps_lost for each in told.recoveries[:1])
 
 
 def test_strikes_come_at_their_moments() -> None:

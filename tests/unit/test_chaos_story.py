@@ -165,8 +165,10 @@ LOST = (struck(0, "lose", "node b", 3.2), struck(1, "lose", "node c", 3.3))
 @pytest.mark.parametrize(
     ("events", "problems", "outcome"),
     [
-        (machines(), (), "survived"),
+        (machines(), (), "memory"),
+        (machines(tier="parity"), (), "parity"),
         (machines(tier="checkpoint"), (), "checkpoint"),
+        (machines(tier="none"), (), "beginning"),
         (machines(ok=False), (), "refused"),
         (machines(ok=False), ("the job was stuck",), "lost"),
     ],
@@ -178,9 +180,18 @@ def test_what_became_of_nodes_that_were_lost_at_once(
     assert (loss.nodes, loss.of, loss.outcome) == (("b", "c"), 3, outcome)
 
 
+def test_steps_lost_are_counted_from_the_checkpoint_that_was_restored() -> None:
+    events = [
+        {**event, "restore_step": None} if event["kind"] == "proposed" else event
+        for event in machines(tier="checkpoint")
+    ]
+    (recovery, *_) = run_of(events, *LOST).recoveries
+    assert (recovery.restore_step, recovery.steps_lost) == (3, 0)
+
+
 def test_a_machine_lost_behind_a_recovery_is_another_loss() -> None:
     run = run_of(machines(), *LOST, struck(2, "lose", "node a", 6.5))
     assert [(loss.nodes, loss.outcome) for loss in run.losses] == [
-        (("b", "c"), "survived"),
-        (("a",), "survived"),
+        (("b", "c"), "memory"),
+        (("a",), "memory"),
     ]

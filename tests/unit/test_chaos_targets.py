@@ -62,6 +62,7 @@ def test_one_is_picked_of_those_that_fit() -> None:
     assert names(strike(rank=0), NODES) == ["node a"]
     assert names(strike(role="rollout"), NODES) == ["node c"]
     assert names(strike(node="d"), NODES) == []
+    assert names(strike(node=("c", "a"), which="all"), NODES) == ["node a", "node c"]
 
 
 def test_several_are_hit_at_once_and_never_one_of_them_twice() -> None:

@@ -101,6 +101,12 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         lasts=True,
         amount="threads (as many as processors)",
     ),
+    "cpu-throttle": FaultInfo(
+        about="its processes may use little of a processor, by a control group (cgroup)",
+        parts=("worker", "sidecar", "agent", "node"),
+        lasts=True,
+        amount="processors they may use together (0.1)",
+    ),
     "slow-rank": FaultInfo(
         about="every optimizer step of one rank takes longer",
         parts=("worker",),

@@ -6,10 +6,13 @@ import argparse
 import importlib
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from tools.terminal import HelpFormatter
 
 if TYPE_CHECKING:
-    from tools.cli import Subcommand, Subparsers
+    from tools.chaos.commands import Command
+    from tools.cli import Subparsers
 
 SUBCOMMANDS: Final = {
     "run": "tools.chaos.commands.run",
@@ -18,13 +21,13 @@ SUBCOMMANDS: Final = {
     "list": "tools.chaos.commands.scenarios",
     "faults": "tools.chaos.commands.faults",
     "report": "tools.chaos.report.command",
-    "survive": "tools.chaos.survival",
+    "survive": "tools.chaos.commands.survive",
 }
-"""Name → module, as in `tools.cli`."""
+"""Name → the module that is this `Command`."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
-    """Declare the arguments."""
+    """Declare the commands and their arguments."""
     parser = subparsers.add_parser(
         "chaos",
         help="hurt a training job, and judge what that did to it",
@@ -34,14 +37,16 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     inner = parser.add_subparsers(dest="chaos", metavar="COMMAND", required=True)
     for name in SUBCOMMANDS:
-        _module(name).add_parser(cast("Subparsers", inner))
+        command = _module(name)
+        words = msgspec.structs.asdict(command.WORDS)
+        command.declare(inner.add_parser(name, **words, formatter_class=HelpFormatter).add_argument)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the subcommand says."""
+    """Do what the command says."""
     return _module(args.chaos).run(args)
 
 
-def _module(name: str) -> Subcommand:
-    return cast("Subcommand", importlib.import_module(SUBCOMMANDS[name]))
+def _module(name: str) -> Command:
+    return cast("Command", importlib.import_module(SUBCOMMANDS[name]))

@@ -49,8 +49,11 @@ class Site(Protocol):
     def victims(self, part: Part) -> list[Victim]:
         """Return all living ones of a part, sorted by name."""
 
-    def lose(self, node: str) -> bool:
-        """Have a machine vanish with its memory; False when it is gone already or is the last."""
+    def lose(self, node: str, *, even_last: bool = False) -> bool:
+        """Have a machine vanish with its memory; False when it is gone already.
+
+        Also False when no other is left, unless ``even_last``: then the job loses all its memory.
+        """
 
     def give_back(self, node: str) -> None:
         """Have a lost machine return, empty."""

@@ -47,7 +47,7 @@ class Runs:
 
     def run(self, *, seed: int, only: Collection[int] | None, folder: Path) -> Result:
         """Run it once; all there is to know of it is in ``folder`` then, which is emptied."""
-        _emptied(folder)
+        emptied(folder)
         if self._path.is_file():
             shutil.copy(self._path, folder / SCENARIO)
         result = self._in_world(seed, only, folder)
@@ -116,7 +116,7 @@ def _signature(result: Result) -> set[str]:
     return {violation.check for violation in result.verdict.violations} | problems
 
 
-def _emptied(folder: Path) -> None:
+def emptied(folder: Path) -> None:
     """Make a folder, or empty it of an earlier run; of nothing else."""
     try:
         if folder.exists() and any(folder.iterdir()):

@@ -45,16 +45,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whom a fault hits: of all that ``part``, ``role``, ``rank`` and ``node`` leave, ``which``.
 
-    ``count`` of them are hit at once. "leader" is the node that leads recoveries, "slowest" the
-    worker with the longest steps.
+    ``node`` is a name or several. ``count`` of them are hit at once. "leader" is the node that
+    leads recoveries, "slowest" the worker with the longest steps.
     """
 
     part: Part | None = None
     role: str | None = None
     rank: int | None = None
-    node: str | None = None
+    node: str | tuple[str, ...] | None = None
     which: Literal["random", "leader", "slowest", "all"] = "random"
     count: int = 1
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names in ``node``; none where every node is meant."""
+        return (self.node,) if isinstance(self.node, str) else self.node or ()
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ def target_text(target: Target, part: str | None) -> str:
     words += [part] if part else []
     words += [f"of role {target.role}"] if target.role is not None else []
     words += [f"rank {target.rank}"] if target.rank is not None else []
-    words += [f"on {target.node}"] if target.node is not None else []
+    words += [f"on {', '.join(target.nodes)}"] if target.nodes else []
     text = " ".join(words) or "any"
     return f"{text} × {target.count}" if target.count > 1 else text
 

@@ -213,7 +213,7 @@ def _generations(
                 proposed_s=event["t"],
                 restored_s=restored_s,
                 end_s=max(ends, default=restored_s),
-                restore_step=event.get("restore_step"),
+                restore_step=_restore_step(event, restored),
                 restore_how=str(event.get("restore_how") or ""),
                 reason=event.get("reason", ""),
                 cause="start" if number == 1 else "join" if joined else "loss",
@@ -221,6 +221,15 @@ def _generations(
         )
         previous_s = event["t"]
     return tuple(spans)
+
+
+def _restore_step(proposed: Event, restored: Sequence[Event]) -> int | None:
+    """Return the step that a generation goes on from; a checkpoint's is known to who restores."""
+    found: int | None = proposed.get("restore_step")
+    if found is None:
+        steps = [e["step"] for e in restored if e.get("tier") == "checkpoint"]
+        found = max(steps, default=None)
+    return found
 
 
 def _first_of_each(proposed: Sequence[Event]) -> list[Event]:

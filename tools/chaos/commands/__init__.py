@@ -1,1 +1,32 @@
-"""The subcommands of `holdfast chaos`, one per module: ``add_parser(inner)`` and ``run(args)``."""
+"""What a module has that is a command of `holdfast chaos`; `tools.chaos.command` lists them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+Add: TypeAlias = Callable[..., argparse.Action]
+"""``ArgumentParser.add_argument`` of a command's parser."""
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command says of itself: a line, what it does, and examples behind its arguments."""
+
+    help: str
+    description: str
+    epilog: str = ""
+
+
+class Command(Protocol):
+    """A module that is a command."""
+
+    WORDS: Words
+
+    def declare(self, add: Add) -> None:
+        """Declare the arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
 
 from tools.chaos.checker import CHECKS, Promises, Verdict, check
+from tools.chaos.commands import Add, Words
 from tools.chaos.history import read
-from tools.terminal import HelpFormatter, console, place, print_json, step_number
-
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
+from tools.terminal import console, place, print_json, step_number
 
 EXIT_BROKEN: Final = 1
 
-_EPILOG: Final = """\
+WORDS: Final = Words(
+    help="check a history: no step skipped, no sample lost or trained twice, the same state",
+    description="Checks the history of a job, with or without Holdfast: no step skipped, no "
+    "sample lost or trained twice, one attempt at a time, the state of an undisturbed run.",
+    epilog="""\
 examples:
   holdfast chaos check runs/hurt/history
   holdfast chaos check runs/hurt/history --against runs/calm/history --undone-most 1
@@ -28,26 +30,17 @@ A history is what tools.chaos.step, samples and state_hash wrote where HOLDFAST_
 run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
 completed it, or an earlier one, again; all that is promised is promised of what survives. Exit
 codes: 0 all held, 1 something is broken, 2 wrong command line or unreadable history.
-"""
+""",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "check",
-        help="check a history: no step skipped, no sample lost or trained twice, the same state",
-        description="Checks the history of a job, with or without Holdfast: no step skipped, no "
-        "sample lost or trained twice, one attempt at a time, the state of an undisturbed run.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    add = parser.add_argument
     add("history", type=place, metavar="DIR", help="the history's folder")
     add("--against", type=place, metavar="DIR", help="the history of the same job undisturbed")
     add("--undone-most", type=step_number, metavar="N", help="steps that a restart may undo")
     add("--dense", action="store_true", help="samples are numbers from 0 on; none may be left out")
     add("--json", action="store_true", help="print the verdict as JSON")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Final
 
 import msgspec
 from rich.table import Table
 
 from tools.chaos.catalogue import CATALOGUE
-from tools.terminal import HelpFormatter, console, print_json
+from tools.chaos.commands import Add, Words
+from tools.terminal import console, print_json
 
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
+WORDS: Final = Words(
+    help="show the kinds of faults",
+    description="Shows every kind of fault: what it does, what it can hit (the first where a "
+    "scenario says nothing), what its amount means, and in which worlds there is one.",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "faults",
-        help="show the kinds of faults",
-        description="Shows every kind of fault: what it does, what it can hit (the first where a "
-        "scenario says nothing), what its amount means, and in which worlds there is one.",
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print the catalogue as JSON")
-    return parser
+    add("--json", action="store_true", help="print the catalogue as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tools.chaos.commands import Add, Words
 from tools.chaos.commands.check import EXIT_BROKEN, show
 from tools.chaos.library import find
 from tools.chaos.result import Result
@@ -18,14 +19,15 @@ from tools.chaos.runs import SMALLEST, Runs
 from tools.chaos.scenario import Scenario
 from tools.chaos.strikes import Strike, draw
 from tools.chaos.words import target_text, when_text
-from tools.terminal import HelpFormatter, console, place, positive, print_json, step_number
-
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
+from tools.terminal import console, place, positive, print_json, step_number
 
 _OUT: Final = Path("holdfast-chaos")
 
-_EPILOG: Final = """\
+WORDS: Final = Words(
+    help="run a scenario, and judge what it did",
+    description="Runs the job of a scenario undisturbed, then hurts it as the scenario says, "
+    "and judges what that did to the training.",
+    epilog="""\
 examples:
   holdfast chaos run kill-a-rank
   holdfast chaos run mine.toml --seed 7 --dry-run
@@ -33,20 +35,12 @@ examples:
   holdfast chaos run poisson --repeat 20 --shrink
 
 Exit codes: 0 all held, 1 something is broken, 2 wrong command line or scenario.
-"""
+""",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a scenario, and judge what it did",
-        description="Runs the job of a scenario undisturbed, then hurts it as the scenario says, "
-        "and judges what that did to the training.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    add = parser.add_argument
     add("scenario", type=place, metavar="SCENARIO", help="a TOML file, or the name of a ready one")
     add("--seed", type=step_number, metavar="N", help="draw from another seed than the scenario's")
     add("--only", type=_numbers, metavar="N,M", help="only the strikes with these numbers")
@@ -61,7 +55,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add("--repeat", type=positive, default=1, metavar="N", help="under N seeds, from this one on")
     add("--shrink", action="store_true", help="of a broken run, find the few strikes that break it")
     add("--json", action="store_true", help="print the result as JSON")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

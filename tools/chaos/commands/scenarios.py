@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Final
 
 from rich.table import Table
 
+from tools.chaos.commands import Add, Words
 from tools.chaos.library import ready
 from tools.chaos.scenario import load
-from tools.terminal import HelpFormatter, console, print_json
+from tools.terminal import console, print_json
 
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
+WORDS: Final = Words(
+    help="show the ready scenarios",
+    description="Shows the scenarios that come with Holdfast: `holdfast chaos run NAME` runs "
+    "one, and their files are examples for your own.",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "list",
-        help="show the ready scenarios",
-        description="Shows the scenarios that come with Holdfast: `holdfast chaos run NAME` runs "
-        "one, and their files are examples for your own.",
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print names, files and texts as JSON")
-    return parser
+    add("--json", action="store_true", help="print names, files and texts as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

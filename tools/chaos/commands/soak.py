@@ -9,35 +9,29 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tools.chaos.commands import Add, Words
 from tools.chaos.soak.strokes import Kind
-from tools.terminal import HelpFormatter, step_number
+from tools.terminal import step_number
 
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
-
-_EPILOG: Final = """\
+WORDS: Final = Words(
+    help="random faults for minutes or hours, with flat resources",
+    description="Trains on four nodes of this machine under faults drawn from a seed. Wrong is "
+    "whatever differs from the same steps undisturbed, was lost though it was protected, "
+    "failed by itself, grew, or was left behind.",
+    epilog="""\
 examples:
   holdfast chaos soak --minutes 5 --seed 7
   holdfast chaos soak --minutes 5 --kinds "lose a machine" "flip a bit in parity" --pause 0.5 2
 
 Exit codes: 0 nothing is wrong, 1 something is, 2 wrong command line.
-"""
+""",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "soak",
-        help="random faults for minutes or hours, with flat resources",
-        description="Trains on four nodes of this machine under faults drawn from a seed. Wrong is "
-        "whatever differs from the same steps undisturbed, was lost though it was protected, "
-        "failed by itself, grew, or was left behind.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    add = parser.add_argument
     add("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)g)")
     add("--seed", type=step_number, default=0, metavar="N", help="which faults (%(default)s)")
     add(
@@ -57,7 +51,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help=f"only these faults: {', '.join(map(repr, map(str, Kind)))}",
     )
     add("--keep", action="store_true", help="keep events and logs")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

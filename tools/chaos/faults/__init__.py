@@ -19,6 +19,7 @@ from tools.chaos.faults import (
     network,
     processes,
     store,
+    throttle,
     wire,
 )
 from tools.chaos.faults.environment import together
@@ -37,6 +38,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 _FAMILIES: Final[tuple[Family, ...]] = (
     Family(kinds=processes.KINDS, make=processes.Processes),
     Family(kinds=inside.KINDS, make=inside.InsideInjector),
+    Family(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
     Family(kinds=bits.KINDS, make=bits.BitsInjector),
     Family(kinds=disk.KINDS, make=disk.DiskInjector),
     Family(kinds=clock.KINDS, make=clock.ClockInjector),

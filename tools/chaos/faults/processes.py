@@ -56,7 +56,7 @@ class Processes:
         return None
 
     def _lose(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
-        if not site.lose(victim.node):
+        if not site.lose(victim.node, even_last=strike.target.which == "all"):
             raise MissedError(f"{victim.name} is gone already, or is the last")
         return lambda: site.give_back(victim.node)
 
@@ -113,8 +113,8 @@ class Processes:
 
     def _join(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
         there = {each.node for each in site.victims("node")}
-        wanted = strike.target.node
-        absent = [n for n in site.nodes if n not in there and wanted in (None, n)]
+        wanted = strike.target.nodes or site.nodes
+        absent = [n for n in site.nodes if n not in there and n in wanted]
         if not absent:
             raise MissedError("no node is away that could join")
         site.give_back(absent[int(strike.pick * len(absent)) % len(absent)])

@@ -106,7 +106,7 @@ class PlainJob:
         lines = [line for line in text.splitlines() if line.strip()]
         return f"its output ({self._output}) ends: {lines[-1] if lines else 'nothing was said'}"
 
-    def lose(self, node: str) -> bool:
+    def lose(self, node: str, *, even_last: bool = False) -> bool:
         """There are no nodes."""
         return False
 

@@ -32,9 +32,9 @@ class LaunchedSite:
         """See `Site`."""
         return tuple(node.name for node in self._launcher.config.nodes)
 
-    def lose(self, node: str) -> bool:
+    def lose(self, node: str, *, even_last: bool = False) -> bool:
         """See `Site`."""
-        if set(self._processes()) <= {node}:
+        if not even_last and set(self._processes()) <= {node}:
             return False
         return bool(self._launcher.lose_machine(node))
 

@@ -58,7 +58,7 @@ def _fits(each: Victim, target: Target, homes: Mapping[str, str], seen: Seen) ->
     if each.part not in _ON_NODES:
         return True
     seats = _seats(each, homes)
-    if target.node is not None and each.node != target.node:
+    if target.nodes and each.node not in target.nodes:
         return False
     if target.role is not None and not any(role_of(seat) == target.role for seat in seats):
         return False

@@ -6,27 +6,29 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tools.chaos.commands import Add, Words
 from tools.chaos.report.junit import to_junit
 from tools.chaos.report.page import figure, headline, render
 from tools.chaos.report.reading import read
 from tools.chaos.report.run import Run
 from tools.chaos.report.summary import Summary, compare, summarise
 from tools.report.html import seconds
-from tools.terminal import HelpFormatter, console, place
+from tools.terminal import console, place
 
-if TYPE_CHECKING:
-    from tools.cli import Subparsers
-
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the JSON file; grows with a change that its readers must know."""
 
-_EPILOG: Final = """\
+WORDS: Final = Words(
+    help="a page, JUnit's XML and JSON of one run or many",
+    description="Reports what one run or many came to: promises kept and broken, the timeline, "
+    "time to recover by fault and phase, goodput, machines lost, and the difference to others.",
+    epilog="""\
 examples:
   holdfast chaos report runs/kills --out report.html
   holdfast chaos report runs/today --against runs/yesterday --out report.html
@@ -35,26 +37,17 @@ examples:
 
 A folder is one run, or holds many, or is the history of any job. The exit code says whether the
 report could be made, 0 or 2; `holdfast chaos run` and `check` have said whether all held.
-"""
+""",
+)
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def declare(add: Add) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser(
-        "report",
-        help="a page, JUnit's XML and JSON of one run or many",
-        description="Reports what one run or many came to: promises kept and broken, the timeline, "
-        "time to recover by fault and phase, goodput, machines lost, and the difference to others.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
-    add = parser.add_argument
     add("folders", type=place, nargs="+", metavar="DIR", help="runs, folders of them, histories")
     add("--against", type=place, action="append", default=[], metavar="DIR", help="compare with")
     add("--out", type=Path, metavar="FILE", help="write a page of HTML that needs no network")
     add("--junit", type=Path, metavar="FILE", help="write JUnit's XML: a test case for each check")
     add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from tools.chaos.checker import CHECKS
 from tools.chaos.report import charts as own_charts
-from tools.chaos.report.run import Outcome, Run
+from tools.chaos.report.losses import OUTCOMES
+from tools.chaos.report.run import Run
 from tools.chaos.report.summary import ALL, TOTAL, Summary, compare, summarise
 from tools.report import charts
 from tools.report.html import environment, seconds, style
@@ -22,14 +23,6 @@ SHOWN_MOST: Final = 12
 
 LISTED_MOST: Final = 500
 
-OUTCOMES: Final[dict[Outcome, str]] = {
-    "survived": "went on from memory",
-    "checkpoint": "went on from a checkpoint",
-    "refused": "ended with a clear error, as it should",
-    "lost": "did not hold",
-}
-"""What became of a job that lost machines, in words for a reader."""
-
 
 def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "") -> str:
     """Return the page of ``runs``, beside those they are compared with."""
@@ -37,6 +30,7 @@ def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "
     made.filters["figure"] = figure
     package = files("tools.chaos.report")
     summary = summarise(runs)
+    cells = [cell for row in summary.survival.values() for cell in row]
     ordered = sorted(runs, key=lambda run: (run.held, -len(run.recoveries)))
     return made.from_string(package.joinpath("page.html.j2").read_text(encoding="utf-8")).render(
         runs=ordered[:LISTED_MOST],
@@ -55,6 +49,8 @@ def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "
         shares=_shares(summary),
         share_class=charts.share_class,
         outcomes=OUTCOMES,
+        predicted=sum(cell.predicted is not None for cell in cells),
+        differing=sum(cell.differs for cell in cells),
         headline=headline(summary),
         command=command,
     )

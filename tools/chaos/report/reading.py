@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tools.chaos.checker import check
 from tools.chaos.history import HistoryError, of_events, told
+from tools.chaos.report import prediction
 from tools.chaos.report.run import Run, judged
 from tools.chaos.result import HISTORY, RESULT, load
 
@@ -32,7 +33,14 @@ def _name(path: Path, folder: Path) -> str:
 def _run(path: Path, *, name: str) -> Run:
     result = load(path)
     events = told(path / HISTORY) if (path / HISTORY).is_dir() else []
-    return judged(events, of_events(events), result.verdict, folder=name, result=result)
+    return judged(
+        events,
+        of_events(events),
+        result.verdict,
+        folder=name,
+        result=result,
+        prediction=prediction.load(path),
+    )
 
 
 def _history(folder: Path) -> Run:

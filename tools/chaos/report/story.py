@@ -46,7 +46,7 @@ def tell(events: Sequence[Event], *, struck: Sequence[Struck] | None = None) -> 
     plain = [event for event in events if _is_hook(event)]
     others = [event for event in events if not _is_hook(event) and event["kind"] != "fault"]
     if not generations:
-        others = [*others, *_attempts(plain)]
+        others = [*others, *_attempts(plain, proposed=_are_proposed(others))]
     if not others:
         return None
     places = _Places(others)
@@ -98,12 +98,19 @@ def _whole(recovery: Recovery) -> Recovery:
 # -- jobs without generations ----------------------------------------------------------------------
 
 
-def _attempts(told: Sequence[Event]) -> list[Event]:
+def _are_proposed(events: Iterable[Event]) -> bool:
+    """Whether generations are told, though no steps of theirs are: so does a simulated job."""
+    return any(event["kind"] == "proposed" for event in events)
+
+
+def _attempts(told: Sequence[Event], *, proposed: bool) -> list[Event]:
     """Return the steps that hooks told as events of a job whose generations are its attempts.
 
-    A step begins with its samples, or where the rank's step before ended.
+    A step begins with its samples, or where the rank's step before ended. Generations that were
+    ``proposed`` are the attempts themselves.
     """
-    numbers = {a: n for n, a in enumerate(sorted({event["attempt"] for event in told}), 1)}
+    attempts = sorted({event["attempt"] for event in told})
+    numbers = {a: a if proposed else n for n, a in enumerate(attempts, 1)}
     signs: dict[tuple[int, int], float] = {}
     begun: dict[tuple[int, int, int], float] = {}
     steps: list[Event] = []
@@ -119,7 +126,7 @@ def _attempts(told: Sequence[Event]) -> list[Event]:
             fields = {"step": event["step"], "rank": rank, "generation": number}
             fields["seat"] = f"worker/{rank}"
             steps.append({"t": at, "kind": "step", **fields, "start": start, "seconds": at - start})
-    return [*steps, *_begins(steps)]
+    return steps if proposed else [*steps, *_begins(steps)]
 
 
 def _begins(steps: Sequence[Event]) -> list[Event]:
@@ -226,7 +233,7 @@ def _ranks(events: Sequence[Event], *, before: float) -> set[str]:
     """Return the seats of the newest generation's ranks, where they are told."""
     proposed = [e for e in events if e["kind"] == "proposed" and _time(e) <= before]
     newest = max(proposed, key=lambda event: int(event["generation"]), default=None)
-    ranks = newest["ranks"] if newest else ()
+    ranks = newest.get("ranks", ()) if newest else ()
     return set(ranks) if isinstance(ranks, list | tuple) else set()
 
 

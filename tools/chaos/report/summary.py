@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
 import msgspec
 
-from tools.chaos.report.run import Loss, Outcome, Run
+from tools.chaos.report.losses import OUTCOMES, Loss, Outcome
+from tools.chaos.report.run import Run
 from tools.report import accounting
 from tools.report.timeline import PHASES, Recovery
 
@@ -17,7 +18,7 @@ TOTAL: Final = "total_s"
 ALL: Final = "all"
 """The class of faults that is all of them."""
 
-_WORST_FIRST: Final[tuple[Outcome, ...]] = ("lost", "refused", "checkpoint", "survived")
+_WORST_FIRST: Final[tuple[Outcome, ...]] = tuple(reversed(OUTCOMES))
 _MOST_SUBSETS: Final = 512
 
 
@@ -48,12 +49,19 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """A set of nodes: how often it was lost at once, and the worst that came of it.
 
-    ``outcome`` is None for a set that was never lost.
+    ``outcome`` is None for a set that was never lost, ``predicted`` where nobody said before what
+    should come of it; of several predictions it is the worst.
     """
 
     nodes: tuple[str, ...]
     count: int
     outcome: Outcome | None
+    predicted: Outcome | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether something else came of it than was predicted."""
+        return self.predicted is not None and self.outcome not in (None, self.predicted)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,9 +161,9 @@ def survival(losses: Sequence[Loss]) -> dict[int, tuple[Cell, ...]]:
     All sets of a size that occurred are there, also those that were never lost, as long as they
     are few enough to be shown.
     """
-    found: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    found: dict[tuple[str, ...], list[Loss]] = defaultdict(list)
     for loss in losses:
-        found[loss.nodes].append(loss.outcome)
+        found[loss.nodes].append(loss)
     names = sorted({name for nodes in found for name in nodes})
     return {
         size: tuple(_cell(nodes, found.get(nodes, ())) for nodes in _sets(names, size, found))
@@ -174,9 +182,17 @@ def _sets(
     return every
 
 
-def _cell(nodes: tuple[str, ...], outcomes: Sequence[Outcome]) -> Cell:
-    worst = next((each for each in _WORST_FIRST if each in outcomes), None)
-    return Cell(nodes=nodes, count=len(outcomes), outcome=worst)
+def _cell(nodes: tuple[str, ...], losses: Sequence[Loss]) -> Cell:
+    return Cell(
+        nodes=nodes,
+        count=len(losses),
+        outcome=_worst({loss.outcome for loss in losses}),
+        predicted=_worst({loss.predicted for loss in losses}),
+    )
+
+
+def _worst(outcomes: Collection[Outcome | None]) -> Outcome | None:
+    return next((each for each in _WORST_FIRST if each in outcomes), None)
 
 
 # -- comparison ------------------------------------------------------------------------------------

@@ -131,7 +131,8 @@ class Striker:
             free = target.role is None and target.rank is None
             hosts = {agent.name for agent in self._living()} if free else {n for n, _ in seats}
             seats = [(name, "") for name in sorted(hosts)]
-        return [each for each in seats if target.node in (None, self._name(each[0]))]
+        on = target.nodes or self._names
+        return [each for each in seats if self._name(each[0]) in on]
 
     def _rank_of(self, incarnation: str) -> int | None:
         record = self._sim.generations.get(self._sim.newest)

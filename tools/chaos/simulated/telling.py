@@ -32,8 +32,9 @@ class Telling:
         self._sim, self._microbatches, self._names = sim, microbatches, names
         self._told: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
-        self._line = [""]
+        self._line, self._begun_s = [""], 0.0
         self._digests: dict[tuple[int, int], str] = {}
+        self._event("job_started", "launcher", "launcher", {"nodes": list(names)})
 
     @property
     def history(self) -> History:
@@ -56,6 +57,13 @@ class Telling:
             return
         if kind == "resumed":
             self._resume(fields["generation"], fields["step"])
+        if kind == "restored":
+            fields = {**fields, "tier": "parity" if fields["rebuilt"] else "peer"}
+        if kind == "proposed":
+            record = self._sim.generations[fields["generation"]]
+            ranks: Json = [member.seat for member in record.members]
+            restored = record.restore.step if record.restore else None
+            fields = {**fields, "ranks": ranks, "restore_step": restored}
         self._event(kind, self._names[int(node[1:])] if node else "", "agent", fields)
 
     def strike(self, strike: Strike, victim: str, node: str) -> None:
@@ -75,6 +83,10 @@ class Telling:
             self._line[point.step :] = [digest]
         else:
             del self._line[step + 1 :]
+            tier = "checkpoint" if step else "none"
+            told = {"generation": generation, "step": step, "tier": tier}
+            self._event("restored", "", "agent", told)
+        self._begun_s = self._sim.now_s
         self._digests[generation, step] = self._line[-1]
 
     def _step(self, generation: int, step: int) -> None:
@@ -97,10 +109,12 @@ class Telling:
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._line.append(digest)
         self._digests[generation, step] = digest
+        begun_s, self._begun_s = self._begun_s, self._sim.now_s
         for rank, mine in ids.items():
             at = {
                 "t": round(self._sim.now_s, 6), "step": step, "rank": rank, "attempt": generation,
             }  # fmt: skip
-            self._told.append({**at, "kind": "samples", "ids": mine, "epoch": 0})
+            begun = {**at, "t": round(begun_s, 6)}
+            self._told.append({**begun, "kind": "samples", "ids": mine, "epoch": 0})
             self._told.append({**at, "kind": "step"})
             self._told.append({**at, "kind": "state", "digest": digest})

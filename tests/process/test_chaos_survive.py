@@ -1,0 +1,53 @@
+"""Nodes are lost in real processes; what became of each set stands beside the prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.cli import main
+
+
+def survived(
+    folder: Path, *words: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the sets that were lost, as told in JSON, and what was printed."""
+    matrix = folder.with_suffix(".json")
+    words = ("chaos", "survive", "--world", "real", *words, "--out", str(folder))
+    status = main([*words, "--json", str(matrix)])
+    shown = capsys.readouterr()
+    assert status == 0, (shown.out, shown.err)
+    told = json.loads(matrix.read_text())
+    assert told["broken"] == []
+    found: list[dict[str, Any]] = told["sets"]
+    return found, shown.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_set_of_nodes_is_lost_as_predicted_and_not_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--nodes", "2", "--parity", "1", "--most", "1")
+    found, said = survived(tmp_path / "out", *words, capsys=capsys)
+    (loss,) = found
+    assert loss["outcome"] == loss["predicted"]
+    assert "the job undisturbed" in said and "lose: node" in said
+    again, said = survived(tmp_path / "out", *words, capsys=capsys)
+    assert again == found
+    assert said == "", "no job was run"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("nodes", "parity"), [(3, 1), (4, 1), (4, 2)])
+def test_every_set_of_nodes_is_lost_as_predicted(
+    nodes: int, parity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--nodes", str(nodes), "--parity", str(parity))
+    found, _ = survived(tmp_path / "out", *words, capsys=capsys)
+    assert len(found) == 2**nodes - 1
+    assert [each for each in found if each["outcome"] != each["predicted"]] == []

@@ -1,0 +1,162 @@
+"""Processors that are taken away: a victim moves into a control group that may use little."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tools.chaos.faults.cgroups import ENABLED, LEAST, PROCESSES, Hierarchy, hierarchies
+from tools.chaos.injector import MissedError, Site, Undo, Victim
+from tools.chaos.scenario import ScenarioError
+from tools.chaos.strikes import Strike
+
+KINDS: Final = frozenset({"cpu-throttle"})
+
+_SHARE: Final = 0.1
+_LEAVES_S: Final = 5.0
+_TICK_S: Final = 0.01
+
+_REMEDY: Final = (
+    "run it as root, or where systemd lends a cgroup: systemd-run --user --scope holdfast chaos "
+    "run ...; in a container, have /sys/fs/cgroup writable"
+)
+
+
+class ThrottleInjector:
+    """The injector of ``cpu-throttle``."""
+
+    def __init__(self, found: Callable[[], list[Hierarchy]] | None = None) -> None:
+        """``found`` returns the trees of groups there are; those of this machine when None."""
+        self._found = found or _of_this_machine
+        self._groups: dict[Path, Path] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def groups(self) -> tuple[Path, ...]:
+        """The groups that are there now because of it."""
+        return tuple(self._groups)
+
+    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+        """Find where groups can be made. Raises ``ScenarioError`` where they cannot."""
+        for strike in strikes:
+            if _share(strike) < LEAST:
+                raise ScenarioError(
+                    f"strike {strike.number} (cpu-throttle): amount is {_share(strike):g} "
+                    f"processors; give {LEAST} or more"
+                )
+        self._hierarchy, self._parent = self._place()
+        return {}
+
+    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+        """Move the processes of the victim, which share the time, into a group of their own."""
+        limits = self._hierarchy.limits(_share(strike))
+        group = self._made(self._parent, limits, home=self._home(victim))
+        moved = [_moved(pid, group) for pid in victim.pids]
+        if not any(moved):
+            self._removed(group)
+            raise MissedError(f"{victim.name} has no process")
+        return lambda: self._removed(group)
+
+    def close(self) -> None:
+        """Leave no group behind."""
+        for group in list(self._groups):
+            self._removed(group)
+
+    def _place(self) -> tuple[Hierarchy, Path]:
+        """Return the first place where a group can be made, limited, and entered."""
+        refused = ["no cgroup with the cpu controller is mounted"]
+        for hierarchy in self._found():
+            for parent in hierarchy.parents(_membership(os.getpid())):
+                if why := self._refusal(hierarchy, parent):
+                    refused.append(f"{parent}: {why}")
+                else:
+                    return hierarchy, parent
+        raise ScenarioError(f"cpu-throttle cannot make a cgroup ({refused[-1]}): {_REMEDY}")
+
+    def _refusal(self, hierarchy: Hierarchy, parent: Path) -> str:
+        """Return why no process can be limited below ``parent``, "" where one can."""
+        try:
+            if hierarchy.version == 2 and "cpu" not in (parent / ENABLED).read_text().split():
+                return f"cpu is not in its {ENABLED}"
+            group = self._made(parent, hierarchy.limits(1.0), home=parent)
+            try:
+                with subprocess.Popen(["sleep", "60"]) as tried:
+                    try:
+                        _moved(tried.pid, group)
+                    finally:
+                        tried.kill()
+            finally:
+                self._removed(group)
+        except OSError as error:
+            return str(error.strerror)
+        return ""
+
+    def _made(self, parent: Path, limits: Mapping[str, str], *, home: Path) -> Path:
+        """Make a limited group, whose processes belong in the group ``home``."""
+        group = parent / f"holdfast-{os.getpid()}-{next(self._numbers)}"
+        group.mkdir()
+        try:
+            for name, text in limits.items():
+                (group / name).write_text(text)
+        except OSError:
+            group.rmdir()
+            raise
+        self._groups[group] = home
+        return group
+
+    def _home(self, victim: Victim) -> Path:
+        """Return the group that a victim is in."""
+        for pid in victim.pids:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                return self._hierarchy.group_of(_membership(pid)) or self._parent
+        return self._parent
+
+    def _removed(self, group: Path) -> None:
+        """Have all that is in a group go home, also what was started in it, and remove it."""
+        home = self._groups.pop(group, None)
+        if home is None:
+            return
+        until_s = time.monotonic() + _LEAVES_S
+        while True:
+            for pid in _processes(group):
+                _moved(pid, home)
+            try:
+                group.rmdir()
+            except OSError:  # busy for as long as a process in it is about to end
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_TICK_S)
+            else:
+                return
+
+
+def _share(strike: Strike) -> float:
+    return _SHARE if strike.amount is None else strike.amount
+
+
+def _of_this_machine() -> list[Hierarchy]:
+    return hierarchies(Path("/proc/self/mountinfo").read_text())
+
+
+def _membership(pid: int) -> str:
+    return Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def _processes(group: Path) -> Iterable[int]:
+    return [int(line) for line in (group / PROCESSES).read_text().split()]
+
+
+def _moved(pid: int, group: Path) -> bool:
+    """Put a process, with all its threads, into a group; False when it is gone."""
+    try:
+        with (group / PROCESSES).open("a") as processes:
+            processes.write(f"{pid}\n")
+    except ProcessLookupError:
+        return False
+    return True

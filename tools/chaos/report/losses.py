@@ -1,0 +1,115 @@
+"""Machines that were lost at once, and what became of the job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from tools.report.timeline import Fault, Timeline
+
+Outcome: TypeAlias = Literal["memory", "parity", "checkpoint", "beginning", "refused", "lost"]
+"""What became of a job that lost machines; `OUTCOMES` says it in words."""
+
+OUTCOMES: Final[dict[Outcome, str]] = {
+    "memory": "went on from memory",
+    "parity": "went on from parity",
+    "checkpoint": "went on from a checkpoint",
+    "beginning": "lost its work and began again",
+    "refused": "ended with a clear error, as it should",
+    "lost": "did not hold",
+}
+"""The best first."""
+
+_OF_TIER: Final[dict[str, Outcome]] = {
+    "parity": "parity",
+    "checkpoint": "checkpoint",
+    "none": "beginning",
+}
+_LOSSES: Final = ("lose", "kill_node")
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that were lost at once, and what became of the job; ``of`` nodes in all.
+
+    ``predicted`` is what should have become of it, where somebody said so before.
+    """
+
+    nodes: tuple[str, ...]
+    of: int
+    outcome: Outcome
+    predicted: Outcome | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What should become of a job of ``of`` nodes with ``parity`` that loses ``nodes`` at once."""
+
+    nodes: tuple[str, ...]
+    of: int
+    parity: int
+    outcome: Outcome
+
+
+def losses(
+    story: Timeline,
+    events: Sequence[Mapping[str, Any]],
+    *,
+    held: bool,
+    prediction: Prediction | None = None,
+) -> tuple[Loss, ...]:
+    """Return the sets of nodes that were gone at once, with their memory.
+
+    A loss is of the same set as the one before if the job had not yet gone on from that.
+    """
+    over = {
+        (row.victim, row.time_s): row.time_s + row.total_s
+        for row in story.recoveries
+        if row.total_s is not None
+    }
+    sets: list[list[Fault]] = []
+    until_s = 0.0
+    for fault in sorted(story.faults, key=lambda each: each.time_s):
+        if fault.kind not in _LOSSES or not fault.node:
+            continue
+        if not sets or fault.time_s > until_s:
+            sets.append([])
+        sets[-1].append(fault)
+        until_s = over.get((fault.victim, fault.time_s), inf)
+    of = len(_nodes(events))
+    ends_s = [*(own[0].time_s for own in sets[1:]), inf][: len(sets)]
+    found = []
+    for own, end_s in zip(sets, ends_s, strict=True):
+        nodes = tuple(sorted({fault.node for fault in own}))
+        outcome = _outcome(
+            events,
+            since=story.started_at + own[0].time_s,
+            until=story.started_at + end_s,
+            held=held,
+        )
+        meant = prediction is not None and prediction.nodes == nodes
+        predicted = prediction.outcome if prediction and meant else None
+        found.append(Loss(nodes=nodes, of=of, outcome=outcome, predicted=predicted))
+    return tuple(found)
+
+
+def _nodes(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    started = next((e for e in events if e["kind"] == "job_started" and "nodes" in e), None)
+    if started:
+        return list(started["nodes"])
+    return sorted({str(event["node"]) for event in events if event["kind"] == "worker_started"})
+
+
+def _outcome(
+    events: Sequence[Mapping[str, Any]], *, since: float, until: float, held: bool
+) -> Outcome:
+    """Return what became of the job between two wall times; the job's end tells of the last."""
+    if until == inf and not held:
+        return "lost"
+    ended = next((e for e in reversed(events) if e["kind"] == "job_ended"), {"ok": True})
+    if until == inf and not ended.get("ok"):
+        return "refused"
+    back = (e for e in events if e["kind"] == "restored" and since <= float(e["t"]) < until)
+    found = [_OF_TIER.get(str(event.get("tier")), "memory") for event in back]
+    return max(found, key=tuple(OUTCOMES).index, default="memory")

@@ -1,0 +1,32 @@
+"""What should become of the nodes that a run loses, as a file in that run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tools.chaos.report.losses import Prediction
+from tools.chaos.result import ResultError
+
+_FILE: Final = "predicted.json"
+
+
+def save(folder: Path, prediction: Prediction) -> None:
+    """Write a prediction into the folder of the run that tries it."""
+    (folder / _FILE).write_bytes(msgspec.json.encode(prediction) + b"\n")
+
+
+def load(folder: Path) -> Prediction | None:
+    """Return the one in a run's folder, None where none is.
+
+    Raises ``ResultError`` for one that cannot be read.
+    """
+    path = folder / _FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Prediction)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ResultError(f"{path}: not a prediction: {error}") from error

@@ -1,0 +1,96 @@
+"""Losing a set of nodes in a job of real processes.
+
+Each set has a job of its own: nearly all of its time goes into starting processes, which a node
+that comes back would need as well, and no set can harm what another one shows.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from typing import Final
+
+import msgspec
+
+from tools.chaos import real
+from tools.chaos.report import prediction
+from tools.chaos.report.losses import Loss, Prediction
+from tools.chaos.report.reading import read
+from tools.chaos.result import RESULT, SCENARIO, load, save
+from tools.chaos.runs import Tell, emptied
+from tools.chaos.scenario import Scenario, parse
+
+_TEMPLATE: Final = Path(__file__).with_name("lose.toml")
+
+
+class Measuring:
+    """Loses sets of nodes, each in a folder of its own below ``folder``, which is a run's.
+
+    What an earlier call finished for the same prediction is read and not run again. The undisturbed
+    job, with which all of them are compared, is run once.
+    """
+
+    def __init__(self, folder: Path, *, tell: Tell) -> None:
+        self._folder, self._tell = folder, tell
+        self._calm: real.Calm | None = None
+
+    def lose(self, predicted: Prediction) -> tuple[Loss | None, str]:
+        """Lose the nodes; return what became of it, and what is wrong with the run, if so.
+
+        The loss is None where they could not all be hit, which shows nothing.
+        """
+        folder = self._folder / "-".join(predicted.nodes)
+        if not _is_done(folder, predicted):
+            self._run(folder, predicted)
+        result, (run,) = load(folder), read(folder)
+        why = "; ".join([*result.problems, *(each.message for each in result.verdict.violations)])
+        for loss in run.losses:
+            if loss.nodes == predicted.nodes:
+                return loss, why
+        missed = f"not all of them could be hit; {why or 'the job ended before'}"
+        return None, f"{missed}: remove {folder}, and call again"
+
+    def _run(self, folder: Path, predicted: Prediction) -> None:
+        emptied(folder)
+        text = scenario_text(predicted)
+        path = folder / SCENARIO
+        path.write_text(text, encoding="utf-8")
+        prediction.save(folder, predicted)
+        scenario = parse(tomllib.loads(text), source=str(path))
+        calm = self._undisturbed(scenario)
+        self._tell(f"{' '.join(predicted.nodes)}: {scenario.about}")
+        result = real.run(scenario, folder=folder, source=folder, calm=calm, tell=self._tell)
+        replay = shlex.join(["holdfast", "chaos", "run", str(path)])
+        save(folder, msgspec.structs.replace(result, replay=replay))
+
+    def _undisturbed(self, scenario: Scenario) -> real.Calm:
+        if self._calm is None:
+            folder = self._folder / "undisturbed"
+            emptied(folder)
+            (folder / SCENARIO).touch()  # by which it is known as ours
+            self._calm = real.undisturbed(scenario, folder=folder, tell=self._tell)
+        return self._calm
+
+
+def _is_done(folder: Path, predicted: Prediction) -> bool:
+    return (folder / RESULT).is_file() and prediction.load(folder) == predicted
+
+
+def scenario_text(predicted: Prediction) -> str:
+    """Return the scenario in which these nodes are lost, as TOML."""
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        name=" ".join(predicted.nodes),
+        of=predicted.of,
+        parity=predicted.parity,
+        nodes=", ".join(f"{name} = {{ trainer = 1 }}" for name in every(predicted.of)),
+        lost=json.dumps(predicted.nodes),
+    )
+
+
+def every(nodes: int) -> Sequence[str]:
+    """Return the names of all nodes."""
+    return [f"n{number}" for number in range(nodes)]
