@@ -5,12 +5,18 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 from ordering import rank
 
 # A suite started in the background inherits an ignored SIGINT, and so would every process it
 # starts; the tests that press Ctrl-C need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing on a machine that does other things too.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("patient"), derandomize=True)
+settings.load_profile("patient")
 
 pytest_plugins = ["service_fixtures", "etcd_fixtures"]
 

@@ -338,7 +338,7 @@ def faulted(
     return measure
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 def test_recoveries_are_timed_by_phase_and_beside_torchrun(
     faulted: Faulted, monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,9 @@ from elastic.stragglers import STEPS, StepTimes, outliers, pace
 def microbatch_s(draw: random.Random, *, base_s: float, noise: float, slow: float = 1.0) -> float:
     """Measure a rank whose steps vary, some of them a lot, as an agent does."""
     times = []
-    for _ in range(STEPS):
-        hiccup = 5.0 if draw.random() < 0.1 else 1.0
+    hiccups = set(draw.sample(range(STEPS), STEPS // 4))
+    for step in range(STEPS):
+        hiccup = 5.0 if step in hiccups else 1.0
         computes_s = 4 * slow * base_s * hiccup * draw.lognormvariate(0.0, noise)
         waited_s = draw.random() * base_s
         times.append(
