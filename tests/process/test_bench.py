@@ -401,7 +401,7 @@ def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> No
     assert figures[goodput.RATE]["value"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_job_of_reinforcement_learning_is_timed_and_hurt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

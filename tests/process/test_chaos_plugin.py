@@ -41,7 +41,8 @@ def start(cluster):
 def test_workers(cluster, nemesis, history):
     start(cluster)
     nemesis.at(step=3).kill("trainer", rank=1)
-    nemesis.after("resumed").stop("trainer", lasts_s=0.2)
+    nemesis.after("resumed")
+    nemesis.at(step=nemesis.step + 3).stop("trainer", lasts_s=0.2)
     nemesis.at(step=nemesis.step + 3)
     (cluster.work / "end").touch()
     assert cluster.wait().ok

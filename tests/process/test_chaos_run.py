@@ -21,7 +21,7 @@ def ran(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_killed_worker_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -100,7 +100,7 @@ def test_a_node_lost_with_its_memory_is_rebuilt_from_parity(tmp_path: Path, star
         files[0].unlink()
         job.end.touch()
         (line,) = job.await_lines(lambda line: line.get("world") == 1 and "begins" in line, count=1)
-        assert line["begins"] in (5, 6)
+        assert 3 <= line["begins"] <= 6, "parity may have been as far behind as there are slots"
         (done,) = job.await_lines(lambda line: "done" in line, count=1)
         job.finish(agents[1])
     assert weights(done) == alone()
