@@ -21,7 +21,7 @@ from elastic.phases import Phase
 from elastic.process import Change, ChildStatus, describe_exit
 from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
 
-_STEPS_LONG, _STEP_LEAST_S = 3.0, 1.0
+_STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, beside a worker that starts
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
 
 
