@@ -11,12 +11,12 @@ import contextlib
 import errno
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, get_args
 
 from tools.chaos.catalogue import Part
+from tools.chaos.faults.kept_up import KeptUp
 from tools.chaos.faults.preload import CUT, DELAY, Preload
 from tools.chaos.faults.sockets import End, drop, ends, hear, pairs, reset
 from tools.chaos.injector import MissedError, Site, Undo, Victim
@@ -25,8 +25,6 @@ from tools.chaos.strikes import Strike
 
 _LOSS: Final = 0.1
 _DELAY_S: Final = 0.05
-_AGAIN_S: Final = 0.05
-_JOIN_S: Final = 10.0
 _REMEDY: Final = (
     "the sockets of other processes cannot be reached here: run as root, or set "
     "kernel.yama.ptrace_scope to 0 or 1 (in a container: give it CAP_SYS_PTRACE)"
@@ -107,24 +105,16 @@ class _Cut:
         self._other = _other(strike, victim, site) if strike.kind == "partition-pair" else None
         self._rules: list[Callable[[], None]] = []
         self._ruled: object = None
-        self._over = threading.Event()
-        self._apply()
-        self._thread = threading.Thread(target=self._go_on, name="chaos-cut", daemon=True)
-        self._thread.start()
+        self._kept_up = KeptUp(self._apply, name="chaos-cut")
 
     def end(self) -> None:
         """Mend it; again does nothing."""
-        self._over.set()
-        self._thread.join(_JOIN_S)
+        self._kept_up.end()
         while self._rules:
             self._rules.pop()()
         for end in ends(_everybody(self._site)):
             if not end.listens:
                 hear(end)
-
-    def _go_on(self) -> None:
-        while not self._over.wait(_AGAIN_S):
-            self._apply()
 
     def _apply(self) -> None:
         """Cut whatever crosses now."""

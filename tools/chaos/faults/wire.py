@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tools.chaos.catalogue import Part
+from tools.chaos.faults.kept_up import KeptUp
 from tools.chaos.faults.preload import FLIP, Preload
 from tools.chaos.faults.sockets import ends
 from tools.chaos.injector import MissedError, Site, Undo, Victim
@@ -25,8 +25,6 @@ from tools.chaos.strikes import Strike
 
 _KIND: Final = "flip-wire"
 _EVERY_BYTES: Final = 10_000_000.0
-_AGAIN_S: Final = 0.05
-_JOIN_S: Final = 10.0
 
 KINDS: Final = frozenset({_KIND})
 TOLD: Final = "wire.json"
@@ -78,21 +76,13 @@ class _Flips:
         self._seeds = (drawn.randrange(1, 1 << 63) for _ in itertools.count())
         self._rules: list[Callable[[], None]] = []
         self._ruled: object = None
-        self._over = threading.Event()
-        self._apply()
-        self._thread = threading.Thread(target=self._go_on, name="chaos-flips", daemon=True)
-        self._thread.start()
+        self._kept_up = KeptUp(self._apply, name="chaos-flips")
 
     def end(self) -> None:
         """End it; again does nothing."""
-        self._over.set()
-        self._thread.join(_JOIN_S)
+        self._kept_up.end()
         while self._rules:
             self._rules.pop()()
-
-    def _go_on(self) -> None:
-        while not self._over.wait(_AGAIN_S):
-            self._apply()
 
     def _apply(self) -> None:
         """Put rules in force for those that ask across now, in both directions."""
