@@ -45,6 +45,7 @@ from elastic.planning.plan import (
     think_ahead,
     weigh,
 )
+from elastic.planning.reach import all_asked, left_out, parted, told, why_left_out
 from elastic.records import (
     TRAINER,
     GenerationRecord,
@@ -127,7 +128,9 @@ class Policy:
     ``start_wait_s``: how long the first generation waits for trainers still starting once one
     is ready. ``newcomer_wait_s``: how long a re-form waits for nodes outside the old group.
     ``stagger_s``: by how much each next node proposes later. ``patience``: how long nodes that
-    come and go are held off.
+    come and go are held off. ``reach_settle_s``: how long, from the first word that two nodes of
+    the group do not reach each other, all of them have to say whom they reach: one whom nobody
+    reaches is known from its neighbours only by what all say.
     """
 
     join_settle_s: float = 0.1
@@ -138,6 +141,7 @@ class Policy:
     newcomer_wait_s: float = 0.5
     stagger_s: float = 0.05
     patience: Patience = field(default_factory=Patience)
+    reach_settle_s: float = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +157,7 @@ class Seen:
     number: int = -1
     number_s: float = 0.0
     fenced_s: float | None = None
+    parted_s: float | None = None
     looks: int = 0
     since: Mapping[str, float] = field(default_factory=dict)
     leavers: Mapping[str, str] = field(default_factory=dict)
@@ -162,9 +167,13 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
     """Return what was seen up to now; call it with every new view before `decide`."""
     keep_ready(view)
     _asking_else(view)
-    names = [worker.incarnation for _, worker in outside_trainers(view)]
-    names += strangers(view).values()
+    out = left_out(view)  # who is back in reach counts as new
+    names = [worker.incarnation for node, worker in outside_trainers(view) if node.node not in out]
+    names += [mark for name, mark in strangers(view).items() if name not in out]
     same = seen.number == view.number
+    parted_s = None
+    if parted(view):
+        parted_s = seen.parted_s if same and seen.parted_s is not None else now_s
     fenced_s = seen.fenced_s if same else None
     if fenced_s is None and not _unfenced(view, group=True):
         fenced_s = now_s
@@ -172,6 +181,7 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
         number=view.number,
         number_s=seen.number_s if same else now_s,
         fenced_s=fenced_s,
+        parted_s=parted_s,
         looks=(seen.looks if same else 0) + (fenced_s is not None),
         since={name: seen.since.get(name, now_s) for name in names},
         leavers=announced(view, seen.leavers),
@@ -206,6 +216,11 @@ def decide(
     if (finished := _finish(view)) and (not stale or isinstance(finished[0], Finish)):
         return finished
     joins: list[str] = []
+    if stale and not _is_broken(view):
+        until_s = now_s if seen.parted_s is None else seen.parted_s + policy.reach_settle_s
+        if now_s < until_s and not all_asked(view):
+            clauses = [*told(parted(view)), "waiting for what the others reach"]
+            return Idle(until_s=until_s), "; ".join(clauses)
     if not stale:
         joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
         if stand and not me.leaving:
@@ -223,6 +238,11 @@ def decide(
 
 def is_stale(view: View) -> bool:
     """Say whether the newest generation cannot go on, as `faults` would tell."""
+    return _is_broken(view) or bool(parted(view))
+
+
+def _is_broken(view: View) -> bool:
+    """Say so whatever the nodes say of each other."""
     if view.generation is None:
         return False
     fenced = len(late_nodes(view)) < len(view.nodes)
@@ -232,12 +252,12 @@ def is_stale(view: View) -> bool:
 def faults(view: View) -> list[str]:
     """Return why the newest generation cannot go on, as clauses; nothing while it can.
 
-    It cannot when a node of its group is gone or was started again, when a member's worker is
-    dead or has left it, and when some node has fenced it.
+    It cannot when a node of its group is gone or was started again, when two of them do not reach
+    each other, when a member's worker is dead or has left it, and when some node has fenced it.
     """
     if view.generation is None:
         return []
-    clauses = list(changes(view))
+    clauses = [*changes(view), *told(parted(view))]
     lost = [member for members in _lost_members(view).values() for member in members]
     clauses += [_how_lost(view, member) for member in sorted(lost, key=lambda each: each.rank)]
     if not clauses and (fenced := _first_fenced(view)):
@@ -357,15 +377,16 @@ def _joins(
     view: View, seen: Seen, *, now_s: float, policy: Policy
 ) -> tuple[list[str], float | None]:
     """Return who may join now, as clauses, and since when; or until when to wait for that."""
-    held = _held_off(view, seen, now_s=now_s, policy=policy)
-    trainers = [pair for pair in outside_trainers(view) if pair[0].node not in held]
+    held, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
+    absent = {*held, *out}
+    trainers = [pair for pair in outside_trainers(view) if pair[0].node not in absent]
     if view.generation and trainers:
         members = len(view.generation.members)
         mesh, _ = choose_mesh(_spec_of_generation(view), trainers=members + len(trainers))
         if mesh is None or mesh.ranks <= members:
             trainers = []  # they are spares
     marks = strangers(view)
-    nodes = [node for name, node in _outside_nodes(view).items() if name not in held]
+    nodes = [node for name, node in _outside_nodes(view).items() if name not in absent]
     if nodes:
         waiting = set(pending_trainers(view).values())
         nodes = [node for node in nodes if node.node not in waiting]
@@ -461,13 +482,17 @@ def _gather(
         return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
-    if newcomers := [name for name in _unfenced(view, group=False) if name not in held]:
+    out = left_out(view)
+    absent = {*held, *out}
+    if newcomers := [name for name in _unfenced(view, group=False) if name not in absent]:
         until_s = quorum_s + policy.newcomer_wait_s
         if now_s < until_s:
             return Wait(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
     if text := _discord(view):
         return Finish(outcome=Outcome(ok=False, message=text)), text
     ready = ready_trainers(view)
+    if out:
+        ready = [pair for pair in ready if pair[0].node not in out]
     least = asked(view).least
     seats = view.wanted.get(TRAINER, 0)
     if ready and least > seats:
@@ -513,6 +538,8 @@ def _shortage(view: View, *, ready: int, least: int) -> str:
         where.append(f"{_names(pending)} starting")
     if unseated := [order.seat for order in seats if order.node not in view.nodes]:
         where.append(f"no free slot for {_names(unseated)}: start another node")
+    if out := why_left_out(view):
+        where.append(out)
     return f"{text} ({', '.join(where)})" if where else text
 
 

@@ -8,6 +8,7 @@ from statistics import median
 
 from elastic.membership import View
 from elastic.phases import Beat, Phase
+from elastic.planning.reach import all_asked, parted
 
 _MEDIANS = 10.0
 _LONGEST = 3.0
@@ -72,15 +73,26 @@ def stall_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Limits)
     return max(learned, limits.first_s) if first else learned
 
 
+def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Limits) -> float:
+    """Return after what wait for the others an agent asks whom its node reaches.
+
+    That hurts nobody, so a generation that forms, or compiles, is not given the time it may take.
+    """
+    soon = learned_s(step_seconds, limits=limits) if step_seconds else limits.min_s
+    return min(soon, stall_limit_s(step_seconds, first=first, limits=limits))
+
+
 def stalled(view: View) -> bool:
     """Whether every rank of the newest generation waits for others, for too long.
 
-    Then nobody is at fault that could be ended: a connection is cut that nobody sees broken, or
-    the ranks wait in different collectives.
+    Then nobody is at fault that could be ended: a connection broke that nobody sees broken, or the
+    ranks wait in different collectives. All nodes have asked each other by then, and reach each
+    other: where some do not it is `planning.reach` that says who is left out.
     """
     members = view.generation.members if view.generation else ()
     homes = (view.nodes.get(member.node) for member in members)
-    return bool(members) and all(node and node.stalled == view.number for node in homes)
+    waits = bool(members) and all(node and node.stalled == view.number for node in homes)
+    return waits and all_asked(view) and not parted(view)
 
 
 def park_limit_s(quiet_seconds: Sequence[float], *, least_s: float, limits: Limits) -> float:

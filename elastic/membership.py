@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -193,6 +193,13 @@ class View:
             revision=revision,
             decoded=decoded,
         )
+        view.findings.inherit(self.findings, changed=names)
+        return view
+
+    def without(self, names: Set[str]) -> View:
+        """Return the view as it were without these nodes; what was found of the others stays."""
+        nodes = {name: node for name, node in self.nodes.items() if name not in names}
+        view = replace(self, nodes=nodes)
         view.findings.inherit(self.findings, changed=names)
         return view
 

@@ -217,7 +217,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     which no local worker is active any more, nor ever will be, and for which ``inventory`` was
     taken after that. ``leaving``: its place among the nodes
     that were told to end and leave one after the other, 0 where it was not. ``stalled`` is the
-    generation in which all its trainers have waited for others for too long.
+    generation in which all its trainers have waited for others for too long. ``unreachable`` are
+    the nodes that its agent does not reach, each with the identity (`membership.identity`) it had
+    when it was asked; ``probed`` is the generation in which it has asked all nodes of the group.
     """
 
     node: str
@@ -231,6 +233,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sidecar_starts: int = 1
     leaving: int = 0
     stalled: int = 0
+    unreachable: dict[str, str] = {}
+    probed: int = 0
 
 
 class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):

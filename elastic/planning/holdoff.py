@@ -2,7 +2,8 @@
 
 What is known of a node's losses is part of the generation record, so it outlives whoever wrote it;
 every agent counts the time to wait from when it first saw the node itself. A node that said before
-that it would leave is not lost but moved: that is no setback.
+that it would leave is not lost but moved: that is no setback. To be left out because others do not
+reach it is one: a link that comes and goes is held off as a node that does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from elastic.findings import by_nodes, once
 from elastic.membership import View, identity, lost_nodes, odd_nodes
+from elastic.planning.reach import left_out
 from elastic.records import NodeRecord, Setback
 
 MAX_SETBACKS = 1024
@@ -66,6 +68,7 @@ def setbacks_after(
         return {}
     found: dict[str, Setback] = {}
     lost = {*lost_nodes(view), *(name for name in strangers(view) if name in old.nodes)}
+    lost |= left_out(view).keys() & old.nodes.keys()
     for name in {*lost, *old.setbacks}:
         before = old.setbacks.get(name, _NEVER)
         if name not in old.nodes or (name in lost and name in leavers):

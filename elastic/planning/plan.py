@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from ckpt.groups import Groups, form_groups
@@ -24,6 +23,7 @@ from elastic.planning.holdings import Holdings, saved_mesh
 from elastic.planning.inventories import whole
 from elastic.planning.meshes import choose_mesh
 from elastic.planning.placing import Placement, Placer, Trainer, members_of
+from elastic.planning.reach import left_out, why_left_out
 from elastic.planning.shares import alongside, by_speed, even
 from elastic.records import (
     REPLICATED_BYTES,
@@ -61,10 +61,13 @@ def plan(
     The READY trainers form the mesh that `choose_mesh` finds for them; they must be enough. The
     others are spares. Ranks go where the fewest bytes move, and where that does not tell, survivors
     keep them. All live nodes with a sidecar guard the snapshots, in parity groups over their
-    failure domains. Nodes ``held`` off are left out, unless the job cannot go on or would go on
-    from an earlier step without them. ``restore_points`` is ``ckpt.stripes.restore_points`` unless
-    a test says otherwise; ``setbacks`` is what the record is to remember of nodes.
+    failure domains. Nodes that others do not reach (`reach.left_out`) are left out; nodes ``held``
+    off are so unless the job cannot go on or would go on from an earlier step without them.
+    ``restore_points`` is ``ckpt.stripes.restore_points`` unless a test says otherwise;
+    ``setbacks`` is what the record is to remember of nodes.
     """
+    everyone, view = view, _in_reach(view) if left_out(view) else view
+    held = [name for name in held if name in view.nodes]
     points, restore_reason, held = _restore_without(view, held, restore_points=restore_points)
     ready = [pair for pair in ready_trainers(view) if pair[0].node not in held]
     spec = job_spec(ready)
@@ -82,9 +85,10 @@ def plan(
     shares, share_reason = _shares(view, placement.ranks, mesh=mesh, spec=spec)
     clauses = [
         _reason(view, members=members, spec=spec),
-        *changes(view),
+        *changes(everyone),
         _mesh_reason(mesh_reason, placement, mesh=mesh, spares=len(ready) - mesh.ranks),
         share_reason,
+        why_left_out(everyone),
         f"{_listed(sorted(held))} held off after repeated losses" if held else "",
         survives,
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
@@ -113,6 +117,12 @@ def plan(
     return record, reason
 
 
+@once
+def _in_reach(view: View) -> View:
+    """Return the view without those who are left out because others do not reach them."""
+    return view.without(left_out(view).keys())
+
+
 def _restore_without(
     view: View, held: Collection[str], *, restore_points: RestorePoints | None
 ) -> tuple[list[RestorePoint], str, Collection[str]]:
@@ -124,8 +134,7 @@ def _restore_without(
     left = [pair for pair in ready if pair[0].node not in held]
     if len(left) < job_spec(ready).least:
         return points, reason, ()
-    fewer = {name: node for name, node in view.nodes.items() if name not in held}
-    others, why = choose_restore(replace(view, nodes=fewer), restore_points=restore_points)
+    others, why = choose_restore(view.without(set(held)), restore_points=restore_points)
     newest = points[0].step if points else -1
     if newest > (others[0].step if others else -1):
         return points, reason, ()
@@ -294,6 +303,8 @@ def weigh(view: View) -> None:
 
     That is who is ready, what can be restored and the parity groups; about half of the work.
     """
+    if left_out(view):
+        view = _in_reach(view)
     ready_trainers(view)
     think_ahead(view)
     _restorable(view)

@@ -64,8 +64,9 @@ def node(
     sidecar: bool = True,
     sidecar_starts: int = 1,
     incarnation: str = "",
+    unreachable: Iterable[str] = (),
 ) -> NodeRecord:
-    """Return a node's record."""
+    """Return a node's record; ``unreachable`` are nodes as this makes them by itself."""
     return NodeRecord(
         node=name,
         incarnation=incarnation or f"{name}#1",
@@ -76,6 +77,7 @@ def node(
         fenced=fenced,
         inventory=inventory,
         sidecar_starts=sidecar_starts,
+        unreachable={other: f"{other}#1/1" for other in unreachable},
     )
 
 

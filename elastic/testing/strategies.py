@@ -74,10 +74,11 @@ def generations(draw: st.DrawFn) -> GenerationRecord:
 
 
 @st.composite
-def views(draw: st.DrawFn, *, plannable: bool = False) -> View:
+def views(draw: st.DrawFn, *, plannable: bool = False, cuts: bool = False) -> View:
     """Draw a view: before the first generation or later, nodes come, gone and changed.
 
-    In a ``plannable`` one most nodes have fenced, and a READY trainer is likely.
+    In a ``plannable`` one most nodes have fenced, and a READY trainer is likely. With ``cuts``
+    some nodes do not reach each other.
     """
     generation = draw(st.none() | generations())
     world = generation.snapshots if generation else None
@@ -103,6 +104,7 @@ def views(draw: st.DrawFn, *, plannable: bool = False) -> View:
                 slots={role: draw(st.integers(0, 3)) for role in ROLES},
                 sidecar=draw(st.sampled_from((True, True, True, False))),
                 sidecar_starts=draw(st.sampled_from((1, 1, 2))),
+                unreachable=draw(st.sets(st.sampled_from(NODES), max_size=2)) if cuts else (),
             )
         )
     return fakes.view(

@@ -20,6 +20,7 @@ from elastic.membership import (
     seating_key,
 )
 from elastic.planning.plan import changes, plan
+from elastic.planning.reach import all_asked, broken_pairs, left_out, parted
 from elastic.records import JobSpec
 from elastic.testing.strategies import views
 
@@ -50,7 +51,8 @@ def written(view: View, *, spec: JobSpec | None) -> dict[str, str]:
 def histories(draw: st.DrawFn) -> list[dict[str, str]]:
     """Draw what a coordinator holds at a few moments: mostly as before, some of it replaced."""
     moments: list[dict[str, str]] = []
-    for view in draw(st.lists(views(plannable=True) | views(), min_size=2, max_size=4)):
+    drawn = views(plannable=True) | views() | views(plannable=True, cuts=True)
+    for view in draw(st.lists(drawn, min_size=2, max_size=4)):
         spec = draw(st.sampled_from((None, None, None, JobSpec(parity=2))))
         now = written(view, spec=spec)
         if moments:
@@ -76,13 +78,15 @@ def events_between(
 def opinions(view: View, *, later_s: float) -> list[object]:
     """Return all that is decided from a view."""
     found: list[object] = [agree.faults(view), agree.is_stale(view), changes(view)]
+    out = left_out(view)
+    found += [broken_pairs(view), parted(view), out, all_asked(view)]
     found += [ready_trainers(view), list(view.nodes), seating.pending_trainers(view)]
     for node in (*view.nodes, "stranger"):
         seen = agree.observe(view, agree.Seen(), now_s=0.0)
         seen = agree.observe(view, seen, now_s=later_s)
         found.append(agree.decide(view, seen, node=node, now_s=later_s))
     found.append(seating.seat(view, progress=1))
-    if ready_trainers(view):
+    if any(node.node not in out for node, _ in ready_trainers(view)):
         found.append(plan(view))
     return found
 
@@ -120,7 +124,7 @@ def test_a_range_read_again_decides_as_one_read_for_the_first_time(
 
 
 @broadly
-@given(views(plannable=True), st.data())
+@given(views(plannable=True) | views(plannable=True, cuts=True), st.data())
 def test_what_was_found_of_a_view_is_not_taken_for_another_made_of_it(
     view: View, data: st.DataObject
 ) -> None:

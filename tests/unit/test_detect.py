@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.detect import Limits, learned_s, park_limit_s, silence_limit_s, stall_limit_s, stalled
+from elastic.detect import (
+    Limits,
+    learned_s,
+    park_limit_s,
+    probe_limit_s,
+    silence_limit_s,
+    stall_limit_s,
+    stalled,
+)
 from elastic.phases import Beat, Phase
 from elastic.testing import fakes
 
@@ -47,7 +55,7 @@ def test_what_is_not_a_step_has_its_own_limit() -> None:
 def test_only_when_all_ranks_wait_too_long_is_the_generation_stalled() -> None:
     def view(*since: int) -> bool:
         nodes = [
-            msgspec.structs.replace(fakes.node(f"n{i}"), stalled=generation)
+            msgspec.structs.replace(fakes.node(f"n{i}"), stalled=generation, probed=3)
             for i, generation in enumerate(since)
         ]
         ranks = [(f"n{i}", fakes.worker(f"trainer/{i}")) for i in range(2)]
@@ -60,6 +68,12 @@ def test_only_when_all_ranks_wait_too_long_is_the_generation_stalled() -> None:
     assert not stalled(fakes.view())
     assert stall_limit_s([1.0] * 9, first=False, limits=LIMITS) == 10.0
     assert stall_limit_s([1.0] * 9, first=True, limits=LIMITS) == 50.0
+
+
+def test_whom_a_node_reaches_is_asked_before_a_first_step_is_late() -> None:
+    assert probe_limit_s([], first=True, limits=LIMITS) == 2.0
+    assert probe_limit_s([1.0] * 9, first=True, limits=LIMITS) == 10.0
+    assert probe_limit_s([1.0] * 9, first=False, limits=LIMITS) == 10.0
 
 
 def test_a_survivor_has_the_time_its_microbatches_take() -> None:

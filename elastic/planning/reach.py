@@ -1,0 +1,149 @@
+"""Nodes that reach the coordinator but not each other: who is left out. Pure.
+
+What a node's agent found is in its record, with the identity of the node it asked: a node that was
+started again is not blamed for its predecessor. It takes one of two to say so, for a connection
+needs both directions.
+
+Who is left out touches every broken pair: a vertex cover, by the greedy rule (most pairs first), as
+the smallest is hard to find and a world loses more by thinking long than by one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import islice
+
+from elastic.findings import by_nodes, once, while_same
+from elastic.membership import View, identity
+from elastic.records import GenerationRecord, NodeRecord
+
+Pairs = Mapping[str, Set[str]]
+"""Node → the nodes that it and they do not reach each other; both ways."""
+
+_NAMED = 8
+
+
+@by_nodes()
+def _complaints(nodes: Iterable[NodeRecord]) -> dict[str, Mapping[str, str]]:
+    """Return by node whom it does not reach, and who that was when it asked."""
+    return {node.node: node.unreachable for node in nodes if node.unreachable}
+
+
+@once
+def broken_pairs(view: View) -> Pairs:
+    """Return the live nodes of which one does not reach the other as it is now."""
+    found: dict[str, set[str]] = {}
+    for name, said in _complaints(view).items():
+        for other, mark in said.items():
+            there = view.nodes.get(other)
+            if other != name and there is not None and identity(there) == mark:
+                found.setdefault(name, set()).add(other)
+                found.setdefault(other, set()).add(name)
+    return found
+
+
+@once
+def parted(view: View) -> list[tuple[str, str]]:
+    """Return the broken pairs inside the newest generation's group, which cannot go on with them.
+
+    Nodes that were started again since are not of the group any more, as they are.
+    """
+    pairs = broken_pairs(view)
+    inside = _inside(view, pairs)
+    return [(a, b) for a in sorted(inside) for b in sorted(pairs[a] & inside) if a < b]
+
+
+def _inside(view: View, names: Iterable[str]) -> set[str]:
+    known = view.generation.nodes if view.generation else {}
+    return {name for name in names if known.get(name) == identity(view.nodes[name])}
+
+
+@once
+def left_out(view: View) -> Mapping[str, list[str]]:
+    """Return who is to be left out of the next generation, with those they do not reach.
+
+    Of the newest generation's group those in the most broken pairs go first, then those with fewer
+    of its trainers, then the later name. Who is outside never displaces who is inside: it stays
+    out as long as it is in a broken pair with a node that stays.
+    """
+    pairs = broken_pairs(view)
+    if not pairs:
+        return {}
+    inside = _inside(view, pairs)
+    trainers = _trainers(view)
+
+    def cover(candidates: Set[str], gone: Set[str]) -> set[str]:
+        """Return which candidates go so that no broken pair is left among them."""
+        out: set[str] = set()
+        while True:
+            left = candidates - out
+            open_pairs = {name: pairs[name] & left for name in left}
+            worst = [name for name in left if open_pairs[name]]
+            if not worst:
+                return out
+            counts = {name: len(pairs[name] - out - gone) for name in worst}
+            most = max(counts.values())
+            ties = [name for name in worst if counts[name] == most]
+            fewest = min(trainers.get(name, 0) for name in ties)
+            out.add(max(name for name in ties if trainers.get(name, 0) == fewest))
+
+    out = cover(inside, frozenset())
+    stay = inside - out
+    outside = pairs.keys() - inside
+    barred = {name for name in outside if pairs[name] & stay}
+    out |= barred | cover(outside - barred, barred | out)
+    return {name: sorted(pairs[name]) for name in sorted(out)}
+
+
+@while_same(lambda view: (view.generation,))
+def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
+    """Return how many members of the newest generation each node has."""
+    found: dict[str, int] = {}
+    for member in generation.members if generation else ():
+        found[member.node] = found.get(member.node, 0) + 1
+    return found
+
+
+@by_nodes(lambda view: (view.generation,))
+def _unasked(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -> dict[str, bool]:
+    """Return the living nodes of the group that have yet to say whom they reach."""
+    if generation is None:
+        return {}
+    known, number = generation.nodes, generation.number
+    return {node.node: True for node in nodes if node.probed < number and node.node in known}
+
+
+def all_asked(view: View) -> bool:
+    """Say whether every living node of the newest generation's group has said whom it reaches."""
+    return not _unasked(view)
+
+
+@by_nodes(lambda view: (view.generation,))
+def _stalled(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -> dict[str, bool]:
+    number = generation.number if generation else 0
+    return {node.node: True for node in nodes if node.stalled == number > 0}
+
+
+def is_wondering(view: View) -> bool:
+    """Say whether all nodes of the group are to say whom they reach: someone gets no further."""
+    return bool(_stalled(view) or parted(view))
+
+
+def told(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return broken pairs as clauses; only the first few of many."""
+    several = list(islice(pairs, _NAMED + 1))
+    clauses = [f"node {a} and node {b} do not reach each other" for a, b in several[:_NAMED]]
+    return clauses + ["and others"] * (len(several) > _NAMED)
+
+
+def why_left_out(view: View) -> str:
+    """Return who is left out and whom it does not reach, as one clause; empty for nobody."""
+    return "; ".join(_each_left_out(left_out(view)))
+
+
+def _each_left_out(out: Mapping[str, list[str]]) -> Iterator[str]:
+    for name, others in islice(out.items(), _NAMED):
+        few = ", ".join(others[:_NAMED]) + (" and others" if len(others) > _NAMED else "")
+        yield f"{name} left out: it and {few} do not reach each other"
+    if len(out) > _NAMED:
+        yield f"{len(out) - _NAMED} more left out for the same reason"
