@@ -11,7 +11,8 @@ class Phase(IntEnum):
     """What a worker is doing: only COMPUTE promises a next heartbeat soon.
 
     PAUSE is work beside training that the loop announced, as an evaluation; MEET is waiting for
-    the other ranks in the middle of a step, which cannot be all that any rank does.
+    the other ranks in the middle of a step, or before the first one, which cannot be all that any
+    rank does.
     """
 
     IDLE = 0

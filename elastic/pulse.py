@@ -42,8 +42,12 @@ class Pulse:
         self.beat()
 
     def waiting(self, waits: bool) -> None:
-        """Show a wait for other ranks inside the present phase, or its end."""
-        meets = Phase.MEET if self._phase is Phase.COMPUTE else Phase.WAIT
+        """Show a wait for other ranks inside the present phase, or its end.
+
+        While the group forms or the state is restored they are met as in a step: one of them is
+        always at work, unless they cannot reach each other.
+        """
+        meets = Phase.MEET if self._phase in (Phase.COMPUTE, Phase.IDLE) else Phase.WAIT
         self._show(meets if waits else self._phase)
 
     @contextmanager

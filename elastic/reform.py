@@ -28,7 +28,8 @@ AXES = ("dp",)
 """The axes of a mesh that is data parallel only."""
 
 LOOPBACK = "127.0.0.1"
-_CONNECT_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 120.0
+"""Longer than it takes to see that two nodes do not reach each other: no worker ends for that."""
 
 
 def host_of(address: str) -> str:

@@ -16,8 +16,18 @@ any thread. See docs/adr/0007 for what is promised.
 from ckpt.transport.client import Client
 from ckpt.transport.keys import RunKey
 from ckpt.transport.limits import Limits
+from ckpt.transport.ping import answers
 from ckpt.transport.refused import answers_refused
 from ckpt.transport.request import Handler, Request
 from ckpt.transport.server import Server
 
-__all__ = ["Client", "Handler", "Limits", "Request", "RunKey", "Server", "answers_refused"]
+__all__ = [
+    "Client",
+    "Handler",
+    "Limits",
+    "Request",
+    "RunKey",
+    "Server",
+    "answers",
+    "answers_refused",
+]

@@ -27,6 +27,7 @@ from ckpt.transport.context import OwnContext
 from ckpt.transport.keys import RunKey
 from ckpt.transport.limits import Limits
 from ckpt.transport.outbox import Outbox
+from ckpt.transport.ping import PING
 from ckpt.transport.request import Handler, Request
 from ckpt.transport.sessions import SESSION, Ask, Sessions
 
@@ -172,6 +173,8 @@ class Server:
             raise EnvelopeError(Reason.OVERSIZED, _too_large(nbytes))
         if header.op == SESSION:
             self._open_session(request)
+        elif header.op == PING:
+            request.reply()
         else:
             self.dispatch(request)
 

@@ -17,6 +17,7 @@ from elastic import agree, seating
 from elastic.agent import leaving
 from elastic.agent.config import AgentConfig
 from elastic.agent.crew import Crew
+from elastic.agent.reach import Reach
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import Reporter, public_roster
 from elastic.agent.sidecar import SidecarKeeper
@@ -44,6 +45,7 @@ class Conductor:
         self._crew, self._reporter = crew, reporter
         self._sidecar: SidecarKeeper
         self._registry: Registry
+        self._reach: Reach
         self.view = View(run=config.run, nodes={}, wanted=config.wanted)
         self._started_s = time.monotonic()
         self._seen = agree.Seen()
@@ -62,13 +64,14 @@ class Conductor:
         self._place = 0
         self._compared_s = 0.0
         self._stalls, self._stalled_at = 0, -1
+        self._unreachable: set[str] = set()
         self.stragglers: dict[str, str] = {}
         self.failure = ""
         self.left = False
 
-    def attach(self, *, sidecar: SidecarKeeper, registry: Registry) -> None:
+    def attach(self, *, sidecar: SidecarKeeper, registry: Registry, reach: Reach) -> None:
         """Say what to act through; before anything else."""
-        self._sidecar, self._registry = sidecar, registry
+        self._sidecar, self._registry, self._reach = sidecar, registry, reach
 
     def look(self, entries: Iterable[Entry]) -> None:
         """Take a new state of the run's keys."""
@@ -117,6 +120,7 @@ class Conductor:
             self._again_s = None
             self._seat(now_s)
             self._decide(now_s)
+        self._look_around(now_s)
         self._break_stall()
         self._settle_fence()
         self._ask_progress(now_s)
@@ -208,6 +212,18 @@ class Conductor:
             self._reporter.emit("fencing", generation=generation, reason=reason)
             self._crew.fence(generation)
             self._sidecar.fence(generation)
+
+    def _look_around(self, now_s: float) -> None:
+        """Find out whom this node reaches where trainers get no further; say so once."""
+        waits = self._known > self._fencing and self._crew.waits(self._known)
+        self._reach.look(self.view, waits=waits, now_s=now_s)
+        found = self._reach.probing.unreachable
+        for name in sorted(found.keys() - self._unreachable):
+            why = f"node {self._config.node} does not reach node {name}"
+            self._reporter.emit("detected", what="unreachable", victim=name, why=why)
+        for name in sorted(self._unreachable - found.keys()):
+            self._reporter.emit("reachable", victim=name)
+        self._unreachable = set(found)
 
     def _break_stall(self) -> None:
         """Begin anew with the same workers when all ranks wait for each other, some times."""
@@ -353,6 +369,8 @@ class Conductor:
             sidecar_starts=self._sidecar.starts,
             leaving=self._place,
             stalled=self._known if self._crew.stalled(self._known) else 0,
+            unreachable=self._reach.probing.unreachable,
+            probed=self._reach.probing.probed(self.view),
         )
         if not self._registry.publish(record):
             self._again(time.monotonic() + _RETRY_S)

@@ -14,7 +14,7 @@ from elastic import messages
 from elastic.agent.config import AgentConfig
 from elastic.agent.reporting import Reporter
 from elastic.agent.workers import Worker, WorkerTable
-from elastic.detect import park_limit_s, silence_limit_s, stall_limit_s
+from elastic.detect import park_limit_s, probe_limit_s, silence_limit_s, stall_limit_s
 from elastic.errors import ElasticError
 from elastic.membership import role_of
 from elastic.phases import Phase
@@ -252,7 +252,7 @@ class Crew:
         They are left alone: it takes all ranks of the job to see that none gets any further.
         """
         inside = self._trainers_in(generation)
-        if not inside or not all(self._meets_too_long(worker) for worker in inside):
+        if not inside or not all(self._meets_too_long(worker, stall_limit_s) for worker in inside):
             return False
         for worker in inside:
             if worker.stalled != generation:
@@ -260,10 +260,15 @@ class Crew:
                 worker.ask_stacks()
         return not any(worker.probe for worker in inside)
 
-    def _meets_too_long(self, worker: Worker) -> bool:
+    def waits(self, generation: int) -> bool:
+        """Whether all trainers here wait for others so long that one asks whom the node reaches."""
+        inside = self._trainers_in(generation)
+        return bool(inside) and all(self._meets_too_long(w, probe_limit_s) for w in inside)
+
+    def _meets_too_long(self, worker: Worker, limit: Callable[..., float]) -> bool:
         beat = worker.page.last_beat()
         first = worker.stepped < worker.generation
-        limit_s = stall_limit_s(worker.step_seconds, first=first, limits=self._timing.limits)
+        limit_s = limit(worker.step_seconds, first=first, limits=self._timing.limits)
         return beat.phase is Phase.MEET and time.monotonic_ns() - beat.at_ns > limit_s * 1e9
 
     def _on_exit(self, worker: Worker, code: int) -> None:

@@ -27,6 +27,7 @@ from elastic.agent.hosting import Hosting
 from elastic.agent.inbox import Inbox
 from elastic.agent.lease import LeaseKeeper
 from elastic.agent.notice import LEFT_STATUS, NoticeWatch
+from elastic.agent.reach import Reach
 from elastic.agent.registry import Registry
 from elastic.agent.reporting import NodeProcesses, Reporter
 from elastic.agent.sidecar import SidecarKeeper
@@ -84,6 +85,7 @@ class Agent:
             events=self._conductor,
             stop_grace_s=config.timing.stop_grace_s,
         )
+        self._reach = Reach(config.node, key=self._key, inbox=self._inbox)
         self._hosting: Hosting | None = None
         self._ending: Outcome | None = None
         self._ending_s = 0.0
@@ -150,7 +152,7 @@ class Agent:
         registry = Registry(
             self._coordinator, run=self._config.run, lease=lambda: self._lease.lease
         )
-        self._conductor.attach(sidecar=self._sidecar, registry=registry)
+        self._conductor.attach(sidecar=self._sidecar, registry=registry, reach=self._reach)
         self._watch = Watch(
             self._connection(),
             run_prefix(self._config.run),
@@ -272,6 +274,7 @@ class Agent:
         """End what is left, fast when orphaned; the sidecar removes its shared memory."""
         self._over.set()
         self._watch.close()
+        self._reach.close()
         if self._notices:
             self._notices.close()
         self._crew.table.kill_all()

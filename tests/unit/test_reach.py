@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elastic.agree import (
     Decision,
     Fence,
+    Halt,
     Idle,
     Policy,
     Propose,
