@@ -20,6 +20,7 @@ _WHAT = {
     "notice": "is to end",
     "stall": "got no further",
 }
+_OF_NODES = ("node_lost", "sidecar_exit", "lease_lost", "unreachable")
 _ACTIONS = {
     "warn": "noted",
     "skip": "the step is left out",
@@ -63,7 +64,15 @@ class Narrator:
                 )
             case kind if kind.startswith("data_worker"):
                 yield f"{event['seat']}: {_data_worker(event)}"
-            case "stack" | "straggler" | "straggler_over" | "loss" | "handed_over" | "rehearsed":
+            case (
+                "stack"
+                | "straggler"
+                | "straggler_over"
+                | "loss"
+                | "handed_over"
+                | "rehearsed"
+                | "reachable"
+            ):
                 yield from self._remark(event)
             case "sidecar_failed":
                 yield f"the sidecar of {event['node']} does not start: {event['error']}"
@@ -77,6 +86,8 @@ class Narrator:
                 yield f"{event['seat']} stands at {event['at']}"
             case "straggler":
                 yield event["why"]
+            case "reachable":
+                yield f"node {event['node']} reaches node {event['victim']} again"
             case "straggler_over":
                 yield f"{event['victim']} keeps up with the others again"
             case "loss":
@@ -106,7 +117,7 @@ class Narrator:
     def _detected(self, event: Event) -> Iterator[str]:
         victim, what = event["victim"], event["what"]
         cause = _cause(victim, what, event.get("why", ""))
-        if victim.startswith(f"{TRAINER}/") or what in ("node_lost", "sidecar_exit", "lease_lost"):
+        if victim.startswith(f"{TRAINER}/") or what in _OF_NODES:
             self._causes.append(cause)
             if what != "join" and self._caused_t is None:
                 self._caused_t = event["t"]
@@ -144,6 +155,8 @@ def _data_worker(event: Event) -> str:
 
 
 def _cause(victim: str, what: str, why: str) -> str:
+    if what == "unreachable":
+        return why
     if what == "exit":
         return f"{victim} was {why}" if why.startswith("killed") else f"{victim} ended with {why}"
     text = f"{victim} {_WHAT.get(what, what)}"

@@ -18,7 +18,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node, its processes, and the answer of its sidecar: empty with an ``error``.
 
     ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
-    ``data_troubles`` which processes that load data its living workers lost.
+    ``data_troubles`` which processes that load data its living workers lost; ``unreachable`` the
+    nodes that it does not reach.
     """
 
     node: str
@@ -28,6 +29,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}
+    unreachable: tuple[str, ...] = ()
 
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none.
@@ -97,6 +99,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         status = self.status
         told = [self.error] if self.error else []
         told += [*self.stragglers.values(), *self.data_troubles.values()]
+        told += [f"does not reach node {name}" for name in self.unreachable]
         told += [
             f"step {at.rpartition('/')[2]} is not protected: {why}"
             for at, why in self.unprotected.items()

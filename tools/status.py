@@ -157,6 +157,7 @@ def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
         error=error,
         stragglers=found.stragglers,
         data_troubles=found.data_troubles,
+        unreachable=found.unreachable,
     )
 
 

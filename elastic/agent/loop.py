@@ -267,6 +267,7 @@ class Agent:
                 failure="; ".join(self._crew.failures) or self._conductor.failure,
                 stragglers=self._conductor.stragglers,
                 data_troubles=self._crew.data_troubles,
+                unreachable=tuple(sorted(self._reach.probing.unreachable)),
             )
         )
 

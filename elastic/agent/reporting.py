@@ -20,7 +20,8 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
 
     ``failure`` says what a worker did wrong after it had completed its part of the job.
     ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
-    ``data_troubles`` what its workers lost of the processes that load their data.
+    ``data_troubles`` what its workers lost of the processes that load their data, ``unreachable``
+    the nodes that it does not reach.
     """
 
     agent: int
@@ -30,6 +31,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}
+    unreachable: tuple[str, ...] = ()
 
 
 class Reporter:

@@ -58,6 +58,17 @@ def test_a_start_from_nothing_is_told_as_such() -> None:
     )
 
 
+def test_nodes_that_do_not_reach_each_other_are_told_and_that_they_do_again() -> None:
+    why = "node n1 does not reach node n2"
+    missed = lost(5.0, "n2", "unreachable", why)
+    again = {"kind": "reachable", "t": 9.0, "node": "n1", "victim": "n2"}
+    assert told(job(3), missed, *formed(5.5, 2, 2, 7), again) == [
+        why,
+        f"generation 2: 2 of 3 trainers after {why}; resumed at step 7 in 0.50 s",
+        "node n1 reaches node n2 again",
+    ]
+
+
 def test_a_join_has_no_price() -> None:
     assert told(job(2), lost(1.0, "trainer/1", "join"), *formed(2.0, 4, 2, 9)) == [
         "generation 4: 2 trainers after trainer/1 joined; resumed at step 9"

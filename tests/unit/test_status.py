@@ -118,6 +118,11 @@ def test_lost_data_workers_are_a_line() -> None:
     assert f"n0: {said}" in shown(told).splitlines()
 
 
+def test_a_node_that_is_not_reached_is_a_line() -> None:
+    told = NodeStatus(node="n0", sidecar=7, status=STORED, unreachable=("n2",))
+    assert "n0: does not reach node n2" in shown(told).splitlines()
+
+
 def test_what_was_protected_before_a_loss_does_not_count_as_protected() -> None:
     lost = NodeStatus(node="n0", sidecar=7, status={**STORED, "protected": -1, "held": 40})
     told = "; no snapshot is protected yet, step 40 of a generation before is held"
