@@ -33,6 +33,8 @@ class FaultKind(StrEnum):
     """A node hears and is not heard."""
     SPLIT = "split"
     """Some nodes and the others do not reach each other, all reach the coordinator."""
+    APART = "apart"
+    """Two nodes do not reach each other, all others reach both."""
     WEATHER = "weather"
     """Messages everywhere are lost, doubled and late."""
     OUTAGE = "outage"
@@ -45,7 +47,8 @@ class Fault:
 
     ``pick`` (0 … 1) chooses what the kind leaves open: which worker, how bad the weather, at
     which call. A worker's ``seat`` names it instead. A hung worker goes on after ``lasts_s``. A
-    fault that finds nothing to hurt does nothing.
+    fault that finds nothing to hurt does nothing. ``other`` is the second of two nodes that are
+    apart, -1 to have ``pick`` choose it; that chooses the direction as well.
     """
 
     kind: FaultKind
@@ -54,6 +57,7 @@ class Fault:
     lasts_s: float = 0.0
     pick: float = 0.0
     seat: str = ""
+    other: int = -1
 
 
 _LASTING = {
@@ -64,12 +68,15 @@ _LASTING = {
     FaultKind.DEAF: (0.1, 4.0),
     FaultKind.MUTE: (0.1, 4.0),
     FaultKind.SPLIT: (0.1, 3.0),
+    FaultKind.APART: (0.1, 6.0),
     FaultKind.WEATHER: (0.2, 3.0),
     FaultKind.OUTAGE: (0.1, 2.0),
 }
 _FREQUENT = (FaultKind.WORKER, FaultKind.NODE)
 _FOR_GOOD = 0.3
 """How many of the lost nodes come back only when everything is mended."""
+_ALSO_APART = 0.2
+"""How many schedules have two nodes apart as well: drawn last, so the others are as without it."""
 
 
 def draw_faults(
@@ -79,7 +86,7 @@ def draw_faults(
 
     They begin between ``after_s`` and ``until_s``.
     """
-    kinds = (*FaultKind, *_FREQUENT)
+    kinds = (*(kind for kind in FaultKind if kind is not FaultKind.APART), *_FREQUENT)
     faults = []
     for _ in range(bursts):
         at_s = random.uniform(after_s, until_s)
@@ -97,6 +104,16 @@ def draw_faults(
                     pick=round(random.random(), 4),
                 )
             )
+    if bursts and random.random() < _ALSO_APART:
+        faults.append(
+            Fault(
+                kind=FaultKind.APART,
+                at_s=round(random.uniform(after_s, until_s), 4),
+                node=random.randrange(nodes),
+                lasts_s=round(random.uniform(*_LASTING[FaultKind.APART]), 4),
+                pick=round(random.random(), 4),
+            )
+        )
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

@@ -36,6 +36,7 @@ class Injection:
             FaultKind.DEAF: self._disturb,
             FaultKind.MUTE: self._disturb,
             FaultKind.SPLIT: self._disturb,
+            FaultKind.APART: self._part,
             FaultKind.WEATHER: self._disturb,
             FaultKind.OUTAGE: self._outage,
         }
@@ -106,10 +107,31 @@ class Injection:
         return True
 
     def _disturb(self, fault: Fault, agent: SimulatedAgent) -> bool:
-        disturbance = _disturbance(fault, agent.name, nodes=self._sim.config.nodes)
-        self._sim.network.begin(disturbance)
-        self._sim.schedule.after(fault.lasts_s, partial(self._sim.network.end, disturbance))
+        self._begin(_disturbance(fault, agent.name, nodes=self._sim.config.nodes), fault)
         return True
+
+    def _part(self, fault: Fault, agent: SimulatedAgent) -> bool:
+        nodes = self._sim.config.nodes
+        other = fault.other
+        if other < 0 and nodes > 1:
+            other = (fault.node + 1 + int(fault.pick * (nodes - 1))) % nodes
+        if not 0 <= other < nodes or other == fault.node:
+            return False
+        way = int(fault.pick * 1000) % 3  # both, out, in
+        disturbance = Disturbance(
+            nodes=frozenset({agent.name}),
+            others=frozenset({f"n{other}"}),
+            outbound=way != 2,
+            inbound=way != 1,
+            loss=1.0,
+        )
+        self._begin(disturbance, fault)
+        return True
+
+    def _begin(self, disturbance: Disturbance, fault: Fault) -> None:
+        self._sim.network.begin(disturbance)
+        if fault.lasts_s:
+            self._sim.schedule.after(fault.lasts_s, partial(self._sim.network.end, disturbance))
 
 
 def _disturbance(fault: Fault, name: str, *, nodes: int) -> Disturbance:

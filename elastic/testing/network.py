@@ -6,6 +6,7 @@ none when it is lost. Delays differ, so messages overtake each other.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
@@ -21,12 +22,14 @@ Fate: TypeAlias = tuple[float, ...]
 class Disturbance:
     """What befalls the messages between ``nodes`` and all others; with no ``nodes``, every one.
 
-    ``outbound`` and ``inbound`` say in which direction as ``nodes`` see it, ``spares_coordinator``
-    that messages to and from the coordinator pass. ``loss`` and ``duplicate`` are probabilities;
-    up to ``delay_s`` more passes before a copy arrives.
+    With ``others`` only those between ``nodes`` and these. ``outbound`` and ``inbound`` say in
+    which direction as ``nodes`` see it, ``spares_coordinator`` that messages to and from the
+    coordinator pass. ``loss`` and ``duplicate`` are probabilities; up to ``delay_s`` more passes
+    before a copy arrives.
     """
 
     nodes: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
     outbound: bool = True
     inbound: bool = True
     spares_coordinator: bool = False
@@ -40,8 +43,20 @@ class Disturbance:
             return False
         if not self.nodes:
             return True
+        if self.others:
+            leaves = source in self.nodes and target in self.others and self.outbound
+            arrives = source in self.others and target in self.nodes and self.inbound
+            return leaves or arrives
         leaves, arrives = source in self.nodes, target in self.nodes
         return leaves is not arrives and (self.outbound if leaves else self.inbound)
+
+    def parts(self, names: Set[str]) -> bool:
+        """Say whether two of the nodes cannot have a connection: that takes both directions."""
+        if self.loss < 1.0 or not (self.outbound or self.inbound):
+            return False
+        side = names & self.nodes if self.nodes else names
+        rest = names & self.others if self.others else names - self.nodes
+        return bool(side and rest) if self.nodes else len(names) > 1
 
 
 class SimulatedNetwork:
@@ -65,6 +80,10 @@ class SimulatedNetwork:
     def mend(self) -> None:
         """End every disturbance."""
         self._active.clear()
+
+    def parts(self, names: Set[str]) -> bool:
+        """Say whether two of the nodes cannot have a connection now."""
+        return any(each.parts(names) for each in self._active)
 
     def fate(self, source: str, target: str) -> Fate:
         """Return what becomes of a message."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckpt.world import Inventory
 from elastic import agree, seating
+from elastic.detect import stalled
 from elastic.errors import ElasticError, LeaseExpired
 from elastic.membership import (
     View,
@@ -24,9 +25,12 @@ from elastic.membership import (
     seating_key,
 )
 from elastic.planning.inventories import compact
+from elastic.planning.reach import is_wondering
+from elastic.probing import Probing
 from elastic.records import TRAINER, NodeRecord, Outcome, Seating, WorkerState
 from elastic.testing.network import COORDINATOR
 from elastic.testing.simulated_calls import Calls
+from elastic.testing.simulated_probes import ask_all
 from elastic.testing.simulated_sidecar import SimulatedSidecar
 from elastic.testing.simulated_worker import SimulatedWorker
 
@@ -39,6 +43,8 @@ SELF_FENCE_S = 0.7
 PARK_TIMEOUT_S = 2.0
 HANG_S = 1.5
 HALT_S = 1.0
+STALL_S = 0.5
+_LOOK_EVERY_S = 0.1
 _READ_RETRY_S = 0.1
 _SEATERS = 3  # enough to race for it
 
@@ -59,6 +65,8 @@ class SimulatedAgent:
         self._fencing, self._known = 0, 0
         self.halts = self.stood = 0  # generations
         self._seen = agree.Seen()
+        self._probing = Probing(name)
+        self._looks_around = False
         self._lease: int | None = None
         self._renewed_s = sim.now_s
         self._calls = Calls(self)
@@ -293,7 +301,40 @@ class SimulatedAgent:
             fenced=self.fenced,
             inventory=self._inventory,
             sidecar_starts=self.sidecar_starts,
+            stalled=self._known if self._waits() else 0,
+            unreachable=self._probing.unreachable,
+            probed=self._probing.probed(self.view),
         )
+
+    # -- whom it reaches -----------------------------------------------------------------------
+
+    def stand_by(self) -> None:
+        """Its trainers begin to wait for others."""
+        self._soon(STALL_S, STALL_S + 0.1, self._look_around)
+
+    def _waits(self) -> bool:
+        acts = any(worker.acts for worker in self.workers.values())
+        return acts and self.sim.training.waited_s(self._known) >= STALL_S
+
+    def _look_around(self) -> None:
+        """Ask whom it reaches as long as anybody wants to know."""
+        waits = self._waits()
+        due = self._probing.due(self.view, waits=waits, now_s=self.sim.now_s)
+        if due:
+            ask_all(self, due, then=self._answered)
+        self.publish()
+        wants = waits or self._probing.unreachable or is_wondering(self.view)
+        if wants and not self._looks_around:
+            self._looks_around = True
+            self.after(_LOOK_EVERY_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looks_around = False
+        self._look_around()
+
+    def _answered(self, names: frozenset[str]) -> None:
+        self._probing.answered(names, now_s=self.sim.now_s)
+        self._look_around()
 
     # -- the decisions -------------------------------------------------------------------------
 
@@ -308,6 +349,10 @@ class SimulatedAgent:
             return
         self._follow_seating()
         self._enter()
+        if is_wondering(self.view) and not self._looks_around:
+            self._look_around()
+        if self.view.number > self._fencing and stalled(self.view):
+            self._fence(self.view.number, "all ranks wait for each other")
         self._seat()
         self._decide()
 

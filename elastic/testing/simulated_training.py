@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.01
 _HOLD_S = 10.0
+_CUT_POLL_S = 0.05
 
 
 class InvariantError(AssertionError):
@@ -44,6 +45,7 @@ class Training:
         self._durable = 0
         self._begun = 0
         self._stalled = 0
+        self._cut, self._cut_s = 0, 0.0
         self.restores = {"memory": 0, "rebuilt": 0, "nothing": 0}
 
     # -- generations -----------------------------------------------------------------------------
@@ -99,7 +101,10 @@ class Training:
 
     def _begin(self, number: int) -> None:
         if not self._all_act(number):
-            self._begun = number - 1  # somebody hangs, and may go on
+            if self._begun == number:
+                self._begun = number - 1  # somebody hangs, and may go on
+        elif self._is_cut(number):
+            self._sim.schedule.after(_CUT_POLL_S, lambda: self._begin(number))
         else:
             done = len(self.history) - 1
             self._sim.log(f"generation {number} goes on from step {done}")
@@ -133,6 +138,9 @@ class Training:
         if not self._all_act(number):
             self._stalled = number
             return
+        if self._is_cut(number):
+            self._sim.schedule.after(_CUT_POLL_S, lambda: self._step(number))
+            return
         config = self._sim.config
         done = len(self.history) - 1
         if done >= config.steps:
@@ -152,6 +160,23 @@ class Training:
             self._sim.schedule.soon(*config.copy_s, lambda: self._stand(number))
         else:
             self._next(number)
+
+    def _is_cut(self, number: int) -> bool:
+        """Whether two nodes of the group cannot meet: nobody then gets any further, or begins."""
+        record = self._sim.generations[number]
+        if not self._sim.network.parts(record.nodes.keys()):
+            self._cut = 0
+            return False
+        if self._cut != number:
+            self._cut, self._cut_s = number, self._sim.now_s
+            for node in dict.fromkeys(member.node for member in record.members):
+                if (agent := self._sim.agents.get(node)) is not None:
+                    agent.stand_by()
+        return True
+
+    def waited_s(self, number: int) -> float:
+        """Return for how long the members of a generation have waited for each other."""
+        return self._sim.now_s - self._cut_s if self._cut == number > 0 else 0.0
 
     def _halting(self, number: int) -> list[SimulatedAgent]:
         """Return the agents that want the step to be the generation's last."""

@@ -20,6 +20,16 @@ def tell(**fields: object) -> None:
         log.write(msgspec.json.encode(fields) + b"\n")
 
 
+def ends(run: elastic.Run) -> bool:
+    """Say whether the test has said go on; ranks that are to meet meanwhile ask each other."""
+    ending = Path(os.environ["HOLDFAST_TEST_END"]).exists()
+    if "HOLDFAST_TEST_MEET" not in os.environ or run.world_size == 1:
+        return ending
+    said = torch.tensor([float(ending)])
+    torch.distributed.all_reduce(said)
+    return bool(said.item())
+
+
 @elastic.resilient(batch=elastic.Batch(microbatches=4, size=2), parity=1, exact=True)
 def train(run: elastic.Run) -> None:
     """Train a little; wait in step 6 for whoever kills processes, until the test says go on."""
@@ -32,7 +42,7 @@ def train(run: elastic.Run) -> None:
     for step in run.steps(STEPS):
         if step == 6 and not Path(os.environ["HOLDFAST_TEST_END"]).exists():
             tell(pid=os.getpid(), rank=run.rank, world=run.world_size, waits=step)
-            while not Path(os.environ["HOLDFAST_TEST_END"]).exists():
+            while not ends(run):
                 run.check()
                 time.sleep(0.02)
         for x in run.microbatches(data):
