@@ -62,6 +62,7 @@ def simulated(wanted: Scenario, *, seed: int = 0) -> Simulated:
         fault("partition", lasts_s=2.0),
         fault("partition-in", lasts_s=2.0),
         fault("partition-out", lasts_s=2.0),
+        fault("partition-pair", lasts_s=3.0),
         fault("coordinator-restart", lasts_s=1.0),
         fault("split", lasts_s=2.0),
         fault("weather", lasts_s=2.0, amount=0.8),

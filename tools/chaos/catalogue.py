@@ -281,6 +281,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     "partition-pair": FaultInfo(
         about="two nodes are cut off from each other, and from no other",
         parts=("node",),
+        worlds=BOTH,
         lasts=True,
     ),
     "network-loss": FaultInfo(

@@ -26,6 +26,7 @@ KINDS: Final[dict[tuple[str, Part], FaultKind]] = {
     ("partition", "node"): FaultKind.CUT,
     ("partition-in", "node"): FaultKind.DEAF,
     ("partition-out", "node"): FaultKind.MUTE,
+    ("partition-pair", "node"): FaultKind.APART,
     ("coordinator-restart", "coordinator"): FaultKind.OUTAGE,
     ("split", "node"): FaultKind.SPLIT,
     ("weather", "job"): FaultKind.WEATHER,
