@@ -67,5 +67,23 @@ def test_of_two_machines_that_do_not_reach_each_other_one_is_left_out_and_return
     }
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", [(1, 2), (2, 1)], ids=["one way", "the other way"])
+def test_a_first_generation_that_cannot_form_is_formed_without_one_of_two(
+    machines: Machines, lan: Lan, way: tuple[int, int]
+) -> None:
+    lan.cut(*way)
+    limits = ("--min-hang-s", "2")
+    numbers = [machines.start("--nnodes", "3", "--coordinator", machines.place, *limits)]
+    numbers += [machines.start("--join", machines.place, *limits) for _ in range(2)]
+    machines.await_lines(waits(2), count=2)
+    before = len(machines.lines())
+    lan.heal()
+    machines.await_lines(waits(3), count=3, after=before)
+    machines.end.touch()
+    assert [machines.await_end(number) for number in numbers] == [0, 0, 0]
+    assert [weights(line) for line in machines.lines() if "done" in line] == [alone()] * 3
+
+
 def workers(machines: Machines, number: int) -> list[int]:
     return list(machines.processes(number).workers.values())
