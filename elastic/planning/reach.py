@@ -10,7 +10,7 @@ the smallest is hard to find and a world loses more by thinking long than by one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 from elastic.findings import by_nodes, once, while_same
@@ -46,11 +46,12 @@ def broken_pairs(view: View) -> Pairs:
 def parted(view: View) -> list[tuple[str, str]]:
     """Return the broken pairs inside the newest generation's group, which cannot go on with them.
 
-    Nodes that were started again since are not of the group any more, as they are.
+    The first few are enough. Nodes that were started again since are not of the group as they are.
     """
     pairs = broken_pairs(view)
     inside = _inside(view, pairs)
-    return [(a, b) for a in sorted(inside) for b in sorted(pairs[a] & inside) if a < b]
+    found = ((a, b) for a in sorted(inside) for b in sorted(pairs[a] & inside) if a < b)
+    return list(islice(found, _NAMED + 1))
 
 
 def _inside(view: View, names: Iterable[str]) -> set[str]:
@@ -69,30 +70,31 @@ def left_out(view: View) -> Mapping[str, list[str]]:
     pairs = broken_pairs(view)
     if not pairs:
         return {}
-    inside = _inside(view, pairs)
-    trainers = _trainers(view)
-
-    def cover(candidates: Set[str], gone: Set[str]) -> set[str]:
-        """Return which candidates go so that no broken pair is left among them."""
-        out: set[str] = set()
-        while True:
-            left = candidates - out
-            open_pairs = {name: pairs[name] & left for name in left}
-            worst = [name for name in left if open_pairs[name]]
-            if not worst:
-                return out
-            counts = {name: len(pairs[name] - out - gone) for name in worst}
-            most = max(counts.values())
-            ties = [name for name in worst if counts[name] == most]
-            fewest = min(trainers.get(name, 0) for name in ties)
-            out.add(max(name for name in ties if trainers.get(name, 0) == fewest))
-
-    out = cover(inside, frozenset())
+    inside, trainers = _inside(view, pairs), _trainers(view)
+    out = _cover(pairs, inside, gone=frozenset(), trainers=trainers)
     stay = inside - out
     outside = pairs.keys() - inside
     barred = {name for name in outside if pairs[name] & stay}
-    out |= barred | cover(outside - barred, barred | out)
+    out |= barred
+    out |= _cover(pairs, outside - barred, gone=out, trainers=trainers)
     return {name: sorted(pairs[name]) for name in sorted(out)}
+
+
+def _cover(
+    pairs: Pairs, names: Set[str], *, gone: Set[str], trainers: Mapping[str, int]
+) -> set[str]:
+    """Return which of the names are to go, so that no broken pair is left among them."""
+    left = {name: len(pairs[name] & names) for name in names}
+    counts = {name: len(pairs[name] - gone) for name in names}
+    out: set[str] = set()
+    while worst := [name for name, count in left.items() if count]:
+        first = max(worst, key=lambda name: (counts[name], -trainers.get(name, 0), name))
+        out.add(first)
+        del left[first]
+        for other in pairs[first] & left.keys():
+            left[other] -= 1
+            counts[other] -= 1
+    return out
 
 
 @while_same(lambda view: (view.generation,))
@@ -129,11 +131,10 @@ def is_wondering(view: View) -> bool:
     return bool(_stalled(view) or parted(view))
 
 
-def told(pairs: Iterable[tuple[str, str]]) -> list[str]:
+def told(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return broken pairs as clauses; only the first few of many."""
-    several = list(islice(pairs, _NAMED + 1))
-    clauses = [f"node {a} and node {b} do not reach each other" for a, b in several[:_NAMED]]
-    return clauses + ["and others"] * (len(several) > _NAMED)
+    clauses = [f"node {a} and node {b} do not reach each other" for a, b in pairs[:_NAMED]]
+    return clauses + ["and others"] * (len(pairs) > _NAMED)
 
 
 def why_left_out(view: View) -> str:

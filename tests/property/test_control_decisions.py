@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastic.agree import Fence, Finish, Propose, Seen, decide, observe
 from elastic.membership import View, ready_trainers, role_of
 from elastic.planning.plan import extend_timeline, on_timeline, plan
+from elastic.planning.reach import broken_pairs, left_out
 from elastic.records import Origin, WorkerState
 from elastic.seating import NOWHERE, Keep, Seat, seat
 from elastic.testing.strategies import views
@@ -94,6 +95,15 @@ def test_plan_takes_every_ready_trainer_once(view: View) -> None:
     assert set(record.nodes) == {peer.node for peer in record.snapshots.peers}
     assert record.reason == reason
     assert reason.startswith(f"generation {record.number}: {len(ready)} of ")
+
+
+@broadly
+@given(views(plannable=True, cuts=True))
+def test_no_two_nodes_of_a_plan_say_that_they_do_not_reach_each_other(view: View) -> None:
+    assume(any(node.node not in left_out(view) for node, _ in ready_trainers(view)))
+    record, _ = plan(view, held=view.nodes)
+    assert not any(broken_pairs(view).get(n, set()) & record.nodes.keys() for n in record.nodes)
+    assert {member.node for member in record.members} <= record.nodes.keys()
 
 
 @broadly

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckpt.world import SnapshotWorld
 from elastic import agree, seating
 from elastic.coordinator.base import Entry, Event, EventKind
 from elastic.membership import (
@@ -21,7 +22,7 @@ from elastic.membership import (
 )
 from elastic.planning.plan import changes, plan
 from elastic.planning.reach import all_asked, broken_pairs, left_out, parted
-from elastic.records import JobSpec
+from elastic.records import GenerationRecord, JobSpec, NodeRecord
 from elastic.testing.strategies import views
 
 broadly = settings(
@@ -47,6 +48,26 @@ def written(view: View, *, spec: JobSpec | None) -> dict[str, str]:
     return found
 
 
+def agreeing(records: dict[str, str]) -> dict[str, str]:
+    """Return the records with no inventory that knows another group of a generation than others.
+
+    There is one of each: what is put together from several views may name two.
+    """
+    found, groups = dict(records), dict[int, SnapshotWorld]()
+    if (text := records.get(generation_key("run"))) is not None:
+        record = msgspec.json.decode(text, type=GenerationRecord)
+        groups[record.number] = record.snapshots
+    for key, text in sorted(records.items()):
+        if not key.startswith(node_key("run", "")):
+            continue
+        node = msgspec.json.decode(text, type=NodeRecord)
+        worlds = node.inventory.worlds if node.inventory else ()
+        if all(groups.setdefault(world.generation, world) == world for world in worlds):
+            continue
+        found[key] = encode(msgspec.structs.replace(node, inventory=None))
+    return found
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[dict[str, str]]:
     """Draw what a coordinator holds at a few moments: mostly as before, some of it replaced."""
@@ -60,7 +81,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, str]]:
             now = {k: v for k, v in now.items() if k not in kept} | {
                 key: value for key, value in moments[-1].items() if key in kept
             }
-        moments.append(now)
+        moments.append(agreeing(now))
     return moments
 
 
