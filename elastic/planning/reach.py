@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
-from elastic.findings import by_nodes, once, while_same
+from elastic.findings import by_nodes, while_same
 from elastic.membership import View, identity
 from elastic.records import GenerationRecord, NodeRecord
 
@@ -21,6 +21,7 @@ Pairs = Mapping[str, Set[str]]
 """Node → the nodes that it and they do not reach each other; both ways."""
 
 _NAMED = 8
+_NOBODY: Mapping[str, str] = {}
 
 
 @by_nodes()
@@ -29,48 +30,68 @@ def _complaints(nodes: Iterable[NodeRecord]) -> dict[str, Mapping[str, str]]:
     return {node.node: node.unreachable for node in nodes if node.unreachable}
 
 
-@once
-def broken_pairs(view: View) -> Pairs:
+@by_nodes()
+def _marks(nodes: Iterable[NodeRecord]) -> dict[str, str]:
+    return {node.node: identity(node) for node in nodes}
+
+
+def _known_as(view: View) -> Mapping[str, str]:
+    """Return who the live nodes are; nobody where no node complains of another."""
+    return _marks(view) if _complaints(view) else _NOBODY
+
+
+@while_same(lambda view: (_complaints(view), _known_as(view)))
+def broken_pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]) -> Pairs:
     """Return the live nodes of which one does not reach the other as it is now."""
     found: dict[str, set[str]] = {}
-    for name, said in _complaints(view).items():
+    for name, said in complaints.items():
         for other, mark in said.items():
-            there = view.nodes.get(other)
-            if other != name and there is not None and identity(there) == mark:
+            if other != name and marks.get(other) == mark:
                 found.setdefault(name, set()).add(other)
                 found.setdefault(other, set()).add(name)
     return found
 
 
-@once
-def parted(view: View) -> list[tuple[str, str]]:
+@while_same(lambda view: (broken_pairs(view), _known_as(view), view.generation))
+def _inside(
+    pairs: Pairs, marks: Mapping[str, str], generation: GenerationRecord | None
+) -> Set[str]:
+    """Return who of them is in the newest generation's group as it is now."""
+    known = generation.nodes if generation else {}
+    return {name for name in pairs if known.get(name) == marks[name]}
+
+
+@while_same(lambda view: (broken_pairs(view), _inside(view)))
+def parted(pairs: Pairs, inside: Set[str]) -> list[tuple[str, str]]:
     """Return the broken pairs inside the newest generation's group, which cannot go on with them.
 
     The first few are enough. Nodes that were started again since are not of the group as they are.
     """
-    pairs = broken_pairs(view)
-    inside = _inside(view, pairs)
     found = ((a, b) for a in sorted(inside) for b in sorted(pairs[a] & inside) if a < b)
     return list(islice(found, _NAMED + 1))
 
 
-def _inside(view: View, names: Iterable[str]) -> set[str]:
-    known = view.generation.nodes if view.generation else {}
-    return {name for name in names if known.get(name) == identity(view.nodes[name])}
+@while_same(lambda view: (view.generation,))
+def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
+    """Return how many members of the newest generation each node has."""
+    found: dict[str, int] = {}
+    for member in generation.members if generation else ():
+        found[member.node] = found.get(member.node, 0) + 1
+    return found
 
 
-@once
-def left_out(view: View) -> Mapping[str, list[str]]:
+@while_same(lambda view: (broken_pairs(view), _inside(view), _trainers(view)))
+def left_out(
+    pairs: Pairs, inside: Set[str], trainers: Mapping[str, int]
+) -> Mapping[str, list[str]]:
     """Return who is to be left out of the next generation, with those they do not reach.
 
     Of the newest generation's group those in the most broken pairs go first, then those with fewer
     of its trainers, then the later name. Who is outside never displaces who is inside: it stays
     out as long as it is in a broken pair with a node that stays.
     """
-    pairs = broken_pairs(view)
     if not pairs:
         return {}
-    inside, trainers = _inside(view, pairs), _trainers(view)
     out = _cover(pairs, inside, gone=frozenset(), trainers=trainers)
     stay = inside - out
     outside = pairs.keys() - inside
@@ -95,15 +116,6 @@ def _cover(
             left[other] -= 1
             counts[other] -= 1
     return out
-
-
-@while_same(lambda view: (view.generation,))
-def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
-    """Return how many members of the newest generation each node has."""
-    found: dict[str, int] = {}
-    for member in generation.members if generation else ():
-        found[member.node] = found.get(member.node, 0) + 1
-    return found
 
 
 @by_nodes(lambda view: (view.generation,))
