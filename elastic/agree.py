@@ -370,7 +370,10 @@ def _outside_nodes(view: View) -> dict[str, NodeRecord]:
 
 
 def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
-    return held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
+    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
+    if out := left_out(view):  # their time begins when they are back in reach
+        held = {name: until_s for name, until_s in held.items() if name not in out}
+    return held
 
 
 def _joins(

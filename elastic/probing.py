@@ -15,6 +15,9 @@ from elastic.planning.reach import is_wondering
 
 _PAUSES_S = (2.0, 10.0)
 _GROWTH = 1.5
+_EACH_S = 0.01
+"""A round of all nodes is begun no sooner than this for each: so no sidecar has to answer more than
+a hundred times a second, however many nodes wait for one that compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,8 @@ class Probing:
     def due(self, view: View, *, waits: bool, now_s: float) -> Mapping[str, Asked]:
         """Return whom to ask now, nobody when there is nothing to ask; then `answered` follows.
 
+        In this order: every node begins behind itself, so that not all ask the same one first.
+
         ``waits``: the node's trainers have waited for others for too long.
         """
         self._forget(view)
@@ -62,7 +67,7 @@ class Probing:
         names = {*self.unreachable, *(view.generation.nodes if wonders and view.generation else ())}
         self._under_way = {
             name: Asked(address=node.sidecar, mark=identity(node))
-            for name in sorted(names)
+            for name in sorted(names, key=lambda name: (name <= self._node, name))
             if name != self._node and (node := view.nodes.get(name)) is not None and node.sidecar
         }
         self._whole = view.number if wonders else 0
@@ -101,4 +106,4 @@ class Probing:
             self._all_in = self._whole
         same = self.unreachable == before
         self._pause_s = min(self._pause_s * _GROWTH, _PAUSES_S[1]) if same else _PAUSES_S[0]
-        self._next_s = now_s + self._pause_s
+        self._next_s = now_s + max(self._pause_s, _EACH_S * len(asked))

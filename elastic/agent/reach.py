@@ -65,8 +65,9 @@ def ask_all(asked: Mapping[str, Asked], key: RunKey, *, over: threading.Event) -
     found: set[str] = set()
     for timeout_s in TRIES_S:
         left: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in asked.keys() - found:
-            left.put(name)
+        for name in asked:
+            if name not in found:
+                left.put(name)
 
         def work(left: queue.SimpleQueue[str] = left, timeout_s: float = timeout_s) -> None:
             while not over.is_set():

@@ -37,6 +37,19 @@ def test_who_waits_asks_all_others_of_the_group_as_they_are_now() -> None:
     assert Probing("x").due(CALM, waits=True, now_s=0.0) == {}, "it is in no group"
 
 
+def test_every_node_begins_behind_itself_and_many_are_asked_more_rarely() -> None:
+    names = [f"n{number:03}" for number in range(500)]
+    nodes = [fakes.node(name) for name in names]
+    record = fakes.generation(3, nodes, ranks=[("n000", fakes.worker("trainer/0"))])
+    world = fakes.view(*nodes, generation=record)
+    probing = Probing("n250")
+    due = probing.due(world, waits=True, now_s=0.0)
+    assert list(due) == names[251:] + names[:250]
+    probing.answered(due.keys(), now_s=0.0)
+    assert not probing.due(world, waits=True, now_s=4.9)
+    assert probing.due(world, waits=True, now_s=5.0)
+
+
 def test_a_node_asks_as_well_when_another_gets_no_further_or_misses_somebody() -> None:
     stuck = view("a", "b", "c", b={"stalled": 3})
     missed = view("a", "b", "c", b={"unreachable": {"c": "c#1/1"}})
