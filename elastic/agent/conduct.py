@@ -23,7 +23,7 @@ from elastic.agent.reporting import Reporter, public_roster
 from elastic.agent.sidecar import SidecarKeeper
 from elastic.coordinator.base import Entry, Event
 from elastic.detect import stalled
-from elastic.membership import View, node_key
+from elastic.membership import View, identity, node_key
 from elastic.planning.inventories import compact
 from elastic.records import GenerationRecord, NodeRecord, Outcome
 from elastic.stragglers import stragglers
@@ -64,7 +64,7 @@ class Conductor:
         self._place = 0
         self._compared_s = 0.0
         self._stalls, self._stalled_at = 0, -1
-        self._unreachable: set[str] = set()
+        self._unreachable: dict[str, str] = {}
         self.stragglers: dict[str, str] = {}
         self.failure = ""
         self.left = False
@@ -218,12 +218,14 @@ class Conductor:
         waits = self._known > self._fencing and self._crew.waits(self._known)
         self._reach.look(self.view, waits=waits, now_s=now_s)
         found = self._reach.probing.unreachable
-        for name in sorted(found.keys() - self._unreachable):
+        for name in sorted(found.keys() - self._unreachable.keys()):
             why = f"node {self._config.node} does not reach node {name}"
             self._reporter.emit("detected", what="unreachable", victim=name, why=why)
-        for name in sorted(self._unreachable - found.keys()):
-            self._reporter.emit("reachable", victim=name)
-        self._unreachable = set(found)
+        for name in sorted(self._unreachable.keys() - found.keys()):
+            node = self.view.nodes.get(name)
+            if node is not None and identity(node) == self._unreachable[name]:  # else it is gone
+                self._reporter.emit("reachable", victim=name)
+        self._unreachable = found
 
     def _break_stall(self) -> None:
         """Begin anew with the same workers when all ranks wait for each other, some times."""
