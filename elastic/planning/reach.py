@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
-from elastic.findings import by_nodes, while_same
+from elastic.findings import by_nodes, once, while_same
 from elastic.membership import View, identity
 from elastic.records import GenerationRecord, NodeRecord
 
@@ -21,7 +21,6 @@ Pairs = Mapping[str, Set[str]]
 """Node → the nodes that it and they do not reach each other; both ways."""
 
 _NAMED = 8
-_NOBODY: Mapping[str, str] = {}
 
 
 @by_nodes()
@@ -30,19 +29,23 @@ def _complaints(nodes: Iterable[NodeRecord]) -> dict[str, Mapping[str, str]]:
     return {node.node: node.unreachable for node in nodes if node.unreachable}
 
 
+@once
+def _has_complaints(view: View) -> bool:
+    return bool(_complaints(view))
+
+
 @by_nodes()
 def _marks(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     return {node.node: identity(node) for node in nodes}
 
 
-def _known_as(view: View) -> Mapping[str, str]:
-    """Return who the live nodes are; nobody where no node complains of another."""
-    return _marks(view) if _complaints(view) else _NOBODY
-
-
-@while_same(lambda view: (_complaints(view), _known_as(view)))
-def broken_pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]) -> Pairs:
+def broken_pairs(view: View) -> Pairs:
     """Return the live nodes of which one does not reach the other as it is now."""
+    return _pairs(view) if _has_complaints(view) else {}
+
+
+@while_same(lambda view: (_complaints(view), _marks(view)))
+def _pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]) -> Pairs:
     found: dict[str, set[str]] = {}
     for name, said in complaints.items():
         for other, mark in said.items():
@@ -52,7 +55,7 @@ def broken_pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str
     return found
 
 
-@while_same(lambda view: (broken_pairs(view), _known_as(view), view.generation))
+@while_same(lambda view: (_pairs(view), _marks(view), view.generation))
 def _inside(
     pairs: Pairs, marks: Mapping[str, str], generation: GenerationRecord | None
 ) -> Set[str]:
@@ -61,12 +64,16 @@ def _inside(
     return {name for name in pairs if known.get(name) == marks[name]}
 
 
-@while_same(lambda view: (broken_pairs(view), _inside(view)))
-def parted(pairs: Pairs, inside: Set[str]) -> list[tuple[str, str]]:
+def parted(view: View) -> list[tuple[str, str]]:
     """Return the broken pairs inside the newest generation's group, which cannot go on with them.
 
     The first few are enough. Nodes that were started again since are not of the group as they are.
     """
+    return _parted(view) if _has_complaints(view) else []
+
+
+@while_same(lambda view: (_pairs(view), _inside(view)))
+def _parted(pairs: Pairs, inside: Set[str]) -> list[tuple[str, str]]:
     found = ((a, b) for a in sorted(inside) for b in sorted(pairs[a] & inside) if a < b)
     return list(islice(found, _NAMED + 1))
 
@@ -80,18 +87,20 @@ def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
     return found
 
 
-@while_same(lambda view: (broken_pairs(view), _inside(view), _trainers(view)))
-def left_out(
-    pairs: Pairs, inside: Set[str], trainers: Mapping[str, int]
-) -> Mapping[str, list[str]]:
+def left_out(view: View) -> Mapping[str, list[str]]:
     """Return who is to be left out of the next generation, with those they do not reach.
 
     Of the newest generation's group those in the most broken pairs go first, then those with fewer
     of its trainers, then the later name. Who is outside never displaces who is inside: it stays
     out as long as it is in a broken pair with a node that stays.
     """
-    if not pairs:
-        return {}
+    return _left_out(view) if _has_complaints(view) else {}
+
+
+@while_same(lambda view: (_pairs(view), _inside(view), _trainers(view)))
+def _left_out(
+    pairs: Pairs, inside: Set[str], trainers: Mapping[str, int]
+) -> Mapping[str, list[str]]:
     out = _cover(pairs, inside, gone=frozenset(), trainers=trainers)
     stay = inside - out
     outside = pairs.keys() - inside
@@ -138,6 +147,7 @@ def _stalled(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -
     return {node.node: True for node in nodes if node.stalled == number > 0}
 
 
+@once
 def is_wondering(view: View) -> bool:
     """Say whether all nodes of the group are to say whom they reach: someone gets no further."""
     return bool(_stalled(view) or parted(view))
