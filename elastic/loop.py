@@ -27,7 +27,7 @@ from ckpt.errors import (
 from ckpt.groups import GROUP_SIZE
 from ckpt.maps import SlotMaps
 from ckpt.types import Json
-from elastic import randomness, reform
+from elastic import heap, randomness, reform
 from elastic.channel import WORKER_ENV, Channel, Phase, connect
 from elastic.collectives import Guard
 from elastic.config import Batch, Exact, Mesh, Settings
@@ -206,6 +206,7 @@ class Loop:
         channel, after = self._channel, 0
         asked: dict[str, Json] = {}
         _import_all()
+        heap.keep()
         gc.freeze()  # what is there now stays: later collections need not walk through torch
         meeting = reform.MeetingPoint(reform.host_of(channel.sidecar))
         warm = WarmJoin(channel, self._settings, pulse=self._pulse, maps=self._maps)
