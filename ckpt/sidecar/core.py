@@ -10,13 +10,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
-from ckpt.arena import Arena
+from ckpt.arena import Arena, SlotFile
 from ckpt.block import SlotState
 from ckpt.budget import FULL_IN_FLIGHT
 from ckpt.errors import CkptError
@@ -41,6 +41,8 @@ class Work(Enum):
     """What long work waits for; one kind never holds up another."""
 
     CPU = "cpu"
+    LOOK = "look"
+    UNMAP = "unmap"
     PEERS = "peers"
     STORE = "store"
     CHECKPOINT = "checkpoint"
@@ -66,12 +68,13 @@ class Waiter:
 
 @dataclass(slots=True, kw_only=True)
 class Listeners:
-    """Who is told of what happens to snapshots, called under the lock, and of the end."""
+    """Who is told of what happens to snapshots and generations, under the lock, and of the end."""
 
     commit: list[Callable[[Snapshot], None]] = field(default_factory=list)
     protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
     release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
     adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
+    fence: list[Callable[[], None]] = field(default_factory=list)
     close: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -93,6 +96,7 @@ class Core:
         self.spoiled: set[BlockEntry] = set()
         self.durable = -1
         self.in_flight = FULL_IN_FLIGHT
+        self.slots.unmap = self._unmap
         self._waiters: list[Waiter] = []
         self._pools = {
             kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in Work
@@ -179,7 +183,7 @@ class Core:
 
     def submit(
         self, request: Request | None, work: Callable[[], None], *, kind: Work = Work.CPU
-    ) -> None:
+    ) -> Future[None]:
         """Run ``work`` on a thread, without the lock.
 
         Its errors are the answer to ``request``; where there is none they are logged.
@@ -199,7 +203,13 @@ class Core:
                     request.refuse(CkptError(f"failed inside the sidecar: {error!r}"))
                 raise
 
-        self._pools[kind].submit(run)
+        return self._pools[kind].submit(run)
+
+    def _unmap(self, file: SlotFile) -> None:
+        try:
+            self.submit(None, file.close, kind=Work.UNMAP)
+        except RuntimeError:  # it takes no more work
+            file.close()
 
     def close(self) -> None:
         """Take no more work; what runs is not waited for."""

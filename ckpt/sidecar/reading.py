@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt.block import block_bytes, verify_block
-from ckpt.errors import CorruptError, MismatchError, NotFoundError
+from ckpt.block import block_bytes
+from ckpt.errors import MismatchError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.core import Core, Op
 from ckpt.sidecar.holdings import holdings_of
@@ -23,6 +23,7 @@ from ckpt.sidecar.messages import (
 )
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.rebuild import Rebuild
+from ckpt.sidecar.scrutiny import Look, Scrutiny, is_intact
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.wire import PART_BYTES
 from ckpt.transport import Request
@@ -40,6 +41,8 @@ class Reading:
         rebuild: Rebuild,
     ) -> None:
         self._core, self._parities, self._rebuild = core, parities, rebuild
+        self._scrutiny = Scrutiny(core)
+        core.on.fence.append(self._scrutiny.begin)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -106,7 +109,7 @@ class Reading:
         core.slots.pin(slot)
 
         def check() -> None:
-            damaged = not _is_intact(slot)
+            damaged = not is_intact(slot)
             with core.lock:
                 core.counters["distrusted"] += 1
                 self._let_go([slot], [slot] if damaged else [])
@@ -187,15 +190,16 @@ class Reading:
     def _inventory(self, request: Request, body: Nothing) -> None:
         core = self._core
         core.book.close()
-        slots = [slot for slot in core.slots.all() if slot.entry and not slot.leaving]
+        slots = self._scrutiny.held()
         for slot in slots:
             core.slots.pin(slot)
-        core.submit(request, lambda: self._verify_all(request, slots))
+        looks = self._scrutiny.look_at(slots)
+        core.submit(request, lambda: self._verify_all(request, slots, looks))
 
-    def _verify_all(self, request: Request, slots: Sequence[Slot]) -> None:
+    def _verify_all(self, request: Request, slots: Sequence[Slot], looks: Sequence[Look]) -> None:
         core = self._core
-        bad = [slot for slot in slots if not _is_intact(slot)]
         parities = self._verified_rows()
+        bad = [slot for slot, look in zip(slots, looks, strict=True) if not look.is_intact()]
         with core.lock:
             self._let_go(slots, bad)
             snapshots = core.book.snapshots
@@ -227,13 +231,3 @@ class Reading:
                 self._core.count("corrupt_parities")
                 self._parities.drop_row(row)
         return good
-
-
-def _is_intact(slot: Slot) -> bool:
-    if slot.entry is None:
-        return False
-    try:
-        verify_block(slot.view(), slot.entry, origin=slot.file.path.name)
-    except CorruptError:
-        return False
-    return True

@@ -81,6 +81,8 @@ class Writing:
         """
         self._over = max(self._over, body.generation)
         request.reply()
+        for listener in self._core.on.fence:
+            listener()
         self._core.changed()
 
     def _check_begin(self, generation: int, rank: int) -> None:

@@ -454,7 +454,7 @@ BUGS: Final = (
     _bug(
         "inventory-unchecked",
         "blocks are promised in an inventory without a look at their checksums",
-        "ckpt.sidecar.reading:_is_intact",
+        "ckpt.sidecar.scrutiny:is_intact",
         _finds_everything_intact,
         3,
     ),
