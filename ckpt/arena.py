@@ -45,6 +45,7 @@ _CRC = struct.Struct("<I")
 _RECORD_BYTES = HEADER_BYTES // 2
 _OWNER_WAIT_S = 10.0
 _POLL_S = 0.01
+_AMPLE = 4
 
 
 class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +217,14 @@ class SlotFile:
             self._mapping.close()
         except BufferError:
             return
+
+
+def has_little_room(directory: Path, *, beside: int) -> bool:
+    """Say whether files that are removed should be unmapped at once: they take ``beside`` bytes."""
+    try:
+        return shutil.disk_usage(directory).free < _AMPLE * beside
+    except OSError:
+        return True
 
 
 def slot_capacity(size_bytes: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ckpt.arena import SlotFile
+from ckpt.arena import SlotFile, has_little_room
 from ckpt.errors import CkptError, PeerError
 from ckpt.sidecar.hosts import host_id
 
@@ -16,9 +16,10 @@ from ckpt.sidecar.hosts import host_id
 class SlotMaps:
     """The slots this process has mapped, by path; safe to share between threads.
 
-    Shared memory is free only once nobody maps it, so mappings of removed files are dropped
-    whenever another slot is opened. ``host`` is whose files they are (`ckpt.sidecar.hosts`): this
-    machine's, unless it is named otherwise.
+    Shared memory is free only once nobody maps it, and giving it back takes long. So mappings of
+    removed files are dropped by `prune`, when nobody waits, and where memory is scarce whenever
+    another slot is opened. ``host`` is whose files they are (`ckpt.sidecar.hosts`): this machine's,
+    unless it is named otherwise.
     """
 
     def __init__(self, *, host: str = "") -> None:
@@ -31,7 +32,9 @@ class SlotMaps:
     def open(self, path: str) -> SlotFile:
         """Return the mapped slot at ``path``. Raises ``PeerError`` where it is gone."""
         with self._lock:
-            self._prune()
+            stale = self._stale()
+            if path in stale or self._is_scarce(path, stale):
+                self._drop(stale)
             known = self._slots.get(path)
             if known is not None:
                 return known[1]
@@ -64,10 +67,20 @@ class SlotMaps:
     def prune(self) -> None:
         """Drop the mappings of files that are gone."""
         with self._lock:
-            self._prune()
+            self._drop(self._stale())
 
-    def _prune(self) -> None:
-        for path in [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]:
+    def _stale(self) -> list[str]:
+        return [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]
+
+    def _is_scarce(self, path: str, stale: Sequence[str]) -> bool:
+        """Say whether there is little room beside what removed files still take."""
+        if not stale:
+            return False
+        taken = sum(self._slots[each][1].capacity for each in stale)
+        return has_little_room(Path(path).parent, beside=taken)
+
+    def _drop(self, paths: Sequence[str]) -> None:
+        for path in paths:
             self._slots.pop(path)[1].close()
 
     def close(self) -> None:

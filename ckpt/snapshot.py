@@ -333,6 +333,7 @@ class Snapshotter:
 
     def _acquire(self, task: _Task) -> Grant:
         began_s = time.perf_counter()
+        self._maps.prune()  # what the slot is to be made of may be among it
         timeout_s = STARVED_TIMEOUT_S if self._starved else ACQUIRE_TIMEOUT_S
         try:
             grant = self._client.acquire(

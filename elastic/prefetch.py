@@ -230,6 +230,7 @@ class Prefetcher:
 
     def _room(self, point: RestorePoint) -> Ahead:
         """Make room for the chunks that are wanted of blocks on other hosts."""
+        self._maps.prune()
         with self._donors.source(point, maps=self._maps) as source:
             refs = plan(source.indexes(), self._wanted, strict=False).refs()
             return Ahead(wanted_of(refs, source.elsewhere))

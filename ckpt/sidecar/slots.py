@@ -6,10 +6,11 @@ happens outside, in `Arena.create`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ckpt.arena import Arena, SlotFile, SlotHeader, slot_capacity
+from ckpt.arena import Arena, SlotFile, SlotHeader, has_little_room, slot_capacity
 from ckpt.block import SlotState, block_bytes
 from ckpt.errors import CkptError
 from ckpt.sidecar.state import SlotEvent, SnapshotKey, move_slot
@@ -64,6 +65,8 @@ class Slots:
         self._table: dict[int, Slot] = {}
         self._next = 1
         self.corrupt = 0
+        self.unmap: Callable[[SlotFile], object] = SlotFile.close
+        """What unmaps a file that was removed; it takes long, and need not be done at once."""
 
     def all(self) -> list[Slot]:
         """Return every slot."""
@@ -165,7 +168,10 @@ class Slots:
         self._arena.reach("discard.before")
         slot.file.path.unlink(missing_ok=True)
         self._arena.reach("discard.after")
-        slot.file.close()
+        if has_little_room(self._arena.directory, beside=slot.file.capacity):
+            slot.file.close()
+        else:
+            self.unmap(slot.file)
 
     def pin(self, slot: Slot) -> None:
         """Keep the bytes until `unpin`."""

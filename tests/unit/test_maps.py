@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,24 @@ def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(tmp_p
     assert maps.open(path) is not first
     Path(path).unlink()
     maps.open(other)
+    assert path in maps._slots, "there is room: nobody has to wait for it to be unmapped"
+    maps.prune()
     assert list(maps._slots) == [other]
     with pytest.raises(PeerError, match=r"1\.slot: slot cannot be mapped"):
         maps.open(path)
+    maps.close()
+
+
+def test_what_is_gone_is_unmapped_at_once_where_memory_is_scarce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps, path, other = SlotMaps(), make(tmp_path / "1.slot"), make(tmp_path / "2.slot")
+    gone = maps.open(path)
+    Path(path).unlink()
+    left = shutil.disk_usage(tmp_path)._replace(free=4 * gone.capacity - 1)
+    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: left)
+    maps.open(other)
+    assert list(maps._slots) == [other]
     maps.close()
 
 
