@@ -43,7 +43,7 @@ _INLINE_BYTES: Final = 1 << 20
 _AHEAD: Final = 4
 _LANDING_AHEAD: Final = 32
 _THREADS: Final = 4
-_LAND_THREADS: Final = 3
+LAND_THREADS: Final = 3
 _WHOLE_FROM: Final = 4
 """A lost block is rebuilt whole where more than this fraction of it is wanted: then it is mapped,
 while parts of it travel through a socket."""
@@ -102,12 +102,13 @@ class MemorySource(Closing):
     are. Blocks on the host of ``maps``, which may be shared to stay warm, are mapped through it.
     What is ``ahead`` and of this step is taken from there. ``poll`` is called every few
     milliseconds while anything is waited for, and may raise to stop. Safe for one reader at a time.
+    ``cores`` are there to copy with: with one, what is mapped is copied by the caller's own thread.
 
     ``faults`` lists the blocks found damaged, missing or out of reach, ``touched`` says whether
     anything may have been written to where it belongs, ``sent_bytes`` what others sent.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - where it reads, and with what; all by keyword
         self,
         point: RestorePoint,
         *,
@@ -118,6 +119,7 @@ class MemorySource(Closing):
         maps: SlotMaps | None = None,
         ahead: Ahead | None = None,
         poll: Callable[[], None] | None = None,
+        cores: int = LAND_THREADS,
     ) -> None:
         self.point = point
         self._local_node = local_node
@@ -125,7 +127,7 @@ class MemorySource(Closing):
         self._own_clients: list[SidecarClient] = []
         self._addresses, self._key = dict(addresses), key
         self._maps, self._owns_maps, self._ahead = maps or SlotMaps(), maps is None, ahead
-        self._poll = poll or (lambda: None)
+        self._poll, self._cores = poll or (lambda: None), cores
         self._run = run_digest(point.world.run)
         self._blocks: dict[int, _Block] | None = None
         self._lock = threading.Lock()
@@ -342,8 +344,10 @@ class MemorySource(Closing):
             tasks.append((replace(block, tier=TIERS[1], prefetched=True, payload=None), run))
         self.touched = True
         total = sum(ref.chunk.nbytes for ref, _ in deliveries)
-        if total <= _INLINE_BYTES and all(block.payload is not None for block, _ in tasks):
+        inline = self._cores == 1 or total <= _INLINE_BYTES
+        if inline and all(block.payload is not None for block, _ in tasks):
             for block, run in tasks:
+                self._poll()
                 self._land(block, run, self._fetch(block, run))
         else:
             self._land_all(tasks)
@@ -365,7 +369,7 @@ class MemorySource(Closing):
     def _land_all(self, tasks: Sequence[_Task]) -> None:
         """Fetch and land on threads; on return or raise no thread writes to any target."""
         fetch = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-read")
-        land = ThreadPoolExecutor(_LAND_THREADS, thread_name_prefix="ckpt-land")
+        land = ThreadPoolExecutor(min(self._cores, LAND_THREADS), thread_name_prefix="ckpt-land")
         here = deque(task for task in tasks if task[0].payload is not None)
         there = deque(task for task in tasks if task[0].payload is None)
         landing: set[Future[Any]] = set()

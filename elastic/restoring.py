@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -121,6 +122,7 @@ class Restorer:
             maps=self._maps,
             ahead=self._ahead,
             poll=self._world.guard.check,
+            cores=self._cores(),
         ) as memory:
             try:
                 report = self._fill(state, memory)
@@ -143,6 +145,11 @@ class Restorer:
                 tiers=tiers,
             )
             return restored, []
+
+    def _cores(self) -> int:
+        """Return how many of the node's cores are there for this rank: all restore at once."""
+        ranks = self._world.record.snapshots.rank_nodes.count(self._channel.node)
+        return max(1, len(os.sched_getaffinity(0)) // max(ranks, 1))
 
     def _fill(self, state: Mapping[str, Any], source: ShardSource) -> RestoreReport:
         """Restore this rank's part; what the state has at other stages is none of it."""

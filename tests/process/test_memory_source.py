@@ -149,10 +149,11 @@ def test_a_snapshot_comes_back_mapped_sent_and_rebuilt(cluster: Cluster) -> None
     observer = cluster.clients["c"]
     assert observer.protected_step(generation=1, at_least=4, timeout_s=200) == 4
     point = observer.locate(generation=1, step=4)
-    for mapped, words in ((True, "rank 0 mapped from a"), (False, "rank 1 sent by b")):
+    ways = ((True, 3, "rank 0 mapped from a"), (True, 1, "mapped"), (False, 1, "rank 1 sent by b"))
+    for mapped, cores, words in ways:
         state = build(7)
         maps = SlotMaps(host="" if mapped else "elsewhere")
-        with closing(maps), cluster.source(point, "c", maps=maps) as source:
+        with closing(maps), cluster.source(point, "c", maps=maps, cores=cores) as source:
             assert words in source.how
             report = restore(state, source, rank=0)
             some = read_tensors(source, ["model.0.weight"])
