@@ -6,9 +6,10 @@ they have. All ranks wait for it, so the blocks are looked at from the first mom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -19,24 +20,24 @@ from ckpt.sidecar.slots import Slot
 from ckpt.world import BlockEntry
 
 _FRESH_S: Final = 1.0
-"""No inventory takes the word of a look that began longer ago: bits may have flipped since."""
+"""No inventory takes the word of a look that ended longer ago: bits may have flipped since."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Look:
-    """A look at one block, from ``began_s`` on."""
+    """A look at one block: under way, or what it found."""
 
     entry: BlockEntry
-    began_s: float
-    over: Future[None]
-    found: list[bool]
+    ended_s: float = math.inf
+    intact: bool | None = None
+    over: Future[None] = field(default_factory=Future)
 
     def is_intact(self) -> bool:
         """Wait for its end; say what it found. Raises ``CkptError`` where it came to nothing."""
         self.over.result()
-        if not self.found:
+        if self.intact is None:
             raise CkptError(f"the block of rank {self.entry.rank} could not be looked at")
-        return self.found[0]
+        return self.intact
 
 
 class Scrutiny:
@@ -60,24 +61,25 @@ class Scrutiny:
         self._looks = {}
         for slot in slots:
             look = before.get(slot.number)
-            if look is None or look.entry is not slot.entry or now_s > look.began_s + _FRESH_S:
-                look = self._look_at(slot, now_s)
+            if look is None or look.entry is not slot.entry or now_s > look.ended_s + _FRESH_S:
+                look = self._look_at(slot)
             self._looks[slot.number] = look
         return list(self._looks.values())
 
-    def _look_at(self, slot: Slot, now_s: float) -> Look:
-        found: list[bool] = []
+    def _look_at(self, slot: Slot) -> Look:
+        assert slot.entry is not None
+        look = Look(entry=slot.entry)
         self._core.slots.pin(slot)
 
-        def look() -> None:
+        def work() -> None:
             try:
-                found.append(is_intact(slot))
+                look.intact = is_intact(slot)
             finally:
+                look.ended_s = monotonic()
                 self._core.unpin(slot)
 
-        over = self._core.submit(None, look, kind=Work.LOOK)
-        assert slot.entry is not None
-        return Look(entry=slot.entry, began_s=now_s, over=over, found=found)
+        look.over = self._core.submit(None, work, kind=Work.LOOK)
+        return look
 
 
 def is_intact(slot: Slot) -> bool:
