@@ -45,7 +45,6 @@ _CRC = struct.Struct("<I")
 _RECORD_BYTES = HEADER_BYTES // 2
 _OWNER_WAIT_S = 10.0
 _POLL_S = 0.01
-_AMPLE = 4
 
 
 class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,12 +218,16 @@ class SlotFile:
             return
 
 
-def has_little_room(directory: Path, *, beside: int) -> bool:
-    """Say whether files that are removed should be unmapped at once: they take ``beside`` bytes."""
+def has_little_room(directory: Path) -> bool:
+    """Say whether files that are removed should be unmapped at once: memory is more than half full.
+
+    Else all that is there fits once more, so nobody misses what is freed a little later.
+    """
     try:
-        return shutil.disk_usage(directory).free < _AMPLE * beside
+        found = shutil.disk_usage(directory)
     except OSError:
         return True
+    return found.free < found.used
 
 
 def slot_capacity(size_bytes: int) -> int:

@@ -33,7 +33,7 @@ class SlotMaps:
         """Return the mapped slot at ``path``. Raises ``PeerError`` where it is gone."""
         with self._lock:
             stale = self._stale()
-            if path in stale or self._is_scarce(path, stale):
+            if path in stale or (stale and has_little_room(Path(path).parent)):
                 self._drop(stale)
             known = self._slots.get(path)
             if known is not None:
@@ -71,13 +71,6 @@ class SlotMaps:
 
     def _stale(self) -> list[str]:
         return [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]
-
-    def _is_scarce(self, path: str, stale: Sequence[str]) -> bool:
-        """Say whether there is little room beside what removed files still take."""
-        if not stale:
-            return False
-        taken = sum(self._slots[each][1].capacity for each in stale)
-        return has_little_room(Path(path).parent, beside=taken)
 
     def _drop(self, paths: Sequence[str]) -> None:
         for path in paths:

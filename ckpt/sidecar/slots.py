@@ -168,7 +168,7 @@ class Slots:
         self._arena.reach("discard.before")
         slot.file.path.unlink(missing_ok=True)
         self._arena.reach("discard.after")
-        if has_little_room(self._arena.directory, beside=slot.file.capacity):
+        if has_little_room(self._arena.directory):
             slot.file.close()
         else:
             self.unmap(slot.file)

@@ -25,8 +25,12 @@ def test_a_slot_is_mapped_once(tmp_path: Path) -> None:
     maps.close()
 
 
-def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     maps, path, other = SlotMaps(), make(tmp_path / "1.slot"), make(tmp_path / "2.slot")
+    usage = shutil.disk_usage(tmp_path)._replace(used=1 << 30, free=1 << 30)
+    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: usage)
     first = maps.open(path)
     Path(path).rename(tmp_path / "old")
     make(Path(path))
@@ -45,10 +49,10 @@ def test_what_is_gone_is_unmapped_at_once_where_memory_is_scarce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maps, path, other = SlotMaps(), make(tmp_path / "1.slot"), make(tmp_path / "2.slot")
-    gone = maps.open(path)
+    maps.open(path)
     Path(path).unlink()
-    left = shutil.disk_usage(tmp_path)._replace(free=4 * gone.capacity - 1)
-    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: left)
+    usage = shutil.disk_usage(tmp_path)._replace(used=1000, free=999)
+    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: usage)
     maps.open(other)
     assert list(maps._slots) == [other]
     maps.close()
