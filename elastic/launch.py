@@ -325,6 +325,7 @@ class Launcher:
                     self._returning.discard(node.name)
                     self._start_agent(node)
                 continue
+            returns = node.name in self._returning  # said before this look: it sees who was lost
             status = agent.poll()
             if status and status.change == Change.STOPPED:
                 self._stopped_s[node.name] = time.monotonic()
@@ -336,7 +337,7 @@ class Launcher:
             if status and status.change == Change.EXITED:
                 self._stopped_s.pop(node.name, None)
                 self._lose_node(node, agent)
-            elif node.name in self._returning:
+            elif returns and status is None:
                 self._returning.discard(node.name)
                 if not agent.alive:
                     self._start_agent(node)

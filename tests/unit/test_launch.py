@@ -1,0 +1,58 @@
+"""The launcher's watch over its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elastic.launch import LaunchConfig, Launcher, NodeSpec
+from elastic.process import Change, ChildStatus
+
+
+class Agent:
+    """An agent whose changes are told one after the other; ``between`` acts after the first look."""
+
+    def __init__(self, *changes: ChildStatus | None, between: Callable[[], None]) -> None:
+        self._changes, self._between = list(changes), between
+        self.alive = True
+
+    def poll(self) -> ChildStatus | None:
+        found = self._changes.pop(0) if self._changes else None
+        self.alive = self.alive and not (found and found.change is Change.EXITED)
+        between, self._between = self._between, lambda: None
+        between()
+        return found
+
+    def kill(self) -> None:
+        raise AssertionError("nobody ends it")
+
+
+EXITED = ChildStatus(change=Change.EXITED, code=-9)
+
+
+@pytest.mark.parametrize(
+    "changes", [(None, EXITED), (ChildStatus(change=Change.CONTINUED, code=0), EXITED)]
+)
+def test_a_machine_that_is_lost_and_back_while_it_is_looked_at_is_started_again(
+    changes: tuple[ChildStatus | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher: Any = object.__new__(Launcher)
+    launcher.config = LaunchConfig(
+        command=("true",),
+        nodes=(NodeSpec(name="n0", domain="d0", slots={"trainer": 1}),),
+        wanted={"trainer": 1},
+    )
+    launcher._returning, launcher._stopped_s = set[str](), {}
+    started: list[str] = []
+    monkeypatch.setattr(launcher, "_lose_node", lambda node, agent: None, raising=False)
+    monkeypatch.setattr(
+        launcher, "_start_agent", lambda node: started.append(node.name), raising=False
+    )
+    agent = Agent(*changes, between=lambda: launcher.return_machine("n0"))
+    launcher._agents = {"n0": agent}
+    for _ in range(4):
+        launcher._check_agents()
+    assert started[:1] == ["n0"]
+    assert not agent.alive
