@@ -12,7 +12,7 @@ from elastic.process import Change, ChildStatus
 
 
 class Agent:
-    """An agent whose changes are told one after the other; ``between`` acts after the first look."""
+    """An agent whose changes are told one by one; ``between`` acts after the first look."""
 
     def __init__(self, *changes: ChildStatus | None, between: Callable[[], None]) -> None:
         self._changes, self._between = list(changes), between
