@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ PEER_LOSS_GRACE_S = 3.0
 
 _EXIT_WAIT_S = 1.0
 
+_P = ParamSpec("_P")
+
 _left_behind: list[threading.Thread] = []
 
 
@@ -63,6 +66,11 @@ def _end_without_left_behind() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
+def leave_behind(thread: threading.Thread) -> None:
+    """Give up a thread inside C++: the end of the process does not wait for it for long."""
+    _left_behind[:] = [each for each in _left_behind if each.is_alive()] + [thread]
 
 
 class Guard:
@@ -140,13 +148,14 @@ class Guard:
         with self.wait():
             while not done.wait(POLL_S):
                 if self._fenced():
-                    _left_behind.append(thread)
+                    leave_behind(thread)
                 self.check()
         if errors:
-            self._raise(errors[0])
+            self.reraise(errors[0])
         return box[0]
 
-    def _raise(self, error: Exception) -> None:
+    def reraise(self, error: Exception) -> NoReturn:
+        """Raise the error, or ``Fenced`` when a fence explains it."""
         if self.explained():
             raise Fenced(f"generation {self.generation} is over: {error}") from error
         raise error
@@ -167,7 +176,7 @@ class Guard:
                         break
             work.wait()
         except RuntimeError as error:
-            self._raise(error)
+            self.reraise(error)
 
 
 class InterruptibleWork(Work):
@@ -247,12 +256,66 @@ class Several(Work):
         return all(work.is_success() for work in self._works)
 
 
+class DeviceGroup(Protocol):
+    """The same ranks once more, for tensors that lie on a device."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it must not be destructed yet."""
+
+    def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
+        """Start the operation that `torch.distributed.ProcessGroup` calls ``name``."""
+
+    def close(self) -> None:
+        """Give it up, without waiting."""
+
+
+Connect: TypeAlias = Callable[[Store, int, int, timedelta, Guard], DeviceGroup]
+"""Makes a `DeviceGroup` of a store, a rank, a size and the time a collective may take."""
+
+
+def on_device(value: Any) -> bool:
+    """Say whether the first tensor among the arguments of a collective lies on a device."""
+    return (found := _first_tensor(value)) is not None and found.device.type != "cpu"
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list | tuple):
+        return next((t for each in value if (t := _first_tensor(each)) is not None), None)
+    return None
+
+
+def _by_device(
+    name: str,
+) -> Callable[
+    [Callable[Concatenate[InterruptibleGroup, _P], Work]],
+    Callable[Concatenate[InterruptibleGroup, _P], Work],
+]:
+    """Make a method start ``name`` of the device's group for tensors that lie there."""
+
+    def dispatch(
+        on_cpu: Callable[Concatenate[InterruptibleGroup, _P], Work],
+    ) -> Callable[Concatenate[InterruptibleGroup, _P], Work]:
+        @functools.wraps(on_cpu)
+        def start(self: InterruptibleGroup, /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
+            if self._device is not None and on_device((*args, *kwargs.values())):
+                return self._device.start(name, *args, **kwargs)
+            return on_cpu(self, *args, **kwargs)
+
+        return start
+
+    return dispatch
+
+
 def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
-    """Return a method that starts gloo's operation ``name``.
+    """Return a method that starts gloo's operation ``name``, or the device's.
 
     A ``lazy`` one makes progress only inside its own wait, as gloo's send and receive do.
     """
 
+    @_by_device(name)
     def start(self: InterruptibleGroup, *args: Any) -> Work:
         return self._work(getattr(self._gloo, name)(*args), *args, lazy=lazy)
 
@@ -260,11 +323,17 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
 
 
 class InterruptibleGroup(ProcessGroup):
-    """gloo, with waits that poll a `Guard`. Made by `create` through ``init_process_group``."""
+    """gloo, with waits that poll a `Guard`. Made by `create` through ``init_process_group``.
 
-    def __init__(self, gloo: Any, rank: int, size: int, *, guard: Guard) -> None:
+    It serves all devices itself, as torch asks of a group that is written in Python: tensors that
+    are not the CPU's go to ``device``, where there is one.
+    """
+
+    def __init__(
+        self, gloo: Any, rank: int, size: int, *, guard: Guard, device: DeviceGroup | None = None
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._gloo, self.guard = gloo, guard
+        self._gloo, self.guard, self._device = gloo, guard, device
         self._flight: deque[tuple[Work, Any]] = deque()
         self._name: Any = ""
 
@@ -284,7 +353,14 @@ class InterruptibleGroup(ProcessGroup):
     @property
     def busy(self) -> bool:
         """Whether an operation is still under way."""
+        if self._device is not None and self._device.busy:
+            return True
         return not all(work.is_completed() for work, _ in self._flight)
+
+    def close(self) -> None:
+        """Give it up: nothing is started any more."""
+        if self._device is not None:
+            self._device.close()
 
     def getBackendName(self) -> str:
         """Name the backend."""
@@ -337,6 +413,7 @@ class InterruptibleGroup(ProcessGroup):
         """Same as ``allgather_into_tensor_coalesced``."""
         return self.allgather_into_tensor_coalesced(*args, **kwargs)
 
+    @_by_device("_reduce_scatter_base")
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Work:
         """All-reduce a copy and take a part: gloo's own is not complete before it is waited for."""
         reduce = AllreduceOptions()
@@ -363,6 +440,7 @@ class InterruptibleGroup(ProcessGroup):
         """Same as ``reduce_scatter_tensor_coalesced``."""
         return self.reduce_scatter_tensor_coalesced(*args, **kwargs)
 
+    @_by_device("reduce_scatter")
     def reduce_scatter(self, *args: Any, **kwargs: Any) -> Work:
         """Reduce lists of tensors, one part per rank."""
         outputs, inputs, *opts = args
@@ -370,13 +448,14 @@ class InterruptibleGroup(ProcessGroup):
         return self._reduce_scatter_base(outputs[0], flat, *opts)
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
-        """Wait for all ranks."""
+        """Wait for all ranks; not for what their devices still do."""
         token = torch.zeros(1)
         return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
 
 
 _guard: Guard | None = None
 _host = "127.0.0.1"
+_connect: Connect | None = None
 _groups: list[InterruptibleGroup] = []
 _graves: list[InterruptibleGroup] = []
 
@@ -392,15 +471,19 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Interrupt
         lambda: ProcessGroupGloo(store, rank, size, options),
         name="form-group",
     )
-    group = InterruptibleGroup(gloo, rank, size, guard=guard)
+    device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
+    group = InterruptibleGroup(gloo, rank, size, guard=guard, device=device)
     _groups.append(group)
     return group
 
 
-def use(guard: Guard, *, host: str) -> None:
-    """Make groups formed from now on wait under ``guard`` and listen at ``host``."""
-    global _guard, _host
-    _guard, _host = guard, host
+def use(guard: Guard, *, host: str, connect: Connect | None = None) -> None:
+    """Make groups formed from now on wait under ``guard`` and listen at ``host``.
+
+    ``connect`` makes what serves them on a device; without it they are the CPU's alone.
+    """
+    global _guard, _host, _connect
+    _guard, _host, _connect = guard, host, connect
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
 
@@ -411,6 +494,8 @@ def bury() -> int:
     A group is destructed only when it has none; one that never comes to rest is kept for the
     life of the process, also beyond the interpreter's own clean-up.
     """
+    for group in _groups:
+        group.close()
     _graves.extend(_groups)
     _groups.clear()
     busy = [group for group in _graves if group.busy]

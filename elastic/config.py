@@ -31,6 +31,9 @@ class Mesh:
     replicas of so many, each of which has all of the state (hybrid sharding). ``ep`` groups that
     follow each other have the experts of a mixture between them. `axes` are the names
     of the axes of ``run.mesh``. A script started by hand is alone, and all axes have the size 1.
+    ``device`` is the kind that ``run.mesh`` spans: ``"cpu"``, ``"cuda"`` with a device per rank and
+    NCCL between them, or ``"auto"`` for CUDA where it is to be had. CUDA is written and not yet run
+    on a device; it takes no pipeline stages.
     """
 
     dp: int | Literal["auto"] = "auto"
@@ -39,8 +42,10 @@ class Mesh:
     ep: int | tuple[int, ...] = 1
     shard: int | tuple[int, ...] | None = None
     min_dp: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
+        self._check_device()
         if self.dp != "auto" and (not isinstance(self.dp, int) or self.dp < 1):
             raise ConfigError(f"Mesh(dp={self.dp!r}): give a positive number or 'auto'")
         for name in ("tp", "pp", "ep", "shard"):
@@ -52,6 +57,15 @@ class Mesh:
         if self.dp != "auto" and all(self.dp % size for size in sizes_of(self.shard)):
             raise ConfigError(f"Mesh(dp={self.dp}, shard={self.shard}): dp is no multiple of shard")
         self._check_experts()
+
+    def _check_device(self) -> None:
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"Mesh(device={self.device!r}): give 'auto', 'cpu' or 'cuda'")
+        if self.device == "cuda" and self.pp != 1:
+            raise ConfigError(
+                f"Mesh(device='cuda', pp={self.pp}): stages send to each other one by one, for "
+                "which NCCL may wait forever; give device='cpu', or no pp"
+            )
 
     def _check_experts(self) -> None:
         sizes, shards = sizes_of(self.ep), sizes_of(self.shard)
@@ -196,11 +210,12 @@ class Settings:
     def shares_by_speed(self) -> bool:
         """Whether faster ranks run more microbatches.
 
-        With pipeline stages only where it is asked for: few schedules take any number of them.
+        With pipeline stages only where it is asked for: few schedules take any number of them. With
+        CUDA too: what a microbatch takes there is not seen by the processor's clock.
         """
         if self.batch.by_speed is not None:
             return self.batch.by_speed
-        return bool(self.exact) and self.mesh.pp == 1
+        return bool(self.exact) and self.mesh.pp == 1 and self.mesh.device == "cpu"
 
     def _check_parity(self) -> None:
         if self.parity != "replicate" and (not isinstance(self.parity, int) or self.parity < 0):
@@ -296,4 +311,5 @@ class Settings:
             keep=self.keep,
             memory_bytes=self.memory_bytes(),
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
+            device=self.mesh.device,
         )

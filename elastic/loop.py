@@ -27,7 +27,7 @@ from ckpt.errors import (
 from ckpt.groups import GROUP_SIZE
 from ckpt.maps import SlotMaps
 from ckpt.types import Json
-from elastic import heap, randomness, reform
+from elastic import devices, heap, randomness, reform
 from elastic.channel import WORKER_ENV, Channel, Phase, connect
 from elastic.collectives import Guard
 from elastic.config import Batch, Exact, Mesh, Settings
@@ -172,7 +172,7 @@ class Loop:
         known = {field.name for field in dataclasses.fields(Settings)}
         overrides = {key: value for key, value in channel.settings.items() if key in known}
         self._channel = channel
-        self._settings = dataclasses.replace(settings, **overrides)
+        self._settings = _on_this_machine(dataclasses.replace(settings, **overrides))
         self._announce, self._pulse, self._maps = (
             announce,
             Pulse(channel),
@@ -250,6 +250,7 @@ class Loop:
             host=host,
             timeout_s=settings.collective_timeout_s,
             axes=settings.mesh.axes,
+            device=devices.kind(settings.mesh.device),
         )
         channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
         try:
@@ -285,6 +286,13 @@ class Loop:
             self._replicated_bytes = keeper.replicated_bytes or self._replicated_bytes
             run.close()
         return result
+
+
+def _on_this_machine(settings: Settings) -> Settings:
+    """Say what ``device="auto"`` comes to; there is no made-up world for devices to rehearse in."""
+    device = devices.kind(settings.mesh.device)
+    mesh = dataclasses.replace(settings.mesh, device=device)
+    return dataclasses.replace(settings, mesh=mesh, rehearse=settings.rehearse and device == "cpu")
 
 
 def _import_all() -> None:

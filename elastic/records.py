@@ -103,8 +103,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``min_dp`` up to ``max_dp`` (None: all); who is ready beyond that is a spare. ``tp``, ``pp``,
     ``ep`` and ``shard`` are the sizes accepted of each, preferred ones first; of ``ep`` and
     ``shard``, where it is asked for, only such as divide each other. ``microbatches`` is
-    the work of a step, 0 when it is not to be shared by speed. ``parity_group`` is the preferred
-    size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
+    the work of a step, 0 when it is not to be shared by speed. ``device`` is what all ranks compute
+    on, ``"cpu"`` or ``"cuda"``. ``parity_group`` is the preferred size of a parity group;
+    ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
     """
 
     dp: int | None = None
@@ -120,6 +121,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ep: tuple[int, ...] = (1,)
     shard: tuple[int, ...] = (1,)
     microbatches: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.dp is not None and self.dp < 1:

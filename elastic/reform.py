@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import msgspec
 import torch
@@ -17,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ckpt.errors import StateError
 from ckpt.replan import StoreGather
 from ckpt.types import Json
-from elastic import collectives
-from elastic.collectives import Guard
+from elastic import collectives, devices
+from elastic.collectives import Connect, Guard
 from elastic.errors import ElasticError
 from elastic.planning.meshes import Coordinates, coordinates, rank_of
 from elastic.records import GenerationRecord, MeshSize
@@ -35,6 +37,9 @@ _CONNECT_TIMEOUT_S = 120.0
 def host_of(address: str) -> str:
     """Return the host in ``tcp://host:port``: where a sidecar is reached, so are its workers."""
     return address.partition("://")[2].rpartition(":")[0] or LOOPBACK
+
+
+_CPU = torch.device("cpu")
 
 
 class MeetingPoint:
@@ -93,8 +98,10 @@ class World(Peers):
         data_mesh: DeviceMesh,
         groups: Groups,
         plans: StoreGather,
+        timeout_s: float = math.inf,
     ) -> None:
         super().__init__(None, index=rank, size=record.mesh.ranks)
+        self._timeout_s = timeout_s
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
         self.data_mesh = data_mesh
         self._place = coordinates(rank, record.mesh)
@@ -103,6 +110,12 @@ class World(Peers):
         self._edp = Peers(groups.edp, index=self._place.dp // record.mesh.ep, size=copies)
         self.plans = plans
         self._aside: Peers | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        kind = self.mesh.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @property
     def generation(self) -> int:
@@ -196,6 +209,19 @@ class World(Peers):
         except StateError as error:
             return error  # no fence explains it, so none is waited for
 
+    def settle(self) -> None:
+        """Wait until this rank's device has done what it was told, so that it can be kept.
+
+        What comes from an aborted collective looks like any other number. Raises ``Fenced`` when
+        the generation is over, ``TimeoutError`` when it takes longer than a collective may.
+        """
+        if self.mesh.device_type == "cuda":
+            from elastic import nccl
+
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record()
+            nccl.settle(mark, self.guard, timeout_s=self._timeout_s)
+
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:
@@ -215,16 +241,19 @@ def form(
     host: str,
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> World:
     """Meet the other members of ``record`` and return the world they make.
 
-    ``axes`` names those of its mesh. Raises ``Fenced`` as soon as the generation is over, whatever
-    the others do.
+    ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
+    node has more ranks than such devices, ``Fenced`` as soon as the generation is
+    over, whatever the others do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
         raise ElasticError(f"generation {record.number} does not contain worker {incarnation}")
-    collectives.use(guard, host=host)
+    connect = _take_device(record, rank) if device == "cuda" else None
+    collectives.use(guard, host=host, connect=connect)
     meeting = str(record.members[0].info.get("store", ""))
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
@@ -243,7 +272,7 @@ def form(
     hook = sys.excepthook
     try:
         dist.init_process_group(
-            f"cpu:{collectives.BACKEND}",
+            ",".join(f"{each}:{collectives.BACKEND}" for each in sorted({"cpu", device})),
             store=PrefixStore(f"g{record.number}", store),
             rank=rank,
             world_size=size,
@@ -251,19 +280,38 @@ def form(
         )
     finally:
         sys.excepthook = hook  # torch wraps it anew at every call
-    mesh, data_mesh = meshes_of(record.mesh, axes)
+    mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
     plans = StoreGather(
         PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
     )
     return World(
-        record, rank=rank, guard=guard, mesh=mesh, data_mesh=data_mesh, groups=groups, plans=plans
+        record,
+        rank=rank,
+        guard=guard,
+        mesh=mesh,
+        data_mesh=data_mesh,
+        groups=groups,
+        plans=plans,
+        timeout_s=timeout_s,
     )
 
 
-def meshes_of(size: MeshSize, axes: tuple[str, ...]) -> tuple[DeviceMesh, DeviceMesh]:
+def _take_device(record: GenerationRecord, rank: int) -> Connect:
+    """Compute on the rank's CUDA device from now on; return what connects it with the others'."""
+    from elastic import nccl
+
+    index = devices.index_of(rank, record.members, count=torch.cuda.device_count())
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return functools.partial(nccl.connect, device=device)
+
+
+def meshes_of(
+    size: MeshSize, axes: tuple[str, ...], *, device: Literal["cpu", "cuda"] = "cpu"
+) -> tuple[DeviceMesh, DeviceMesh]:
     """Return a mesh with the named axes, and one of its data-parallel axes alone; collective."""
-    mesh = init_device_mesh("cpu", size.along(axes), mesh_dim_names=axes)
+    mesh = init_device_mesh(device, size.along(axes), mesh_dim_names=axes)
     replicates = "replicate" in axes
     if "ep" not in axes:
         return mesh, mesh["replicate", "shard"] if replicates else mesh["dp"]

@@ -125,7 +125,7 @@ class Rounding:
         local = local_of(gradient)
         if local.numel():
             low, high = torch.aminmax(local)
-            hooked.peak = torch.maximum(hooked.peak, torch.maximum(-low, high))
+            hooked.peak = torch.maximum(hooked.peak.to(local.device), torch.maximum(-low, high))
         return gradient
 
     def _grid(self, name: str, method: Method) -> int:

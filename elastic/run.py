@@ -78,6 +78,11 @@ class Run:
         return self._world.data_mesh
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank builds its model: the CPU, or its CUDA device (see `Mesh`)."""
+        return self._world.device
+
+    @property
     def rank(self) -> int:
         """This worker's rank."""
         return self._world.rank
@@ -269,6 +274,7 @@ class Run:
             raise ConfigError(
                 f"step {self.completed} ended without run.step(optimizer): call it once per step"
             )
+        self._world.settle()  # before anything of the step is kept
         self._in_step = False
         cursor = self._keeper.cursor
         cursor.metrics.update(self._logs.latest)
@@ -439,6 +445,7 @@ class Run:
         """Let the watch say what becomes of the step; it may end the generation, or the job."""
         if self._losses is None:
             return
+        self._world.settle()  # a number out of an aborted collective is not judged
 
         def tell(why: str, action: Action) -> None:
             if self.is_leader:
