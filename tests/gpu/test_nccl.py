@@ -1,0 +1,128 @@
+"""Elastic training on CUDA devices: alone through re-entries, and after the loss of a peer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import GRACE_S, fence_file, ranks, record_of
+from test_loop import LoneChannel
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from elastic import devices, reform
+from elastic.collectives import Guard
+from elastic.config import Batch, Mesh, Settings
+from elastic.errors import Fenced
+from elastic.loop import Loop
+from elastic.run import Run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (torch.cuda.is_available() and dist.is_nccl_available()),
+        reason="needs a CUDA device and a torch with NCCL",
+    ),
+]
+
+WIDTH = 64
+
+
+def test_alone_a_function_is_entered_again_on_its_device() -> None:
+    channel: Any = LoneChannel()
+    losses: list[list[float]] = []
+
+    def body(run: Run) -> str:
+        assert run.device == torch.device("cuda", 0)
+        assert run.mesh.device_type == "cuda"
+        whole = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+        model: Any = fully_shard(whole.to(run.device), mesh=run.mesh)
+        found = []
+        for _ in range(3):
+            loss = model(torch.ones(4, WIDTH, device=run.device)).square().mean()
+            loss.backward()
+            run._world.settle()
+            found.append(loss.item())
+        losses.append(found)
+        if run.generation == 3:
+            return "finished"
+        channel.over = run.generation
+        run.check()
+        raise AssertionError("not reached")
+
+    settings = Settings(mesh=Mesh(device="cuda"), batch=Batch(microbatches=1))
+    assert Loop(channel, settings, announce=dict).run(body) == "finished"
+    assert not dist.is_initialized()
+    assert losses[0] == losses[1] == losses[2], "built from the same seed"
+
+
+def enter(rank: int, stores: list[str], folder: Path, *, number: int) -> reform.World:
+    return reform.form(
+        record_of(stores, number=number),
+        incarnation=str(rank),
+        guard=Guard(number, fence_file(folder, number).exists, grace_s=GRACE_S),
+        host=reform.LOOPBACK,
+        timeout_s=60.0,
+        device="cuda",
+    )
+
+
+def go_on_alone(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
+    """Reduce on the devices until the peer is hurt; then go on in a generation of one's own."""
+    world = enter(rank, stores, folder, number=1)
+    model: Any = fully_shard(nn.Linear(WIDTH, WIDTH).to(world.device), mesh=world.mesh)
+    tensor = torch.ones(1 << 20, device=world.device)
+    try:
+        for turn in range(1_000_000):
+            model(torch.ones(2, WIDTH, device=world.device)).sum().backward()
+            dist.all_reduce(tensor)
+            tensor.div_(world.size)
+            world.settle()
+            assert world.gather(turn) == [turn] * world.size
+            if turn == 20:
+                (folder / f"warm-{rank}").touch()
+    except Fenced:
+        fenced_at = time.time()
+    busy_s = time.monotonic()
+    while reform.leave():
+        assert time.monotonic() - busy_s < GRACE_S, "an abort does not come back"
+        time.sleep(0.01)
+    store = reform.MeetingPoint()
+    world = enter(0, [store.address], folder, number=2)
+    alone = torch.full((8,), 3.0, device=world.device)
+    dist.all_reduce(alone)
+    world.settle()
+    reform.leave()
+    return {"fenced_at": fenced_at, "sum": alone.tolist()}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("hurt", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_waits_for_a_lost_peer_on_the_device_goes_on_alone(
+    tmp_path: Path, hurt: signal.Signals
+) -> None:
+    with ranks(2, go_on_alone, tmp_path, with_world=False) as running:
+        deadline_s = time.monotonic() + 60
+        while not all((tmp_path / f"warm-{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        victim = running.processes[1].pid
+        assert victim is not None
+        os.kill(victim, hurt)
+        time.sleep(0.2)  # let the other run into it
+        told_at = time.time()
+        fence_file(tmp_path, 1).touch()
+        kind, found = running.result(0, timeout_s=60)
+        assert kind == "ok", found
+        assert found["fenced_at"] - told_at < 1.0
+        assert found["sum"] == [3.0] * 8
+
+
+def test_a_device_is_found_where_there_is_one() -> None:
+    assert devices.kind("auto") == "cuda"
