@@ -41,6 +41,12 @@ while a communicator is aborted.
 
 _SETTLE_POLL_S: Final = 0.0002
 
+_ENQUEUE_GRACE_S: Final = 0.5
+"""How long an abort waits for a call that puts an operation into a stream; it takes microseconds.
+
+One that takes longer waits for the device itself, and only the abort frees it.
+"""
+
 _CONNECTING: Final = frozenset({"send", "recv", "recv_anysource"})
 """Operations that make a communicator of two ranks the first time: they block until both came."""
 
@@ -102,19 +108,25 @@ class NcclGroup:
 
     def __init__(self, nccl: Communicator, *, guard: Guard) -> None:
         self._nccl, self.guard = nccl, guard
-        self._lock = threading.Lock()
+        self._lock, self._enqueuing = threading.Lock(), threading.Lock()
         self._ending: threading.Thread | None = None
 
     def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
         """Start an operation. Raises ``Fenced`` when the generation is over."""
         self.guard.check()
         operation = functools.partial(getattr(self._nccl, name), *args, **kwargs)
+        enqueue = functools.partial(self._enqueue, operation)
         if name in _CONNECTING:
-            return NcclWork(self.guard.call(_in_this_stream(operation), name=name), self.guard)
+            return NcclWork(self.guard.call(_in_this_stream(enqueue), name=name), self.guard)
         try:
-            return NcclWork(operation(), self.guard)
+            return NcclWork(enqueue(), self.guard)
         except RuntimeError as error:
             self.guard.reraise(error)
+
+    def _enqueue(self, operation: Callable[[], Work]) -> Work:
+        with self._enqueuing:  # an abort frees what the call uses
+            self.guard.check()
+            return operation()
 
     @property
     def busy(self) -> bool:
@@ -124,11 +136,19 @@ class NcclGroup:
     def close(self) -> None:
         """Free the communicators; where the generation is over, without waiting for anybody."""
         _watcher.forget(self)
-        self._end(self._nccl.abort if self.guard.fenced else self._nccl.shutdown)
+        self._end(self._abort if self.guard.fenced else self._nccl.shutdown)
 
     def abort(self) -> None:
-        """End what is under way; the second time nothing."""
-        self._end(self._nccl.abort)
+        """End what is under way, after the fence; the second time nothing."""
+        self._end(self._abort)
+
+    def _abort(self) -> None:
+        alone = self._enqueuing.acquire(timeout=_ENQUEUE_GRACE_S)
+        try:
+            self._nccl.abort()
+        finally:
+            if alone:
+                self._enqueuing.release()
 
     def _end(self, how: Callable[[], None]) -> None:
         """Start ``how`` once, in a thread of its own.

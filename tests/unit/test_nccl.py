@@ -149,6 +149,36 @@ def test_a_watcher_starts_again_for_the_next_generation(watcher: nccl.Watcher) -
         until(lambda: not watcher.running)
 
 
+@pytest.mark.parametrize("stuck", [False, True])
+def test_an_abort_waits_for_a_call_that_starts_an_operation_unless_it_is_stuck(
+    fence: Fence, watcher: nccl.Watcher, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    monkeypatch.setattr(nccl, "_ENQUEUE_GRACE_S", 0.05 if stuck else SOON_S)
+    inner, inside, goes_on = FakeNccl(), threading.Event(), threading.Event()
+
+    def broadcast(*_args: Any) -> Work:
+        inside.set()
+        goes_on.wait(SOON_S)
+        inner.done.append("broadcast")
+        return inner.work
+
+    inner.broadcast = broadcast  # type: ignore[attr-defined]
+    group = nccl.NcclGroup(inner, guard=fence.guard)
+    watcher.watch(group)
+    starter = threading.Thread(target=group.start, args=("broadcast", [torch.zeros(1)]))
+    starter.start()
+    assert inside.wait(SOON_S)
+    fence.rise()
+    until(lambda: group.busy or inner.ended.is_set())
+    if stuck:
+        assert inner.ended.wait(SOON_S)
+    goes_on.set()
+    starter.join(SOON_S)
+    assert inner.ended.wait(SOON_S)
+    until(lambda: not group.busy)
+    assert inner.done == (["abort", "broadcast"] if stuck else ["broadcast", "abort"])
+
+
 def test_a_wait_orders_streams_and_sees_the_fence(fence: Fence) -> None:
     inner = FakeNccl()
     group = nccl.NcclGroup(inner, guard=fence.guard)
