@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,13 @@ from elastic.records import Member
 
 Wanted: TypeAlias = Literal["auto", "cpu", "cuda"]
 
+INFO: Final = "cuda_device"
+"""Under this name a worker announces the index of the CUDA device it had in its last generation."""
+
 
 def kind(wanted: Wanted) -> Literal["cpu", "cuda"]:
     """Return what ``wanted`` comes to here. Raises ``ConfigError`` for CUDA that is not there."""
-    missing = _missing()
-    if wanted == "cpu" or (wanted == "auto" and missing):
+    if wanted == "cpu" or ((missing := _missing()) and wanted == "auto"):
         return "cpu"
     if missing:
         raise ConfigError(f"Mesh(device='cuda'): {missing}; give device='cpu' to train without")
@@ -31,17 +33,27 @@ def _missing() -> str:
 
 
 def index_of(rank: int, members: Sequence[Member], *, count: int) -> int:
-    """Return the index of the rank's device: its place among the ranks of its node.
+    """Return the index of a rank's device: the one it has (`INFO`), else the next that is free.
 
-    ``count`` is how many devices this process sees. Raises ``ConfigError`` where there are fewer
-    than ranks on the node.
+    Who moved would leave memory behind, which the next on that device may need. ``count`` is how
+    many devices this process sees. Raises ``ConfigError`` where there are fewer than ranks on the
+    node.
     """
     node = next(member.node for member in members if member.rank == rank)
-    ranks = sorted(member.rank for member in members if member.node == node)
-    if len(ranks) > count:
+    here = sorted((m for m in members if m.node == node), key=lambda member: member.rank)
+    if len(here) > count:
         raise ConfigError(
-            f"node {node} has {len(ranks)} ranks and rank {rank} sees {count} CUDA devices: start "
+            f"node {node} has {len(here)} ranks and rank {rank} sees {count} CUDA devices: start "
             "at most one rank per device, and let every one see all of its node's devices "
             "(CUDA_VISIBLE_DEVICES)"
         )
-    return ranks.index(rank)
+    owners: dict[int, int] = {}
+    for member in here:
+        had = member.info.get(INFO)
+        if isinstance(had, int) and 0 <= had < count:
+            owners.setdefault(had, member.rank)
+    free = (index for index in range(count) if index not in owners)
+    newcomers = [member.rank for member in here if member.rank not in owners.values()]
+    found = {owner: index for index, owner in owners.items()}
+    found.update(zip(newcomers, free, strict=False))
+    return found[rank]

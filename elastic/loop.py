@@ -182,6 +182,7 @@ class Loop:
         self._losses = LossWatch(guard) if guard else None
         self._ahead: Ahead | None = None
         self._replicated_bytes = 0
+        self._device: int | None = None
 
     def run(self, body: Callable[[Run], _R]) -> _R:
         """Call ``body`` in every generation until it returns in one; return its result."""
@@ -215,6 +216,8 @@ class Loop:
             info = {"store": meeting.address, **self._announce(), **asked}
             if self._replicated_bytes:
                 info[REPLICATED_BYTES] = self._replicated_bytes
+            if self._device is not None:
+                info[devices.INFO] = self._device
             self._pulse.set(Phase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
             if after:
@@ -252,6 +255,7 @@ class Loop:
             axes=settings.mesh.axes,
             device=devices.kind(settings.mesh.device),
         )
+        self._device = world.device.index
         channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
         try:
             return self._enter(body, world)

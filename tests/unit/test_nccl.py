@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Work
 from elastic import collectives, nccl
 from elastic.collectives import Guard, InterruptibleGroup
 from elastic.config import Batch, Mesh, Settings
-from elastic.devices import index_of, kind
+from elastic.devices import INFO, index_of, kind
 from elastic.errors import ConfigError, Fenced
 from elastic.records import Member
 
@@ -308,14 +308,32 @@ def test_a_group_is_kept_while_its_device_is_busy(
     assert collectives.bury() == 0
 
 
-def test_a_rank_takes_the_device_of_its_place_on_its_node() -> None:
-    members = [
-        Member(rank=rank, seat=f"trainer/{rank}", node=node, incarnation=str(rank))
-        for rank, node in enumerate(["a", "b", "a", "b", "b"])
+def members(nodes: str, had: dict[int, int] | None = None) -> list[Member]:
+    """Return a rank for every letter, on the node of that name; some ``had`` devices."""
+    return [
+        Member(
+            rank=rank,
+            seat=f"trainer/{rank}",
+            node=node,
+            incarnation=str(rank),
+            info={INFO: (had or {})[rank]} if rank in (had or {}) else {},
+        )
+        for rank, node in enumerate(nodes)
     ]
-    assert [index_of(rank, members, count=3) for rank in range(5)] == [0, 0, 1, 1, 2]
-    with pytest.raises(ConfigError, match="node b has 3 ranks and rank 3 sees 2 CUDA devices"):
-        index_of(3, members, count=2)
+
+
+def test_every_rank_of_a_node_takes_a_device_of_its_own_and_keeps_it() -> None:
+    def taken(nodes: str, had: dict[int, int]) -> list[int]:
+        found = members(nodes, had)
+        return [index_of(rank, found, count=3) for rank in range(len(nodes))]
+
+    assert taken("ababb", {}) == [0, 0, 1, 1, 2]
+    assert taken("aa", {0: 1, 1: 2}) == [1, 2], "the rank on device 0 was lost"
+    assert taken("aaa", {0: 1, 1: 2}) == [1, 2, 0], "its successor takes what is free"
+    assert taken("aa", {0: 1, 1: 1}) == [1, 0]
+    assert taken("aa", {0: 7}) == [0, 1]
+    with pytest.raises(ConfigError, match="node b has 3 ranks and rank 1 sees 2 CUDA devices"):
+        index_of(1, members("bbb"), count=2)
 
 
 def test_cuda_is_refused_where_it_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
