@@ -246,8 +246,8 @@ def form(
     """Meet the other members of ``record`` and return the world they make.
 
     ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
-    node has more ranks than such devices, ``Fenced`` as soon as the generation is
-    over, whatever the others do.
+    node has more ranks than such devices, ``Fenced`` as soon as the generation is over, whatever
+    the others do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
