@@ -98,16 +98,19 @@ class SlotFile:
         self._record = -1
 
     @classmethod
-    def create(cls, path: Path, size_bytes: int) -> SlotFile:
+    def create(
+        cls, path: Path, size_bytes: int, *, check: Callable[[], None] = lambda: None
+    ) -> SlotFile:
         """Make a slot for a block of ``size_bytes``, with every page allocated now.
 
-        Raises ``CapacityError`` when shared memory has no room for it.
+        Raises ``CapacityError`` when shared memory has no room for it, and what ``check`` raises,
+        which is called again and again meanwhile.
         """
         capacity = slot_capacity(size_bytes)
         if (free := shutil.disk_usage(path.parent).free) < HEADER_BYTES + capacity:
             raise _no_room(path, capacity, free=free)  # finding out the hard way takes long
         try:
-            return cls(path, make_file(path, HEADER_BYTES + capacity))
+            return cls(path, make_file(path, HEADER_BYTES + capacity, check=check))
         except OSError as error:
             if not is_no_room(error):
                 raise
@@ -273,14 +276,14 @@ class Arena:
             )
         return cls(directory, lock_fd, owner_fd, run=run)
 
-    def create(self, size_bytes: int) -> SlotFile:
-        """Make a fresh EMPTY slot, its pages filled. Raises ``CapacityError``."""
+    def create(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> SlotFile:
+        """Make a fresh EMPTY slot, its pages filled; as `SlotFile.create`."""
         self.reach("create.before")
         while True:
             self._number += 1
             path = self.directory / f"{self._number:06d}{SLOT_SUFFIX}"
             try:
-                slot = SlotFile.create(path, size_bytes)
+                slot = SlotFile.create(path, size_bytes, check=check)
             except FileExistsError:
                 continue
             self.reach("create.made")

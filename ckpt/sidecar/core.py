@@ -41,7 +41,6 @@ class Work(Enum):
     """What long work waits for; one kind never holds up another."""
 
     CPU = "cpu"
-    LOOK = "look"
     UNMAP = "unmap"
     PEERS = "peers"
     STORE = "store"
@@ -74,7 +73,6 @@ class Listeners:
     protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
     release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
     adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
-    fence: list[Callable[[], None]] = field(default_factory=list)
     close: list[Callable[[], None]] = field(default_factory=list)
 
 

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from ckpt.arena import HEADER_BYTES, Arena
 from ckpt.errors import CorruptError, NotFoundError
-from ckpt.isal import crc32c
 from ckpt.sidecar.row_file import ROW_SUFFIX, RowFile
 from ckpt.sidecar.state import SnapshotKey
 from ckpt.world import ParityEntry, SnapshotWorld
@@ -42,12 +41,6 @@ class Row:
     def nbytes(self) -> int:
         """Length in bytes."""
         return self.entry.nbytes
-
-    def is_intact(self) -> bool:
-        """Return whether the bytes still have their checksum; ask under ``lock``."""
-        if self.buffer is None:
-            return self.nbytes == 0
-        return self.entry.crc32c == crc32c(self.buffer)
 
     def part(self, at: int, nbytes: int) -> bytes:
         """Return a copy of some bytes; ask under ``lock``. Raises ``NotFoundError``."""
@@ -228,13 +221,6 @@ class Parities:
             self._leaving = [row for row in self._leaving if row.pins]
         for row in free:
             self._free_file(row)
-
-    def drop_row(self, row: Row) -> None:
-        """Forget one row whose bytes went bad, and its memory with it."""
-        with self._lock:
-            self._rows.pop((row.key, row.place), None)
-        if row.file is not None:
-            row.file.discard()
 
     def _free_file(self, row: Row) -> None:
         file = row.file

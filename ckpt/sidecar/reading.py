@@ -1,11 +1,13 @@
-"""Operations of whoever reads: locate, open, read, what is held, the verified inventory."""
+"""Operations of whoever reads: locate, open, read, what is held, the inventory.
+
+Nothing is looked at ahead of time: every byte is checked by whoever copies it or decodes from it,
+and what is found damaged is rebuilt, or an older point taken. All ranks wait for an inventory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ckpt.block import block_bytes
-from ckpt.errors import MismatchError, NotFoundError
+from ckpt.block import block_bytes, verify_block
+from ckpt.errors import CorruptError, MismatchError, NotFoundError
 from ckpt.isal import crc32c
 from ckpt.sidecar.core import Core, Op
 from ckpt.sidecar.holdings import holdings_of
@@ -23,11 +25,10 @@ from ckpt.sidecar.messages import (
 )
 from ckpt.sidecar.parity import Parities
 from ckpt.sidecar.rebuild import Rebuild
-from ckpt.sidecar.scrutiny import Look, Scrutiny, is_intact
 from ckpt.sidecar.slots import Slot
 from ckpt.sidecar.wire import PART_BYTES
 from ckpt.transport import Request
-from ckpt.world import BlockSource, Inventory, ParityEntry, RestorePoint
+from ckpt.world import BlockSource, Inventory, RestorePoint
 
 
 class Reading:
@@ -41,8 +42,6 @@ class Reading:
         rebuild: Rebuild,
     ) -> None:
         self._core, self._parities, self._rebuild = core, parities, rebuild
-        self._scrutiny = Scrutiny(core)
-        core.on.fence.append(self._scrutiny.begin)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -112,19 +111,14 @@ class Reading:
             damaged = not is_intact(slot)
             with core.lock:
                 core.counters["distrusted"] += 1
-                self._let_go([slot], [slot] if damaged else [])
+                if damaged:
+                    core.counters["corrupt_blocks"] += 1
+                    slot.leaving = True
+                core.slots.unpin(slot)
                 core.changed()
             request.reply(damaged)
 
         core.submit(request, check)
-
-    def _let_go(self, pinned: Sequence[Slot], damaged: Sequence[Slot]) -> None:
-        """Unpin slots; those that are damaged are never read again. Called under the lock."""
-        for slot in damaged:
-            self._core.counters["corrupt_blocks"] += 1
-            slot.leaving = True
-        for slot in pinned:
-            self._core.slots.unpin(slot)
 
     def _roll_back(self, request: Request, body: RollBack) -> None:
         core = self._core
@@ -190,44 +184,29 @@ class Reading:
     def _inventory(self, request: Request, body: Nothing) -> None:
         core = self._core
         core.book.close()
-        slots = self._scrutiny.held()
-        for slot in slots:
-            core.slots.pin(slot)
-        looks = self._scrutiny.look_at(slots)
-        core.submit(request, lambda: self._verify_all(request, slots, looks))
-
-    def _verify_all(self, request: Request, slots: Sequence[Slot], looks: Sequence[Look]) -> None:
-        core = self._core
-        parities = self._verified_rows()
-        bad = [slot for slot, look in zip(slots, looks, strict=True) if not look.is_intact()]
-        with core.lock:
-            self._let_go(slots, bad)
-            snapshots = core.book.snapshots
-            held = [slot for slot in slots if slot not in bad and slot.entry and slot.key]
-            blocks = [slot.entry for slot in held if slot.key and slot.key[:2] in snapshots]
-            worlds = {each.world.generation: each.world for each in snapshots.values()}
-            inventory = Inventory(
-                node=core.node,
-                worlds=tuple(worlds[number] for number in sorted(worlds)),
-                blocks=tuple(entry for entry in blocks if entry),
-                parities=tuple(entry for entry in parities if entry.generation in worlds),
-                sealed=tuple(
-                    entry for each in snapshots.values() for entry in each.entries.values()
-                ),
-                spoiled=tuple(entry for entry in core.spoiled if entry.generation in worlds),
-                durable=core.durable,
-            )
-            core.changed()
+        snapshots = core.book.snapshots
+        held = [slot for slot in core.slots.all() if slot.entry and slot.key and not slot.leaving]
+        blocks = [slot.entry for slot in held if slot.key and slot.key[:2] in snapshots]
+        worlds = {each.world.generation: each.world for each in snapshots.values()}
+        parities = [row.entry for row in self._parities.sealed()]
+        inventory = Inventory(
+            node=core.node,
+            worlds=tuple(worlds[number] for number in sorted(worlds)),
+            blocks=tuple(entry for entry in blocks if entry),
+            parities=tuple(entry for entry in parities if entry.generation in worlds),
+            sealed=tuple(entry for each in snapshots.values() for entry in each.entries.values()),
+            spoiled=tuple(entry for entry in core.spoiled if entry.generation in worlds),
+            durable=core.durable,
+        )
         request.reply(unparse(inventory))
 
-    def _verified_rows(self) -> list[ParityEntry]:
-        good = []
-        for row in self._parities.sealed():
-            with row.lock:
-                intact = row.is_intact()
-            if intact and row.entry:
-                good.append(row.entry)
-            else:
-                self._core.count("corrupt_parities")
-                self._parities.drop_row(row)
-        return good
+
+def is_intact(slot: Slot) -> bool:
+    """Say whether every byte of a slot's block is what its checksums say."""
+    if slot.entry is None:
+        return False
+    try:
+        verify_block(slot.view(), slot.entry, origin=slot.file.path.name)
+    except CorruptError:
+        return False
+    return True

@@ -3,14 +3,16 @@
 Filling fresh shared memory with pages costs more than copying into it, and the copy is what an
 optimizer step waits for. One is made after each seal, when the ranks do not copy (both at once are
 slower than one after the other), until there are as many as needed in the long run; none where
-shared memory is scarce.
+shared memory is scarce. When the generation ends it stops at once: a recovery needs the processors,
+and the next generation's blocks may have another length.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from ckpt.errors import CapacityError
+from ckpt.errors import CapacityError, FencedError
 from ckpt.sidecar.core import Core, Work
 from ckpt.sidecar.room import Room
 from ckpt.sidecar.slots import fits
@@ -19,10 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class Spares:
-    """Makes the slots of a generation ahead; called under the lock."""
+    """Makes the slots of a generation ahead; called under the lock.
 
-    def __init__(self, core: Core, room: Room) -> None:
-        self._core, self._room = core, room
+    ``check`` raises ``FencedError`` when a generation is over.
+    """
+
+    def __init__(self, core: Core, room: Room, *, check: Callable[[int], None]) -> None:
+        self._core, self._room, self._check = core, room, check
         self._coming_bytes = 0
         self._making = False
 
@@ -56,14 +61,15 @@ class Spares:
         core = self._core
         with core.lock:
             size_bytes = self._coming_bytes = self._missing_bytes()
-            if not size_bytes:
+            world = core.book.world
+            if not size_bytes or world is None:
                 self._making = False
                 return
             self._room.begin(size_bytes)
         file = None
         try:
-            file = core.arena.create(size_bytes)
-        except CapacityError as error:
+            file = core.arena.create(size_bytes, check=lambda: self._check(world.generation))
+        except (CapacityError, FencedError) as error:
             _log.info("%s: no slot is made ahead: %s", core.node, error)
         finally:
             with core.lock:

@@ -55,7 +55,7 @@ class Writing:
         self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
         self._creating: set[BlockKey] = set()
         self._over = 0
-        self._spares = Spares(core, room)
+        self._spares = Spares(core, room, check=self._check_standing)
         core.on.adopt.append(self._fence)
 
     def ops(self) -> dict[str, Op]:
@@ -81,14 +81,16 @@ class Writing:
         """
         self._over = max(self._over, body.generation)
         request.reply()
-        for listener in self._core.on.fence:
-            listener()
         self._core.changed()
 
     def _check_begin(self, generation: int, rank: int) -> None:
+        self._check_standing(generation)
+        self._check(generation, rank)
+
+    def _check_standing(self, generation: int) -> None:
+        """Raise ``FencedError`` when a generation is known to be over; needs no lock."""
         if generation <= self._over:
             raise FencedError(f"generation {generation} is over; take part in the next one")
-        self._check(generation, rank)
 
     def _check_lease(self, generation: int) -> None:
         if self.lease is not None and self.lease.expired:
@@ -180,7 +182,7 @@ class Writing:
     def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
         core = self._core
         try:
-            file = core.arena.create(size_bytes)
+            file = core.arena.create(size_bytes, check=lambda: self._check_standing(key[0]))
         except BaseException as error:
             with core.lock:
                 self._created(size_bytes, key)

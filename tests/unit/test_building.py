@@ -13,7 +13,7 @@ from rows import MIB, WAYS, check_rows, counted, flip, rebuilt, send_over_the_wi
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until
 
 from ckpt.arena import HEADER_BYTES
-from ckpt.errors import PeerError
+from ckpt.errors import CorruptError, PeerError
 from ckpt.sidecar import building, columns, writing
 from ckpt.stripes import Geometry, restore_points
 from ckpt.testing.blocks import make_world, random_payload, write_payload
@@ -298,7 +298,9 @@ def test_steps_that_can_never_be_protected_do_not_hold_their_slots(
     check_rows(three, world, 10)
 
 
-def test_a_flipped_bit_in_a_row_file_is_found_before_it_is_used(three: SidecarGroup) -> None:
+def test_what_a_flipped_bit_in_a_row_file_spoils_is_refused_and_promised_no_more(
+    three: SidecarGroup,
+) -> None:
     world = three.adopt()
     payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
     write(three, world, 1, payloads)
@@ -306,8 +308,10 @@ def test_a_flipped_bit_in_a_row_file_is_found_before_it_is_used(three: SidecarGr
     (row,) = three.sidecars["a"].parities.sealed()
     assert row.file is not None
     flip(row.file.path, HEADER_BYTES + 77)
-    three.clients["a"].inventory()
-    assert three.clients["a"].status()["counters"]["corrupt_parities"] == 1
     three.kill("c", wipe=True)
-    points, reason = restore_points(inventories(three))
-    assert points == [] or points[0].sources[2].rebuilt, reason
+    (point, *_), reason = restore_points(inventories(three))
+    source = point.sources[2]
+    assert source.rebuilt, reason
+    with pytest.raises(CorruptError, match="rank 2"):
+        three.clients[source.node].open_block(world, 1, source)
+    assert restore_points(inventories(three))[0] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from rows import is_intact
 from sidecar_group import SidecarGroup, sidecar_group
 
 from ckpt.arena import SlotFile, SlotHeader, run_digest
@@ -135,4 +136,4 @@ def _build_while_slots_move(group: SidecarGroup, monkeypatch: pytest.MonkeyPatch
     for sidecar in group.sidecars.values():
         assert sidecar.core.counters["fragment_bytes_sent"] > 0
         for row in sidecar.parities.sealed((1, 1)):
-            assert row.is_intact() and np.frombuffer(row.part(0, 8), dtype=np.uint8).any()
+            assert is_intact(row) and np.frombuffer(row.part(0, 8), dtype=np.uint8).any()

@@ -76,3 +76,44 @@ def test_no_room_is_said_before_a_byte_is_written(
     with pytest.raises(CapacityError, match="no room for a snapshot slot"):
         SlotFile.create(tmp_path / "a.slot", 1000)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 4, 5])
+def test_who_makes_a_file_may_stop_between_any_two_pieces(tmp_path: Path, pieces: int) -> None:
+    class Stop(Exception):
+        pass
+
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks > pieces:
+            raise Stop
+
+    size = 3 * pages._AT_ONCE_BYTES
+    with pytest.raises(Stop):
+        pages.make_file(tmp_path / "a", size, check=check)
+    assert list(tmp_path.iterdir()) == []
+    before = f"{tmp_path / 'a'} (deleted)"
+    assert before not in Path("/proc/self/maps").read_text(), "its memory is free"
+
+
+def test_other_threads_may_map_memory_while_a_file_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel locks all maps of a process for each call that fills pages."""
+    asked: list[int] = []
+    advise = pages._advise
+
+    def note(address: int, nbytes: int, advice: int) -> bool:
+        asked.append(nbytes)
+        return advise(address, nbytes, advice)
+
+    monkeypatch.setattr(pages, "_advise", note)
+    size = 5 * pages._AT_ONCE_BYTES + 4096
+    mapping = pages.make_file(tmp_path / "a", size)
+    assert max(asked) == pages._AT_ONCE_BYTES
+    assert sum(asked) == size
+    assert resident_bytes(mapping) == size
+    mapping.close()

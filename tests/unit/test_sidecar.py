@@ -189,7 +189,7 @@ def test_too_many_lost_nodes_fall_back_with_the_reason(three: SidecarGroup) -> N
     assert "the block of rank 1 (node b) is gone" in reason
 
 
-def test_a_flipped_byte_in_a_slot_is_found_and_the_block_rebuilt(three: SidecarGroup) -> None:
+def test_a_block_that_a_reader_distrusts_is_looked_at_and_rebuilt(three: SidecarGroup) -> None:
     world = three.adopt()
     payloads = write_step(three, world, 1)
     handle = three.clients["b"].open_block(world, 1, BlockSource(rank=1, node="b"))
@@ -198,9 +198,12 @@ def test_a_flipped_byte_in_a_slot_is_found_and_the_block_rebuilt(three: SidecarG
         byte = file.read(1)
         file.seek(HEADER_BYTES + 17_000)
         file.write(bytes([byte[0] ^ 4]))
+    client = three.clients["b"]
+    assert not three.clients["a"].distrust(world, 1, 0)
+    assert client.distrust(world, 1, 1)
+    assert client.status()["counters"]["corrupt_blocks"] == 1
     point = restore_points(inventories(three))[0][0]
     assert point.sources[1].rebuilt
-    assert three.clients["b"].status()["counters"]["corrupt_blocks"] == 1
     client = three.clients[point.sources[1].node]
     client.open_block(world, 1, point.sources[1])
     assert client.read(world, 1, 1, [(0, SIZES[1])])[0] == payloads[1]

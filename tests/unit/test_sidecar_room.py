@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
-from ckpt.arena import HEADER_BYTES, arena_path, slot_capacity
+from ckpt.arena import HEADER_BYTES, SlotFile, arena_path, slot_capacity
 from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
-from ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
+from ckpt.errors import BudgetError, CapacityError, CkptError, FencedError, GivenUpError
 from ckpt.sidecar.client import SidecarClient
 from ckpt.sidecar.room import Fit, Mode, fit
 from ckpt.sidecar.slots import fits
@@ -25,6 +25,7 @@ from ckpt.stripes import restore_points
 from ckpt.testing.blocks import (
     INDEX_ROOM_BYTES,
     make_block,
+    make_index,
     make_world,
     random_payload,
     write_block,
@@ -231,6 +232,74 @@ def test_a_full_file_system_costs_snapshots_until_there_is_room(
     full = False
     write_step(two, world, 3, sizes=(larger, larger))
     assert two.clients["a"].status()["memory"]["left_out"] is None
+
+
+class Held:
+    """Holds up whoever allocates the second piece of a file of this length, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+        self._allocate, self._size = os.posix_fallocate, HEADER_BYTES + slot_capacity(size_bytes)
+        self.reached, self._go = threading.Event(), threading.Event()
+        self.pieces = 0
+        monkeypatch.setattr(os, "posix_fallocate", self)
+
+    def __call__(self, fd: int, at: int, nbytes: int) -> None:
+        if at and os.fstat(fd).st_size == self._size:
+            self.pieces += 1
+            self.reached.set()
+            assert self._go.wait(30)
+        self._allocate(fd, at, nbytes)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def test_nobody_goes_on_making_a_slot_for_a_generation_that_is_over(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt(two)
+    large, client = 50 * LENGTH, two.clients["a"]
+    held, refused = Held(monkeypatch, large), threading.Event()
+
+    def acquire() -> None:
+        with pytest.raises(FencedError, match="generation 1 is over"):
+            client.acquire(generation=1, step=1, rank=0, size_bytes=large, timeout_s=30)
+        refused.set()
+
+    asking = threading.Thread(target=acquire)
+    asking.start()
+    assert held.reached.wait(30)
+    with contextlib.closing(SidecarClient(two.addresses()["a"], two.key)) as other:
+        other.fence(1)
+    held.let_go()
+    asking.join(30)
+    assert refused.is_set()
+    wait_until(lambda: not files_bytes(two), "what was made of it is gone")
+    assert held.pieces == 1
+    after = adopt(two, generation=2)
+    write_step(two, after, 1, sizes=(large, large))
+
+
+def test_no_slot_is_made_ahead_for_a_generation_that_is_over(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, large, client = adopt(two, rank_nodes=("a",), parity=0), 50 * LENGTH, two.clients["a"]
+    payload = random_payload(large, seed=(1,))
+    size_bytes = large + INDEX_ROOM_BYTES
+    grant = client.acquire(generation=1, step=1, rank=0, size_bytes=size_bytes, timeout_s=30)
+    before = files_bytes(two)
+    held = Held(monkeypatch, size_bytes)
+    slot = SlotFile.open(grant.path)
+    slot.block(large)[:] = payload
+    index = make_index(payload, run=world.run, generation=1, step=1, rank=0, world_size=1)
+    client.seal(slot_id=grant.slot_id, entry=slot.finish(index))
+    slot.close()
+    assert held.reached.wait(30), "one is made ahead"
+    assert files_bytes(two) == 2 * before
+    client.fence(1)
+    held.let_go()
+    wait_until(lambda: files_bytes(two) == before, "it is given up")
+    assert held.pieces == 1
 
 
 def test_memory_is_given_back_when_the_state_shrinks(two: SidecarGroup) -> None:

@@ -452,9 +452,9 @@ def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: 
 
 BUGS: Final = (
     _bug(
-        "inventory-unchecked",
-        "blocks are promised in an inventory without a look at their checksums",
-        "ckpt.sidecar.scrutiny:is_intact",
+        "damage-denied",
+        "a block that a reader found damaged goes on being served",
+        "ckpt.sidecar.reading:is_intact",
         _finds_everything_intact,
         3,
     ),
