@@ -135,6 +135,7 @@ class Launcher:
         self._stopped_s: dict[str, float] = {}
         self._lost: dict[str, str] = {}
         self._returning: set[str] = set()
+        self._taken: set[str] = set()
         self._killed = threading.Event()
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
@@ -203,6 +204,7 @@ class Launcher:
         if (found := self.processes().get(node)) is None:
             return []
         pids = [pid for pid in (found.agent, found.sidecar, *found.workers.values()) if pid]
+        self._taken.add(node)
         with take_away(arena_path(self.run, node)):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -337,13 +339,18 @@ class Launcher:
             if status and status.change == Change.EXITED:
                 self._stopped_s.pop(node.name, None)
                 self._lose_node(node, agent)
-            elif returns and status is None:
+            elif returns and status is None and not self._is_going(node.name, agent):
                 self._returning.discard(node.name)
                 if not agent.alive:
                     self._start_agent(node)
 
+    def _is_going(self, node: str, agent: Child) -> bool:
+        """Say whether a lost node's agent, all of its threads, has not ended yet."""
+        return agent.alive and node in self._taken
+
     def _lose_node(self, node: NodeSpec, agent: Child) -> None:
         """Tell the others at once, make sure that nothing of the node lives, and go on."""
+        self._taken.discard(node.name)
         if self._read_outcome():
             return  # it did what it should
         left = agent.code == LEFT_STATUS

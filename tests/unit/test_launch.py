@@ -44,7 +44,7 @@ def test_a_machine_that_is_lost_and_back_while_it_is_looked_at_is_started_again(
         nodes=(NodeSpec(name="n0", domain="d0", slots={"trainer": 1}),),
         wanted={"trainer": 1},
     )
-    launcher._returning, launcher._stopped_s = set[str](), {}
+    launcher._returning, launcher._taken, launcher._stopped_s = set[str](), set[str](), {}
     started: list[str] = []
     monkeypatch.setattr(launcher, "_lose_node", lambda node, agent: None, raising=False)
     monkeypatch.setattr(
@@ -56,3 +56,24 @@ def test_a_machine_that_is_lost_and_back_while_it_is_looked_at_is_started_again(
         launcher._check_agents()
     assert started[:1] == ["n0"]
     assert not agent.alive
+
+
+def test_a_machine_that_comes_back_while_its_agent_is_still_dying_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A killed process with several threads can be waited for only once the last of them ended."""
+    launcher: Any = object.__new__(Launcher)
+    node = NodeSpec(name="n0", domain="d0", slots={"trainer": 1})
+    launcher.config = LaunchConfig(command=("true",), nodes=(node,), wanted={"trainer": 1})
+    launcher._returning, launcher._taken, launcher._stopped_s = {"n0"}, {"n0"}, {}
+    started: list[str] = []
+    monkeypatch.setattr(
+        launcher, "_lose_node", lambda node, agent: launcher._taken.clear(), raising=False
+    )
+    monkeypatch.setattr(
+        launcher, "_start_agent", lambda node: started.append(node.name), raising=False
+    )
+    launcher._agents = {"n0": Agent(None, None, EXITED, between=lambda: None)}
+    for _ in range(5):
+        launcher._check_agents()
+    assert started == ["n0"]
