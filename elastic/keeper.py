@@ -48,8 +48,16 @@ class Keeper:
         ahead: Ahead | None = None,
     ) -> None:
         self._channel, self._settings, self._world = channel, settings, world
-        self._pulse, self._maps, self._anew, self._ahead = pulse, maps, anew, ahead
+        self._pulse, self._maps, self._anew = pulse, maps, anew
         self.client = SidecarClient(channel.sidecar, channel.key)
+        self._restorer = Restorer(
+            channel,
+            world,
+            client=self.client,
+            maps=maps,
+            ahead=ahead,
+            disk=settings.disk_target(),
+        )
         self.cursor = Cursor(settings, tp=world.record.mesh.tp, ep=world.record.mesh.ep)
         self._state: dict[str, Any] = {}
         self._snapshots: Snapshotter | None = None
@@ -58,6 +66,11 @@ class Keeper:
         self._stall_before_s = self._last_stall_s = 0.0
         self._left_out = 0
         self._stored = self._asked = 0  # steps in the store before, and asked to be written
+
+    def open_ahead(self) -> None:
+        """Begin to open what there is to restore, while the state is being built."""
+        if not self._anew:
+            self._restorer.open_ahead()
 
     def track(self, state: Mapping[str, Any]) -> None:
         """Take charge of ``state`` and restore it where there is something to restore."""
@@ -109,16 +122,8 @@ class Keeper:
         if self._anew:
             restored = Restored(tier="none", how=self._anew, step=0)
         else:
-            restorer = Restorer(
-                self._channel,
-                self._world,
-                client=self.client,
-                maps=self._maps,
-                ahead=self._ahead,
-                disk=self._settings.disk_target(),
-            )
-            restored = restorer.restore(self._state, root=self._settings.checkpoint)
-        self._ahead = None  # as much memory as the state
+            restored = self._restorer.restore(self._state, root=self._settings.checkpoint)
+        self._restorer.close()  # what was prefetched is as much memory as the state
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(
@@ -285,6 +290,7 @@ class Keeper:
             self._protection.close()
         self._state = {}
         try:
+            self._restorer.close()
             if snapshots is not None:
                 snapshots.leave(timeout_s=_CLOSE_TIMEOUT_S)
         finally:

@@ -280,6 +280,7 @@ class Loop:
             ahead=self._ahead,
         )
         self._ahead = None
+        keeper.open_ahead()
         run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper)
         run.guard_losses(self._losses)
         try:

@@ -20,6 +20,7 @@ import msgspec
 
 from ckpt import catalog, fallback
 from ckpt.ahead import Ahead
+from ckpt.closing import Closing
 from ckpt.errors import (
     CapacityError,
     CkptError,
@@ -40,6 +41,7 @@ from ckpt.target import DiskTarget
 from ckpt.world import RestorePoint
 from elastic.channel import Channel
 from elastic.errors import Anew, JobFailed
+from elastic.opening import Opening
 from elastic.reform import World
 from elastic.spilled import spilled_points
 
@@ -67,7 +69,7 @@ class Restored:
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class Restorer:
+class Restorer(Closing):
     """One rank's way back to the state, together with all others."""
 
     def __init__(
@@ -85,6 +87,18 @@ class Restorer:
         self._disk, self._ahead = disk, ahead
         self._touched = False
         self._elsewhere: list[str] = []
+        self._opening: Opening | None = None
+
+    def open_ahead(self) -> None:
+        """Begin to open the blocks of the first attempt; `restore` takes them."""
+        if (point := self._first().point) is not None and self._opening is None:
+            self._opening = Opening(self._source(point))
+
+    def close(self) -> None:
+        """Let go of what was opened ahead and not restored from, and of what was prefetched."""
+        opening, self._opening, self._ahead = self._opening, None, None
+        if opening is not None:
+            opening.close()
 
     def restore(self, state: Mapping[str, Any], *, root: str | None) -> Restored:
         """Overwrite ``state`` with the newest that can be read; collective.
@@ -92,10 +106,9 @@ class Restorer:
         Raises ``Anew`` where an attempt may have changed the state and nothing is left to restore
         from, ``JobFailed`` where there are checkpoints and none of them can be read.
         """
-        record = self._world.record
-        if record.mesh.pp > 1:
+        if self._world.record.mesh.pp > 1:
             self._elsewhere = self._world.unite(sorted(live_keys(flatten(state))))
-        course = fallback.first_course(record.restore, record.fallbacks, nodes=self._addresses)
+        course = self._first()
         while course.point is not None:
             restored, faults = self._attempt(state, course.point)
             faults = self._agree(faults)
@@ -109,11 +122,12 @@ class Restorer:
 
     # -- from memory -----------------------------------------------------------------------------
 
-    def _attempt(
-        self, state: Mapping[str, Any], point: RestorePoint
-    ) -> tuple[Restored | None, list[Fault]]:
-        """Restore from ``point``; return what came of it, and what was found at fault."""
-        with MemorySource(
+    def _first(self) -> Course:
+        record = self._world.record
+        return fallback.first_course(record.restore, record.fallbacks, nodes=self._addresses)
+
+    def _source(self, point: RestorePoint) -> MemorySource:
+        return MemorySource(
             point,
             local=self._client,
             local_node=self._channel.node,
@@ -123,7 +137,22 @@ class Restorer:
             ahead=self._ahead,
             poll=self._world.guard.check,
             cores=self._cores(),
-        ) as memory:
+        )
+
+    def _open(self, point: RestorePoint) -> MemorySource:
+        """Return a source, with its blocks open where that was begun ahead."""
+        opening, self._opening = self._opening, None
+        if opening is not None and (source := opening.take()) is not None:
+            if source.point == point:
+                return source
+            source.close()
+        return self._source(point)
+
+    def _attempt(
+        self, state: Mapping[str, Any], point: RestorePoint
+    ) -> tuple[Restored | None, list[Fault]]:
+        """Restore from ``point``; return what came of it, and what was found at fault."""
+        with self._open(point) as memory:
             try:
                 report = self._fill(state, memory)
             except (CapacityError, CorruptError, NotFoundError, PeerError) as error:

@@ -45,9 +45,16 @@ def value(state: dict[str, Any]) -> float:
 
 
 class Ranks:
-    """Two ranks as threads: what each needs of its world, and what each said."""
+    """Two ranks as threads: what each needs of its world, and what each said.
+
+    ``ahead`` says whether they open what they restore before their state is there, and
+    ``meanwhile`` is what happens while that is built.
+    """
+
+    ahead = False
 
     def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
         self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
         self._said: dict[int, Any] = {}
         self.events: list[dict[str, Any]] = []
@@ -83,6 +90,11 @@ class Ranks:
         for thread in threads:
             thread.join(60)
         return [results[rank] for rank in range(len(RANK_NODES))]
+
+
+@pytest.fixture(params=[False, True], ids=["", "opened ahead"], autouse=True)
+def _ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "ahead", request.param)
 
 
 @pytest.fixture
@@ -167,8 +179,16 @@ def restore(
             emit=lambda kind, **fields: ranks.events.append({"kind": kind, **fields}),
         )
         client = group.clients[RANK_NODES[rank]]
-        restorer = Restorer(channel, found, client=client, maps=SlotMaps())
-        return restorer.restore(states[rank], root=str(root) if root else None)
+        with Restorer(channel, found, client=client, maps=SlotMaps()) as restorer:
+            if ranks.ahead:
+                restorer.open_ahead()
+                assert restorer._opening is not None
+                restorer._opening._thread.join(30)
+            ranks.gather(rank)(None)
+            if rank == 0:
+                ranks.meanwhile()
+            ranks.gather(rank)(None)
+            return restorer.restore(states[rank], root=str(root) if root else None)
 
     return ranks.run(body), states
 
@@ -288,6 +308,31 @@ def test_a_fence_ends_the_attempts_at_once(group: SidecarGroup) -> None:
     ranks.fenced = True
     results, _ = restore(group, ranks, *points)
     assert [type(each) for each in results] == [Fenced, Fenced]
+
+
+def test_what_is_damaged_while_the_state_is_built_is_found(group: SidecarGroup) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+    ranks.meanwhile = lambda: damage(group, points[0], rank=1)
+    results, states = restore(group, ranks, *points)
+    assert [value(state) for state in states] == [2, 2]
+    assert {each.tier for each in results} == {"parity"}
+
+
+def test_a_slot_that_is_used_again_while_the_state_is_built_is_not_taken_for_what_it_was(
+    group: SidecarGroup,
+) -> None:
+    ranks = Ranks()
+    points = save(group, ranks)
+
+    def drop_the_step() -> None:
+        for client in group.clients.values():
+            client.roll_back(2, restore=points[1])
+
+    ranks.meanwhile = drop_the_step
+    results, states = restore(group, ranks, *points)
+    assert [value(state) for state in states] == [1, 1]
+    assert {each.step for each in results} == {1}
 
 
 def test_who_waits_for_a_slot_is_refused_when_its_generation_is_fenced(
