@@ -69,7 +69,7 @@ def test_a_file_too_short_for_a_row_is_said_to_be(tmp_path: Path) -> None:
 def test_no_room_is_said_with_the_remedy_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_fd: int, _nbytes: int) -> None:
+    def full(_fd: int, _nbytes: int, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pages, "allocate", full)
