@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ckpt.errors import StateError
@@ -269,17 +269,13 @@ def form(
         raise ElasticError(
             f"generation {record.number} has {size} members for a mesh of {record.mesh.text}"
         )
-    hook = sys.excepthook
-    try:
-        dist.init_process_group(
-            ",".join(f"{each}:{collectives.BACKEND}" for each in sorted({"cpu", device})),
-            store=PrefixStore(f"g{record.number}", store),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    finally:
-        sys.excepthook = hook  # torch wraps it anew at every call
+    init_group(
+        ",".join(f"{each}:{collectives.BACKEND}" for each in sorted({"cpu", device})),
+        store=PrefixStore(f"g{record.number}", store),
+        rank=rank,
+        size=size,
+        timeout_s=timeout_s,
+    )
     mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
     plans = StoreGather(
@@ -295,6 +291,21 @@ def form(
         plans=plans,
         timeout_s=timeout_s,
     )
+
+
+def init_group(backend: str, *, store: Store, rank: int, size: int, timeout_s: float) -> None:
+    """Make the default group; ``sys.excepthook`` stays, which torch wraps anew at every call."""
+    hook = sys.excepthook
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    finally:
+        sys.excepthook = hook
 
 
 def _take_device(record: GenerationRecord, rank: int) -> Connect:

@@ -15,12 +15,10 @@ import dataclasses
 import functools
 import gc
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -99,17 +97,13 @@ def stage(
     from torch.testing._internal.distributed import fake_pg  # registers the backend
 
     store = fake_pg.FakeStore()
-    hook = sys.excepthook
-    try:
-        dist.init_process_group(
-            dist.Backend.FAKE,
-            store=store,
-            rank=rank,
-            world_size=len(record.members),
-            timeout=timedelta(seconds=LIMIT_S),
-        )
-    finally:
-        sys.excepthook = hook  # torch wraps it anew at every call
+    reform.init_group(
+        dist.Backend.FAKE,
+        store=store,
+        rank=rank,
+        size=len(record.members),
+        timeout_s=LIMIT_S,
+    )
     try:
         mesh, data_mesh = reform.meshes_of(record.mesh, axes)
         groups = reform.groups_of(mesh, record.mesh, data_mesh=data_mesh)
