@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ckpt.errors import StateError
-from ckpt.flatten import FlatState
-from ckpt.optimizers import HOW_NOT_WHAT
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.flatten import FlatState
+from holdfast.ckpt.state.optimizers import HOW_NOT_WHAT
 
 SHOWN = 100
 

@@ -16,21 +16,27 @@ import msgspec
 import numpy as np
 from typing_extensions import Buffer
 
-from ckpt import dtypes
-from ckpt.agreement import check_values
-from ckpt.capture import CapturePlan, FlatState, flatten
-from ckpt.catalog import choose, newest_first, step_folder, verified
-from ckpt.collective import World
-from ckpt.copying import copy_out
-from ckpt.errors import CkptError, CorruptError, NotFoundError, StateError
-from ckpt.held import regions
-from ckpt.index import ChunkRef
-from ckpt.persist import PackOptions, WriterReceipt, commit, new_tag, write_parts
-from ckpt.restore import RestoreReport, live_keys, restore
-from ckpt.source import StoreSource
-from ckpt.store.places import locate, open_store
-from ckpt.strictness import Select, Strict, Strictness
-from ckpt.view import Checkpoint
+from holdfast.ckpt.agreement import check_values
+from holdfast.ckpt.checkpoints.catalog import choose, newest_first, step_folder, verified
+from holdfast.ckpt.checkpoints.commit import (
+    PackOptions,
+    WriterReceipt,
+    commit,
+    new_tag,
+    write_parts,
+)
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.collective import World
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StateError
+from holdfast.ckpt.geometry.shard_index import ChunkRef
+from holdfast.ckpt.inspect.view import Checkpoint
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
+from holdfast.ckpt.state.copying import copy_out
+from holdfast.ckpt.state.held import regions
+from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
+from holdfast.ckpt.state.strictness import Select, Strict, Strictness
+from holdfast.ckpt.store.places import locate, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +152,7 @@ def _write(
         lazy = local.is_conj() or local.is_neg()
         if local.device.type == "cpu" and local.is_contiguous() and not lazy:
             return (
-                np.ascontiguousarray(dtypes.as_carrier(local).numpy())
+                np.ascontiguousarray(torch_dtypes.as_carrier(local).numpy())
                 .reshape(-1)
                 .view(np.uint8)
                 .data

@@ -9,8 +9,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from ckpt import errors
-from ckpt.errors import CkptError, PeerError
+from holdfast.ckpt import errors
+from holdfast.ckpt.errors import CkptError, PeerError
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

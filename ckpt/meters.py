@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
-from ckpt.types import Json
+from holdfast.ckpt.types import Json
 
 RECENT = 64
 """How many of the newest measurements of a name its spread is taken from."""

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ckpt import bandwidth, codecs, sizes
-from ckpt.errors import StateError
-from ckpt.groups import GROUP_SIZE
-from ckpt.target import CheckpointTarget, DiskTarget
-from elastic.errors import ConfigError
-from elastic.loss import LossGuard
-from elastic.records import JobSpec
+from holdfast.ckpt import sizes
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.format import codecs
+from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
+from holdfast.ckpt.parity.groups import GROUP_SIZE
+from holdfast.ckpt.sidecar.persist import bandwidth
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.membership.records import JobSpec
 
 Exact: TypeAlias = bool | Literal["int64"]
 """Whether weights must not depend on the world: no, by rounding gradients, or in fixed point."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ckpt.types import Json
+from holdfast.ckpt.types import Json
 
 EVENTS_PATTERN = "events-*.jsonl"
 

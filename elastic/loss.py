@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from elastic.errors import ConfigError
+from holdfast.elastic.errors import ConfigError
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.02

@@ -1,4 +1,4 @@
-"""Compile `ckpt/_stream.c` when the package is built or installed; go on without it if need be."""
+"""Compile `ckpt/native/_stream.c` when the package is built; a failure is only a warning."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class StreamBuildHook(BuildHookInterface[Any]):
-    """Adds `ckpt/_stream.so` to the wheel, which is then one of this platform."""
+    """Adds `_stream.so` to the wheel, which is then one of this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; without a compiler the wheel is pure Python, and snapshots copy slower."""
-        source = Path(self.root) / "ckpt" / "_stream.c"
+        source = Path(self.root) / "src/holdfast/ckpt/native/_stream.c"
         library = source.with_suffix(".so")
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
         command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), str(source)]

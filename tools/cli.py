@@ -22,8 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Final, Protocol, cast
 
-from ckpt.errors import CkptError
-from elastic.errors import ConfigError, ElasticError
+from holdfast.ckpt.errors import CkptError
+from holdfast.elastic.errors import ConfigError, ElasticError
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -49,23 +49,47 @@ class Subcommand(Protocol):
 
 
 COMMANDS: Final = {
-    "run": ("tools.run", "start a training script so that it survives the loss of workers"),
-    "sidecar": ("tools.sidecar", "keep snapshots beside torchrun, Slurm or Kubernetes"),
-    "status": ("tools.status", "show how well a running job is protected, and what it costs"),
-    "demo": ("tools.demo", "train with reinforcement learning under injected kills, and prove it"),
-    "chaos": ("tools.chaos.command", "hurt a training job, and judge what that did to it"),
-    "inspect": ("tools.inspect", "show what a checkpoint holds"),
-    "cat": ("tools.cat", "print a tensor, a slice of it, its statistics or a plain value"),
-    "diff": ("tools.diff", "show where two checkpoints differ"),
-    "verify": ("tools.verify", "check every byte of a checkpoint against its checksums"),
-    "reshard": ("tools.reshard", "rewrite a checkpoint for another layout"),
-    "convert": ("tools.convert", "convert between formats of checkpoints"),
-    "prune": ("tools.prune", "remove old checkpoints, never the newest verified one"),
-    "bench": ("tools.bench", "measure snapshots, checkpoints and parity on this machine"),
+    "run": (
+        "commands.run",
+        "start a training script so that it survives the loss of workers",
+    ),
+    "sidecar": (
+        "commands.sidecar",
+        "keep snapshots beside torchrun, Slurm or Kubernetes",
+    ),
+    "status": (
+        "commands.status",
+        "show how well a running job is protected, and what it costs",
+    ),
+    "demo": (
+        "demo.command",
+        "train with reinforcement learning under injected kills, and prove it",
+    ),
+    "chaos": ("chaos.command", "hurt a training job, and judge what that did to it"),
+    "inspect": ("commands.inspect", "show what a checkpoint holds"),
+    "cat": (
+        "commands.cat",
+        "print a tensor, a slice of it, its statistics or a plain value",
+    ),
+    "diff": ("commands.diff", "show where two checkpoints differ"),
+    "verify": (
+        "commands.verify",
+        "check every byte of a checkpoint against its checksums",
+    ),
+    "reshard": ("commands.reshard", "rewrite a checkpoint for another layout"),
+    "convert": ("commands.convert", "convert between formats of checkpoints"),
+    "prune": (
+        "commands.prune",
+        "remove old checkpoints, never the newest verified one",
+    ),
+    "bench": (
+        "bench.command",
+        "measure snapshots, checkpoints and parity on this machine",
+    ),
 }
-"""Subcommand -> (module, one line of help). The module is imported when it is asked for."""
+"""Subcommand -> (module below `holdfast.tools`, one line of help)."""
 
-OURS: Final = ("ckpt", "elastic", "adapters", "tools")
+OURS: Final = "holdfast"
 
 EXTRA_OF: Final = {"reasoning_gym": "rl", "boto3": "s3"}
 """Optional package -> the extra of Holdfast's distribution that installs it."""
@@ -98,7 +122,7 @@ def load(command: str | None) -> Subcommand | None:
     """Import the module of ``command``; None when there is no such command."""
     if command not in COMMANDS:
         return None
-    return cast("Subcommand", importlib.import_module(COMMANDS[command][0]))
+    return cast("Subcommand", importlib.import_module(f"holdfast.tools.{COMMANDS[command][0]}"))
 
 
 def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.ArgumentParser:
@@ -199,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in OURS:
+        if (error.name or "").partition(".")[0] == OURS:
             raise
         report(missing_package(error, chosen))
     except ConfigError as error:

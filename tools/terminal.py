@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ckpt import sizes
+from holdfast.ckpt import sizes
 
 _WIDTH: Final = 160
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -5,9 +5,9 @@ read checkpoints of ours; `DcpSource` and `DcpSink` read and write the directori
 by itself. See docs/dcp.md.
 """
 
-from adapters.dcp.reader import HoldfastReader
-from adapters.dcp.sink import DcpSink
-from adapters.dcp.source import DcpSource
-from adapters.dcp.writer import HoldfastWriter
+from holdfast.adapters.dcp.reader import HoldfastReader
+from holdfast.adapters.dcp.sink import DcpSink
+from holdfast.adapters.dcp.source import DcpSource
+from holdfast.adapters.dcp.writer import HoldfastWriter
 
 __all__ = ["DcpSink", "DcpSource", "HoldfastReader", "HoldfastWriter"]

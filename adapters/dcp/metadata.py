@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp
 
-from ckpt.errors import CorruptError, NotFoundError, StateError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
 
 METADATA: Final = ".metadata"
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from ckpt import plain
-from ckpt.types import Json
+from holdfast.ckpt.state import plain
+from holdfast.ckpt.types import Json
 
 Path: TypeAlias = tuple[str | int, ...]
 """Where an entry lies in the nested state dict: keys of mappings, indices of lists."""

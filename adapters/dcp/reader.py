@@ -25,18 +25,18 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from adapters.dcp.names import View, view_of
-from adapters.dcp.writer import Place, can_hold
-from ckpt import dtypes
-from ckpt.assemble import Parts, parts_of
-from ckpt.catalog import choose, step_folder
-from ckpt.errors import CkptError, MismatchError
-from ckpt.index import ChunkRef
-from ckpt.isal import crc32c
-from ckpt.layout import Box
-from ckpt.reshard import Copy, chunk_key
-from ckpt.source import StoreSource
-from ckpt.store.places import locate
+from holdfast.adapters.dcp.names import View, view_of
+from holdfast.adapters.dcp.writer import Place, can_hold
+from holdfast.ckpt.checkpoints.assemble import Parts, parts_of
+from holdfast.ckpt.checkpoints.catalog import choose, step_folder
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import CkptError, MismatchError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.reshard import Copy, chunk_key
+from holdfast.ckpt.geometry.shard_index import ChunkRef
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.store.places import locate
 
 Array: TypeAlias = npt.NDArray[Any]
 Delivery: TypeAlias = tuple[Copy, Array]
@@ -61,8 +61,8 @@ class HoldfastReader(StorageReader):
     the packs straight into the tensors, checked on their way. A tensor saved with another dtype
     is refused unless ``cast`` asks for the conversion.
 
-    DCP wraps what goes wrong in a ``CheckpointException``; the errors of ``ckpt.errors`` are in
-    its ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
+    DCP wraps what goes wrong in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors``
+    are in its ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
     ``MismatchError``. Tensors may then be overwritten in part.
     """
 
@@ -195,7 +195,7 @@ def _metadata(source: StoreSource, view: View) -> Metadata:
 
 def _tensor_metadata(parts: Parts) -> TensorStorageMetadata:
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=dtypes.BY_NAME[parts.dtype.name]),
+        properties=TensorProperties(dtype=torch_dtypes.BY_NAME[parts.dtype.name]),
         size=torch.Size(parts.shape),
         chunks=[
             ChunkStorageMetadata(
@@ -241,7 +241,7 @@ class _Fill:
                 f"{fqn}: the planner gave a target of shape {tuple(target.shape)} for a region of "
                 f"shape {shape}; have resolve_tensor return the region that the item names"
             )
-        if dtypes.NAME_OF.get(target.dtype) != ref.dtype and not self._cast:
+        if torch_dtypes.NAME_OF.get(target.dtype) != ref.dtype and not self._cast:
             raise MismatchError(
                 f"{fqn}: was saved as {ref.dtype}, is to be loaded as {target.dtype}; give a "
                 "tensor of the saved dtype, or HoldfastReader(…, cast=True) to convert it"
@@ -263,7 +263,7 @@ def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
     batch: list[_Wanted] = []
     nbytes = 0
     for one in wanted:
-        size = one[1].src.size * dtypes.BY_NAME[one[1].ref.dtype].itemsize
+        size = one[1].src.size * torch_dtypes.BY_NAME[one[1].ref.dtype].itemsize
         if batch and nbytes + size > _STAGED_BYTES:
             yield batch
             batch, nbytes = [], 0
@@ -276,16 +276,16 @@ def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
 def _readable_into(target: torch.Tensor, dtype: str) -> bool:
     as_it_lies = not (target.is_conj() or target.is_neg())
     here = target.device.type == "cpu" and target.layout == torch.strided
-    return here and as_it_lies and dtypes.NAME_OF.get(target.dtype) == dtype
+    return here and as_it_lies and torch_dtypes.NAME_OF.get(target.dtype) == dtype
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    array: Array = dtypes.as_carrier(tensor).numpy()
+    array: Array = torch_dtypes.as_carrier(tensor).numpy()
     return array
 
 
 def _room(copy: Copy) -> torch.Tensor:
-    return torch.empty(copy.src.shape, dtype=dtypes.BY_NAME[copy.ref.dtype])
+    return torch.empty(copy.src.shape, dtype=torch_dtypes.BY_NAME[copy.ref.dtype])
 
 
 def _order(copy: Copy) -> tuple[int, int, str]:

@@ -27,14 +27,14 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from adapters.dcp.names import View, view_of
-from ckpt import dtypes
-from ckpt.closing import Closing
-from ckpt.errors import MismatchError, StoreError
-from ckpt.layout import Box, TensorSpec
-from ckpt.new_folder import NewFolder
-from ckpt.persist import new_tag
-from ckpt.types import Json
+from holdfast.adapters.dcp.names import View, view_of
+from holdfast.ckpt.checkpoints.commit import new_tag
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import MismatchError, StoreError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.store.new_folder import NewFolder
+from holdfast.ckpt.types import Json
 
 FILE_BYTES: Final = 256 << 20
 """Boxes are gathered to files of about this size; what is held in memory at once."""
@@ -63,12 +63,12 @@ class _Given(DefaultSavePlanner):
 
 
 class DcpSink(Closing):
-    """Writes a DCP directory box by box, in the interchange protocol of ``ckpt.interchange``.
+    """Writes a DCP directory box by box, as a `TensorSink` of ``holdfast.ckpt.convert``.
 
-    Names become DCP's (`adapters.dcp.names`); tied tensors are stored once and found under each
-    name. Written through torch's own ``FileSystemWriter``, in files of ``file_bytes``;
-    the directory appears complete in ``finish``, or not at all.
-    DCP has no place for a step, nor for values that belong to one rank.
+    Names become DCP's (`holdfast.adapters.dcp.names`); tied tensors are stored once and found under
+    each name. Written through torch's own ``FileSystemWriter``, in files of ``file_bytes``; the
+    directory appears complete in ``finish``, or not at all. DCP has no place for a step, nor for
+    values that belong to one rank.
 
     Raises ``StoreError`` where ``path`` is there already or cannot be written.
     """
@@ -108,7 +108,7 @@ class DcpSink(Closing):
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
         """Take the C-order little-endian bytes of a box; they are this object's from now on."""
         spec = self._specs[fqn]
-        dtype = dtypes.BY_NAME[spec.dtype]
+        dtype = torch_dtypes.BY_NAME[spec.dtype]
         if data.nbytes != box.size * dtype.itemsize:
             raise MismatchError(
                 f"{fqn}: {data.nbytes} bytes for {box}, {box.size * dtype.itemsize} are needed"
@@ -167,7 +167,7 @@ def _describe(specs: Mapping[str, TensorSpec], view: View) -> Metadata:
     found = Metadata({}, planner_data=dict(view.paths))
     for name, stored in view.tensors.items():
         found.state_dict_metadata[name] = TensorStorageMetadata(
-            properties=TensorProperties(dtype=dtypes.BY_NAME[specs[stored].dtype]),
+            properties=TensorProperties(dtype=torch_dtypes.BY_NAME[specs[stored].dtype]),
             size=torch.Size(specs[stored].shape),
             chunks=[],
         )

@@ -23,15 +23,15 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from adapters.dcp import names
-from adapters.dcp.metadata import read_metadata
-from ckpt import dtypes, plain
-from ckpt.closing import Closing
-from ckpt.errors import CorruptError, NotFoundError, StateError
-from ckpt.grid import fault_of_cover
-from ckpt.layout import Box, TensorSpec
-from ckpt.types import Json
-from ckpt.zarr_dtypes import DTYPES
+from holdfast.adapters.dcp import names
+from holdfast.adapters.dcp.metadata import read_metadata
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.types import Json
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -48,12 +48,13 @@ class _Stored:
 
 
 class DcpSource(Closing):
-    """Reads a DCP directory box by box, in the interchange protocol of ``ckpt.interchange``.
+    """Reads a DCP directory box by box, as a `TensorSource` of ``holdfast.ckpt.convert``.
 
     Names are DCP's flattened ones; ``values`` are the objects that are plain, and DCP's paths
-    (`adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory, however
-    large DCP's shards are. Nothing is unpickled but DCP's own classes and what ``weights_only``
-    admits. DCP's files have no checksums to verify: checking begins with what is written of them.
+    (`holdfast.adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory,
+    however large DCP's shards are. Nothing is unpickled but DCP's own classes and what
+    ``weights_only`` admits. DCP's files have no checksums to verify: checking begins with what is
+    written of them.
 
     Raises ``NotFoundError``, ``CorruptError`` for files that are cut off or not DCP's, and
     ``StateError`` naming an object that is not plain.
@@ -105,7 +106,7 @@ class DcpSource(Closing):
             )
 
     def _spec(self, fqn: str, found: TensorStorageMetadata) -> TensorSpec:
-        name, shape = dtypes.NAME_OF.get(found.properties.dtype), tuple(found.size)
+        name, shape = torch_dtypes.NAME_OF.get(found.properties.dtype), tuple(found.size)
         if name is None:
             raise StateError(
                 f"{self.origin}: {fqn}: dtype {found.properties.dtype} cannot be stored; "
@@ -182,7 +183,7 @@ class DcpSource(Closing):
         except _UNREADABLE as error:
             raise self._damaged(fqn, info, str(error).splitlines()[0]) from error
         spec = self.specs[fqn]
-        found = (dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape))
+        found = (torch_dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape))
         if found != (spec.dtype, item.box.shape):
             raise self._damaged(fqn, info, f"holds {found}, not {(spec.dtype, item.box.shape)}")
         itemsize = tensor.dtype.itemsize

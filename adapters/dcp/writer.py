@@ -19,17 +19,17 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 from typing_extensions import Buffer
 
-from adapters.dcp.names import PATHS, Path, to_record
-from ckpt import dtypes, plain
-from ckpt.catalog import step_folder
-from ckpt.copying import copy_out
-from ckpt.errors import CkptError, StateError
-from ckpt.grid import common_grid
-from ckpt.index import Chunk, ChunkRef, ShardIndex, TensorEntry
-from ckpt.layout import Box
-from ckpt.persist import WriterReceipt, commit, new_tag, write_parts
-from ckpt.store.places import locate, open_store
-from ckpt.types import Json
+from holdfast.adapters.dcp.names import PATHS, Path, to_record
+from holdfast.ckpt.checkpoints.catalog import step_folder
+from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, new_tag, write_parts
+from holdfast.ckpt.errors import CkptError, StateError
+from holdfast.ckpt.geometry.grid import common_grid
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
+from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.state.copying import copy_out
+from holdfast.ckpt.store.places import locate, open_store
+from holdfast.ckpt.types import Json
 
 Place = str | os.PathLike[str]
 
@@ -51,8 +51,8 @@ class HoldfastWriter(StorageWriter):
     Leaves that are not tensors are stored as plain values; others are refused with their name.
 
     ``checkpoint_id``, where one is given to ``save``, is another root, or the directory of a step
-    in one. DCP wraps what goes wrong in a ``CheckpointException``; the errors of ``ckpt.errors``
-    are in its ``failures``.
+    in one. DCP wraps what goes wrong in a ``CheckpointException``; the errors of
+    ``holdfast.ckpt.errors`` are in its ``failures``.
     """
 
     def __init__(self, root: Place, *, step: int, run: str = "") -> None:
@@ -213,12 +213,12 @@ class _Shard:
         fqn = item.index.fqn
         assert item.tensor_data is not None
         dtype = item.tensor_data.properties.dtype
-        if dtype not in dtypes.NAME_OF:
+        if dtype not in torch_dtypes.NAME_OF:
             raise StateError(
                 f"{fqn}: dtype {dtype} cannot be stored; keep its integer values and scales"
             )
         entry = self._tensors.get(fqn) or TensorEntry(
-            dtype=dtypes.NAME_OF[dtype],
+            dtype=torch_dtypes.NAME_OF[dtype],
             shape=tuple(item.tensor_data.size),
             chunks=(),
             grid=self._assigned.grids.get(fqn),
@@ -236,7 +236,7 @@ class _Shard:
         """Return the bytes of a chunk; what the planner makes for it is freed with them."""
         tensor = self._planner.resolve_data(self._items[ref.fqn, ref.chunk.at])
         assert isinstance(tensor, torch.Tensor)
-        if (dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape)) != (
+        if (torch_dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape)) != (
             ref.dtype,
             ref.chunk.box.shape,
         ):
@@ -252,7 +252,7 @@ def bytes_of(tensor: torch.Tensor) -> Buffer:
     local = tensor.detach()
     lazy = local.is_conj() or local.is_neg()
     if local.device.type == "cpu" and local.is_contiguous() and not lazy:
-        flat: Buffer = dtypes.as_carrier(local).numpy().reshape(-1).view(np.uint8).data
+        flat: Buffer = torch_dtypes.as_carrier(local).numpy().reshape(-1).view(np.uint8).data
         return flat
     room = bytearray(local.numel() * local.itemsize)
     copy_out(local, memoryview(room))

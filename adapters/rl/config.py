@@ -7,17 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.rl.checker import CheckConfig
-from adapters.rl.environments import EnvironmentConfig
-from adapters.rl.lora import LoraConfig
-from adapters.rl.loss import LossConfig
-from adapters.rl.model import ModelConfig
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.replay import ReplayConfig
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.tokens import Ascii, Tokenizer
-from adapters.rl.trajectory import Limits
-from elastic.errors import ConfigError
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.ledger.checker import CheckConfig
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.lora import LoraConfig
+from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
+from holdfast.adapters.rl.samples.trajectory import Limits
+from holdfast.elastic.errors import ConfigError
 
 ROLE = "rollout"
 """The role of rollout workers, the first part of their seats."""
@@ -41,21 +41,21 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An asynchronous RL job in a `Mode`; ``eta`` is the largest staleness, in steps.
 
     A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
-    parts. ``pretrained`` is the directory of a causal language model of Hugging Face's
-    transformers and its tokenizer, to be trained instead of a small model of our own; of ``model``
-    only the context counts then. With ``lora`` only adapters are trained. ``tp`` ranks have the
-    heads and hidden units of a layer between them. ``warm_start`` is the directory of the warmed-up
-    model: read when it has one, written by `adapters.rl.sft`; None starts from the model as it is.
-    ``exact_weight`` is the weight of the exact match in the reward, the rest is the task's shaped
-    score. ``environment`` gives prompts and rewards instead of the task, for episodes of several
-    turns of ``max_new_tokens`` each; the warm-up still learns the task's answers. ``slots``
-    and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a lost one had
-    under way is sampled again. ``checkpoint`` is the directory, or ``s3://bucket/prefix``, that
-    every ``checkpoint_every`` steps and the last one are written to, and that the same command goes
-    on from when everything was killed; ``disk`` is the directory on every node's own disk that
-    snapshots are spilled to, for the same (``holdfast run --disk``). No step begins while the file
-    ``hold`` is there (None: none ever is). ``check`` is what the always-on checker does beside
-    looking.
+    parts. ``pretrained`` is the directory of a causal language model of Hugging Face's transformers
+    and its tokenizer, to be trained instead of a small model of our own; of ``model`` only the
+    context counts then. With ``lora`` only adapters are trained. ``tp`` ranks have the heads and
+    hidden units of a layer between them. ``warm_start`` is the directory of the warmed-up model:
+    read when it has one, written by `holdfast.adapters.rl.weights.warm_up`; None starts from the
+    model as it is. ``exact_weight`` is the weight of the exact match in the reward, the rest is the
+    task's shaped score. ``environment`` gives prompts and rewards instead of the task, for episodes
+    of several turns of ``max_new_tokens`` each; the warm-up still learns the task's answers.
+    ``slots`` and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a
+    lost one had under way is sampled again. ``checkpoint`` is the directory, or
+    ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last one are written to,
+    and that the same command goes on from when everything was killed; ``disk`` is the directory on
+    every node's own disk that snapshots are spilled to, for the same (``holdfast run --disk``). No
+    step begins while the file ``hold`` is there (None: none ever is). ``check`` is what the
+    always-on checker does beside looking.
     """
 
     task: str = "spell_backward"
@@ -197,7 +197,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @functools.cache
 def _pretrained_tokenizer(directory: str) -> Tokenizer:
-    from adapters.rl.pretrained import PretrainedTokenizer
+    from holdfast.adapters.rl.policy.pretrained import PretrainedTokenizer
 
     return PretrainedTokenizer(directory)
 

@@ -4,7 +4,7 @@
 the weights are then one consistent cut. Rank 0 samples, with whatever samples; what it adds to a
 `Sample` is in a log of its node's sidecar, with copies on other nodes, and comes back after the
 loss of the process or the node. Every prompt is trained once. Or processes of your own sample,
-which attach to what `Rollouts.serve` offers (`adapters.rl.sampler`).
+which attach to what `Rollouts.serve` offers (`holdfast.adapters.rl.sampler_process`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import elastic
-from adapters.rl.checker import Checker, Consumer, Observation, observe
-from adapters.rl.ledger import Ledger
-from adapters.rl.meeting import Meeting
-from adapters.rl.messages import Worker
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.salvage import read_log, take_over
-from adapters.rl.sample import Sample
-from adapters.rl.server import LedgerState
-from adapters.rl.serving import Serving
-from adapters.rl.token_log import TokenLog
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Delta, Limits, SampleId, Trajectory
-from adapters.rl.weights import weights_of
-from ckpt.errors import CkptError
-from ckpt.types import Json
-from elastic.errors import ConfigError, JobFailed
+from holdfast import elastic
+from holdfast.adapters.rl.ledger.checker import Checker, Consumer, Observation, observe
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.token_log import TokenLog
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Delta, Limits, SampleId, Trajectory
+from holdfast.adapters.rl.server.meeting import Meeting
+from holdfast.adapters.rl.server.messages import Worker
+from holdfast.adapters.rl.server.salvage import read_log, take_over
+from holdfast.adapters.rl.server.server import LedgerState
+from holdfast.adapters.rl.server.serving import Serving
+from holdfast.adapters.rl.weights.pull import weights_of
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError, JobFailed
 
 __all__ = ["BatchPlan", "Limits", "Mode", "Rollouts", "Sample", "Trajectory"]
 
@@ -54,11 +54,12 @@ class Rollouts:
     """The prompts of a training loop: each trained once, in order, with all that was sampled of it.
 
     Make one in each generation and track it with the model, by any name. ``prompt_of`` gives the
-    tokens of a prompt by its ordinal, ``plan`` says how many prompts and samples a step has.
-    Tokens are logged, in well under a millisecond, when ``log_every_tokens`` came together or a
-    sample is finished; a loss of the process costs those that are not. The loop must snapshot every
-    step: what is sampled belongs to a policy version, and goes with it where that is rolled back.
-    Every step is checked (`adapters.rl.checker`); with ``fatal`` a violation ends the job.
+    tokens of a prompt by its ordinal, ``plan`` says how many prompts and samples a step has. Tokens
+    are logged, in well under a millisecond, when ``log_every_tokens`` came together or a sample is
+    finished; a loss of the process costs those that are not. The loop must snapshot every step:
+    what is sampled belongs to a policy version, and goes with it where that is rolled back. Every
+    step is checked (`holdfast.adapters.rl.ledger.checker`); with ``fatal`` a violation ends the
+    job.
     """
 
     def __init__(
@@ -130,10 +131,11 @@ class Rollouts:
     ) -> Iterator[None]:
         """Have processes of your own sample, for as long as the ``with`` block lasts.
 
-        They find this loop by the ``directory`` (see `adapters.rl.sampler.attach`), which only they
-        and the ranks should be able to read, and pull the weights of ``model``, which is tracked as
-        ``model``. One that ends is noticed at once and what it had given to others; one that only
-        falls silent, after ``silence_s``. To be entered on all ranks, after `Run.track`.
+        They find this loop by the ``directory`` (see
+        `holdfast.adapters.rl.sampler_process.attach`), which only they and the ranks should be able
+        to read, and pull the weights of ``model``, which is tracked as ``model``. One that ends is
+        noticed at once and what it had given to others; one that only falls silent, after
+        ``silence_s``. To be entered on all ranks, after `Run.track`.
         """
         self._served = partial(
             Serving, self._run, directory=directory, model=model, silence_s=silence_s

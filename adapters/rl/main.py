@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import torch
 
-from adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
-from ckpt.errors import CkptError
-from ckpt.types import Json
-from elastic.channel import Channel, Phase, connect
-from elastic.errors import ConfigError, ElasticError, Stopped
-from elastic.records import TRAINER, Roster
-from elastic.solo import SoloChannel
+from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.types import Json
+from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.channel.solo import SoloChannel
+from holdfast.elastic.errors import ConfigError, ElasticError, Stopped
+from holdfast.elastic.membership.records import TRAINER, Roster
 
 if TYPE_CHECKING:
-    from adapters.rl.rollout import RolloutWorker
-    from adapters.rl.server import RolloutServer
+    from holdfast.adapters.rl.rollout.worker import RolloutWorker
+    from holdfast.adapters.rl.server.server import RolloutServer
 
 
 class ThreadHost:
@@ -96,7 +96,7 @@ def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLCon
 
 @contextmanager
 def _server(channel: Channel) -> Iterator[RolloutServer]:
-    from adapters.rl.server import RolloutServer
+    from holdfast.adapters.rl.server.server import RolloutServer
 
     server = RolloutServer(channel.key)
     try:
@@ -106,13 +106,13 @@ def _server(channel: Channel) -> Iterator[RolloutServer]:
 
 
 def _train(server: RolloutServer, config: RLConfig, result: Path | None) -> None:
-    from adapters.rl.trainer import Trainer
+    from holdfast.adapters.rl.training.trainer import Trainer
 
     Trainer(config, server, result=result).run()
 
 
 def _roll_out(channel: Channel, config: RLConfig) -> None:
-    from adapters.rl.rollout import RolloutWorker
+    from holdfast.adapters.rl.rollout.worker import RolloutWorker
 
     channel.ready(after=0, spec=None, info={})
     RolloutWorker(channel, config, stopped=channel.stopped).run()
@@ -121,15 +121,15 @@ def _roll_out(channel: Channel, config: RLConfig) -> None:
 
 def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
     """Be trainer and rollout worker in one process, warm-up included."""
-    from adapters.rl import sft
-    from adapters.rl.rollout import RolloutWorker
+    from holdfast.adapters.rl.rollout.worker import RolloutWorker
+    from holdfast.adapters.rl.weights import warm_up
 
     over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="holdfast-warm-") as directory:
         if config.warm.steps and config.warm_start is None:
             config = msgspec.structs.replace(config, warm_start=directory)
         if config.warm_start is not None:
-            sft.prepare(config)
+            warm_up.prepare(config)
         worker = RolloutWorker(ThreadHost(channel), config, stopped=over.is_set)
         with _server(channel) as server:
             thread = threading.Thread(

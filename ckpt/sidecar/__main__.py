@@ -1,4 +1,4 @@
-"""``python -m ckpt.sidecar --config JSON``: run one node's sidecar until its lifeline ends.
+"""``python -m holdfast.ckpt.sidecar --config JSON``: run a node's sidecar until its lifeline ends.
 
 Prints one line of JSON, ``{"address": "tcp://…"}``, when it serves. SIGTERM, a ``stop`` request,
 end-of-file on the lifeline and the parent's death all end it with status 0. ``stop`` removes the
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.errors import CkptError
-from ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
-from ckpt.transport import RunKey
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
+from holdfast.ckpt.transport import RunKey
 
 PARENT_CHECK_S = 0.5
 ORPHAN_WAIT_S = 2.0
@@ -36,7 +36,7 @@ path of a file, when one gets to the point that is written there: then the file 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve, then clean up; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ckpt.sidecar")
+    parser = argparse.ArgumentParser(prog="python -m holdfast.ckpt.sidecar")
     parser.add_argument("--config", required=True, help="JSON of a SidecarConfig")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -2,7 +2,7 @@
 
 A `SidecarClient` may be shared between threads; each call under way has a connection of its own,
 so one that waits does not hold up the others. Errors that the sidecar raised come back as their
-own kind where that is one of `ckpt.errors`.
+own kind where that is one of `holdfast.ckpt.errors`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ckpt import errors
-from ckpt.crc import to_bytes
-from ckpt.errors import CkptError, CorruptError, PeerError
-from ckpt.sidecar.log_reading import page_of
-from ckpt.sidecar.messages import (
+from holdfast.ckpt import errors
+from holdfast.ckpt.errors import CkptError, CorruptError, PeerError
+from holdfast.ckpt.memory.records import (
+    BlockEntry,
+    BlockSource,
+    Inventory,
+    RestorePoint,
+    SnapshotWorld,
+)
+from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
+from holdfast.ckpt.native.crc import to_bytes
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.sidecar.core.messages import (
     Abandon,
     Acquire,
     Adopt,
@@ -46,12 +54,10 @@ from ckpt.sidecar.messages import (
     Spilled,
     unparse,
 )
-from ckpt.sidecar.wire import PART_BYTES, split_checked
-from ckpt.sums import Sums
-from ckpt.target import CheckpointTarget, DiskTarget
-from ckpt.transport import Client, RunKey
-from ckpt.types import Json
-from ckpt.world import BlockEntry, BlockSource, Inventory, RestorePoint, SnapshotWorld
+from holdfast.ckpt.sidecar.core.wire import PART_BYTES, split_checked
+from holdfast.ckpt.sidecar.logs.reading import page_of
+from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.types import Json
 
 __all__ = ["BlockHandle", "SidecarClient", "SlotGrant"]
 
@@ -77,10 +83,10 @@ _KINDS: dict[str, Callable[[str], CkptError]] = {
 class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
     """An opened block: its index JSON, its length, and the slot file for readers on the host.
 
-    In the file the payload begins at ``ckpt.arena.HEADER_BYTES``; a mapped reader verifies chunk
-    CRCs after copying, for the slot may be written again once the snapshot is superseded.
-    ``on_disk`` says that the file is not in shared memory; ``in_parts`` that there is none.
-    ``host`` is the holder's (`ckpt.sidecar.hosts`), empty where that is unknown.
+    In the file the payload begins at ``holdfast.ckpt.memory.arena.HEADER_BYTES``; a mapped reader
+    verifies chunk CRCs after copying, for the slot may be written again once the snapshot is
+    superseded. ``on_disk`` says that the file is not in shared memory; ``in_parts`` that there is
+    none. ``host`` is the holder's (`holdfast.ckpt.memory.hosts`), empty where that is unknown.
     """
 
     index: bytes
@@ -205,11 +211,12 @@ class SidecarClient:
     ) -> None:
         """Hand a written slot over; returns when it was checked and is kept.
 
-        ``sums`` are the checksums of the block's runs (`ckpt.sums`), as computed while it was
-        written: then the sidecar checks a sample, and every reader what it reads. Without them
-        every byte is checked now. ``persist`` says where this step is to be written to once
-        protected. Raises ``CorruptError`` when the bytes are not what the index or the sums say,
-        ``FencedError`` when late, ``GivenUpError`` when another rank gave the step up meanwhile.
+        ``sums`` are the checksums of the block's runs (`holdfast.ckpt.native.sums`), as computed
+        while it was written: then the sidecar checks a sample, and every reader what it reads.
+        Without them every byte is checked now. ``persist`` says where this step is to be written to
+        once protected. Raises ``CorruptError`` when the bytes are not what the index or the sums
+        say, ``FencedError`` when late, ``GivenUpError`` when another rank gave the step up
+        meanwhile.
         """
         body = Seal(slot_id=slot_id, entry=entry, persist=persist)
         frames = [] if sums is None else [to_bytes(sums.tolist())]

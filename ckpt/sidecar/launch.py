@@ -12,9 +12,9 @@ from time import monotonic
 
 import msgspec
 
-from ckpt.arena import arena_path, hold, sweep
-from ckpt.errors import PeerError
-from ckpt.sidecar.server import FAREWELL, SidecarConfig
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.memory.arena import arena_path, hold, sweep
+from holdfast.ckpt.sidecar.server import FAREWELL, SidecarConfig
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -115,7 +115,7 @@ def _spawn(config: SidecarConfig, log: Path | None) -> subprocess.Popen[bytes]:
         sys.executable,
         "-P",
         "-m",
-        "ckpt.sidecar",
+        "holdfast.ckpt.sidecar",
         "--config",
         msgspec.json.encode(config).decode(),
     ]

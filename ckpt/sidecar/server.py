@@ -9,29 +9,29 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.arena import Arena
-from ckpt.block import SlotState
-from ckpt.errors import NotFoundError, PeerError
-from ckpt.sidecar.core import Core, Op
-from ckpt.sidecar.differences import Differences
-from ckpt.sidecar.disk import Disk
-from ckpt.sidecar.exchange import Exchange
-from ckpt.sidecar.late import LateSave
-from ckpt.sidecar.lease_page import LeasePage
-from ckpt.sidecar.logs import Logs
-from ckpt.sidecar.messages import Adopt, Nothing, parse
-from ckpt.sidecar.note import Note
-from ckpt.sidecar.parity import Parities
-from ckpt.sidecar.persistence import Persistence
-from ckpt.sidecar.reading import Reading
-from ckpt.sidecar.rebuild import Rebuild
-from ckpt.sidecar.room import Room
-from ckpt.sidecar.state import Phase
-from ckpt.sidecar.writing import Writing
-from ckpt.target import CheckpointTarget
-from ckpt.transport import Request, RunKey, Server, answers_refused
-from ckpt.types import Json
-from ckpt.world import BlockEntry, SnapshotWorld
+from holdfast.ckpt.errors import NotFoundError, PeerError
+from holdfast.ckpt.memory.arena import Arena
+from holdfast.ckpt.memory.block import SlotState
+from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.sidecar.core.book import Phase
+from holdfast.ckpt.sidecar.core.core import Core, Op
+from holdfast.ckpt.sidecar.core.durable_note import Note
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
+from holdfast.ckpt.sidecar.core.messages import Adopt, Nothing, parse
+from holdfast.ckpt.sidecar.disk.tier import Disk
+from holdfast.ckpt.sidecar.logs.operations import Logs
+from holdfast.ckpt.sidecar.parity.differences import Differences
+from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.rows import Parities
+from holdfast.ckpt.sidecar.persist.persistence import Persistence
+from holdfast.ckpt.sidecar.persist.save_on_stop import LateSave
+from holdfast.ckpt.sidecar.reading.operations import Reading
+from holdfast.ckpt.sidecar.reading.rebuild import Rebuild
+from holdfast.ckpt.sidecar.writing.operations import Writing
+from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.transport import Request, RunKey, Server, answers_refused
+from holdfast.ckpt.types import Json
 
 _log = logging.getLogger(__name__)
 _WORLDS = "worlds"

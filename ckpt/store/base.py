@@ -29,8 +29,8 @@ class Readable(Protocol):
 class Poured(Protocol):
     """Bytes that copy themselves where they are wanted, in order and once.
 
-    Only for a store that copies what it is given (`ckpt.store.local.DirectStore`): others write
-    from where the bytes are.
+    Only for a store that copies what it is given (`holdfast.ckpt.store.local.DirectStore`): others
+    write from where the bytes are.
     """
 
     nbytes: int

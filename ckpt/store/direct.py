@@ -16,8 +16,8 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from ckpt.isal import address_of
-from ckpt.store.base import Part, is_poured
+from holdfast.ckpt.native.isal import address_of
+from holdfast.ckpt.store.base import Part, is_poured
 
 BUFFER_BYTES: Final = 4 << 20
 _HUGE_BYTES: Final = 2 << 20

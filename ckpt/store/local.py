@@ -20,9 +20,9 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from ckpt.errors import CorruptError, NotFoundError, StoreError
-from ckpt.store import direct, writeback
-from ckpt.store.base import Part, Unpublished
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.store import direct, writeback
+from holdfast.ckpt.store.base import Part, Unpublished
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20

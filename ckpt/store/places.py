@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from ckpt.errors import StoreError
-from ckpt.store.local import LocalStore
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from ckpt.store.base import Store
-    from ckpt.store.s3_config import S3Config
+    from holdfast.ckpt.store.base import Store
+    from holdfast.ckpt.store.s3.config import S3Config
 
 _STEP: Final = re.compile(r"step-(\d{12})")
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -73,7 +73,7 @@ def _s3_store(root: str, config: S3Config | None) -> Store:
         raise StoreError(
             f"{root}: boto3 is not installed, which s3:// needs; install holdfast[s3]"
         ) from error
-    from ckpt.store.s3 import S3Store
-    from ckpt.store.s3_config import S3Config
+    from holdfast.ckpt.store.s3.config import S3Config
+    from holdfast.ckpt.store.s3.store import S3Store
 
     return S3Store(root, config or S3Config.from_environment(os.environ))

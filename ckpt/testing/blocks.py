@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpt.arena import SlotFile
-from ckpt.index import Chunk, ShardIndex, TensorEntry, encode_index
-from ckpt.isal import crc32c
-from ckpt.layout import Box
-from ckpt.sidecar.client import SidecarClient
-from ckpt.target import CheckpointTarget
-from ckpt.world import BlockEntry, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry, encode_index
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.records import BlockEntry, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.sidecar.client import SidecarClient
 
 INDEX_ROOM_BYTES = 4096
 

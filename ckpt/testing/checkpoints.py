@@ -9,12 +9,12 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.grid import common_grid
-from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.isal import crc32c
-from ckpt.layout import Box, chunk_range
-from ckpt.persist import PackOptions, WriterReceipt, commit, write_pack
-from ckpt.types import Json
+from holdfast.ckpt.checkpoints.commit import PackOptions, WriterReceipt, commit, write_pack
+from holdfast.ckpt.geometry.grid import common_grid
+from holdfast.ckpt.geometry.layout import Box, chunk_range
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.types import Json
 
 Array: TypeAlias = npt.NDArray[Any]
 

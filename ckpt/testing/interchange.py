@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.interchange import TensorSource, itemsize_of
-from ckpt.layout import Box, TensorSpec
-from ckpt.types import Json
+from holdfast.ckpt.convert.interchange import TensorSource, itemsize_of
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.types import Json
 
 Array: TypeAlias = npt.NDArray[Any]
 

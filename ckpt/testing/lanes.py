@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ckpt import dtypes
-from ckpt.arena import SlotFile
-from ckpt.copying import resolved
-from ckpt.lanes import Mark
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.snapshot.lanes import Mark
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.copying import resolved
 
 
 class FakeStream:
@@ -77,7 +77,7 @@ class FakeLane:
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         """Ask the side stream for a copy."""
-        self.side.ask(lambda: into.copy_(dtypes.as_carrier(resolved(source))))
+        self.side.ask(lambda: into.copy_(torch_dtypes.as_carrier(resolved(source))))
 
     def mark(self) -> Mark:
         """Mark the end of the side stream."""

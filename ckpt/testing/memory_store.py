@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from typing_extensions import Buffer
 
-from ckpt.errors import NotFoundError
-from ckpt.store.base import Unpublished
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.store.base import Unpublished
 
 
 class MemoryFile:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ckpt.erasure import ErasureCodec, codec_named
-from ckpt.stripes import Geometry, Recovery, plan_recovery
-from ckpt.world import BlockEntry, Inventory, ParityEntry, SnapshotWorld
+from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
+from holdfast.ckpt.parity.erasure import ErasureCodec, codec_named
+from holdfast.ckpt.parity.stripes import Geometry, Recovery, plan_recovery
 
 
 class ParityModel:

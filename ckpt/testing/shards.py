@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ckpt.capture import CapturePlan, flatten, gather_alone
-from ckpt.checked import copy_chunk
-from ckpt.errors import CorruptError
-from ckpt.index import ChunkRef, ShardIndex
-from ckpt.isal import crc32c
-from ckpt.scatter import ByChunk
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.checked_copy import copy_chunk
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
 
 Shard = tuple[ShardIndex, bytearray]
 

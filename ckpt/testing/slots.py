@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt.arena import SlotFile, SlotHeader, run_digest
-from ckpt.block import SlotState, check_block
-from ckpt.errors import CkptError, CorruptError, NotFoundError
-from ckpt.sidecar.client import BlockHandle
-from ckpt.sidecar.hosts import host_id
-from ckpt.sums import Sums
-from ckpt.world import BlockEntry, BlockSource, SnapshotWorld
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
+from holdfast.ckpt.memory.arena import SlotFile, SlotHeader, run_digest
+from holdfast.ckpt.memory.block import SlotState, check_block
+from holdfast.ckpt.memory.hosts import host_id
+from holdfast.ckpt.memory.records import BlockEntry, BlockSource, SnapshotWorld
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.sidecar.client import BlockHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,20 +6,21 @@ answer comes the way of its request:
 - *control*: ZeroMQ with CURVE. The handshake admits one client key (ZAP), and that key is in the
   run's key file. Every byte is encrypted by libsodium, at a few hundred megabytes a second.
 - *bulk*: a second ZeroMQ socket of the same server without CURVE, whose messages are sealed with
-  AES-GCM under the key of a session (`ckpt.envelope`, `ckpt.transport.sealing`). Sessions are
-  asked for over the control path, so whoever has no run key gets none.
+  AES-GCM under the key of a session (`holdfast.ckpt.transport.envelope`,
+  `holdfast.ckpt.transport.sealing`). Sessions are asked for over the control path, so whoever has
+  no run key gets none.
 
 A handler must not block: what takes long keeps the `Request` and calls `Request.reply` later, from
 any thread. See docs/adr/0007 for what is promised.
 """
 
-from ckpt.transport.client import Client
-from ckpt.transport.keys import RunKey
-from ckpt.transport.limits import Limits
-from ckpt.transport.ping import answers
-from ckpt.transport.refused import answers_refused
-from ckpt.transport.request import Handler, Request
-from ckpt.transport.server import Server
+from holdfast.ckpt.transport.client import Client
+from holdfast.ckpt.transport.keys import RunKey
+from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.ping import answers
+from holdfast.ckpt.transport.refused import answers_refused
+from holdfast.ckpt.transport.request import Handler, Request
+from holdfast.ckpt.transport.server import Server
 
 __all__ = [
     "Client",

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 import numpy as np
 from numpy.typing import NDArray
 
-from ckpt.errors import PeerError
+from holdfast.ckpt.errors import PeerError
 
 _Block = NDArray[np.uint8]
 

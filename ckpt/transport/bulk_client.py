@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import zmq
 
-from ckpt.envelope import BULK_BYTES, EnvelopeError, Header, Kind, parse_sealed
-from ckpt.errors import PeerError
-from ckpt.transport import refused
-from ckpt.transport.buffers import Buffers
-from ckpt.transport.connection import Connection
-from ckpt.transport.request import BUSY
-from ckpt.transport.sealing import Sealer
-from ckpt.transport.sessions import Ask, Grant
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.transport import refused
+from holdfast.ckpt.transport.buffers import Buffers
+from holdfast.ckpt.transport.connection import Connection
+from holdfast.ckpt.transport.envelope import BULK_BYTES, EnvelopeError, Header, Kind, parse_sealed
+from holdfast.ckpt.transport.request import BUSY
+from holdfast.ckpt.transport.sealing import Sealer
+from holdfast.ckpt.transport.sessions import Ask, Grant
 
 _ATTEMPTS = 3
 _BACKOFF_S = (0.01, 0.2)

@@ -10,12 +10,19 @@ from typing import Any
 
 import zmq
 
-from ckpt.envelope import Envelope, EnvelopeError, Header, Kind, Reason, parse_sealed
-from ckpt.transport.buffers import Buffers, Exhausted
-from ckpt.transport.limits import Limits
-from ckpt.transport.outbox import Outbox
-from ckpt.transport.request import Request
-from ckpt.transport.sessions import Session, Sessions
+from holdfast.ckpt.transport.buffers import Buffers, Exhausted
+from holdfast.ckpt.transport.envelope import (
+    Envelope,
+    EnvelopeError,
+    Header,
+    Kind,
+    Reason,
+    parse_sealed,
+)
+from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.outbox import Outbox
+from holdfast.ckpt.transport.request import Request
+from holdfast.ckpt.transport.sessions import Session, Sessions
 
 _log = logging.getLogger(__name__)
 

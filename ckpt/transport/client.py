@@ -11,7 +11,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from ckpt.envelope import (
+from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.transport.bulk_client import BulkClient
+from holdfast.ckpt.transport.connection import LOST, REFUSED, Connection, Lost
+from holdfast.ckpt.transport.context import OwnContext
+from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     MAX_FRAMES,
     EnvelopeError,
@@ -19,14 +23,10 @@ from ckpt.envelope import (
     decode_header,
     encode_header,
 )
-from ckpt.errors import FencedError, PeerError
-from ckpt.transport.bulk_client import BulkClient
-from ckpt.transport.connection import LOST, REFUSED, Connection, Lost
-from ckpt.transport.context import OwnContext
-from ckpt.transport.keys import RunKey
-from ckpt.transport.request import BUSY
-from ckpt.transport.sessions import SESSION, Ask, Grant
-from ckpt.types import Json
+from holdfast.ckpt.transport.keys import RunKey
+from holdfast.ckpt.transport.request import BUSY
+from holdfast.ckpt.transport.sessions import SESSION, Ask, Grant
+from holdfast.ckpt.types import Json
 
 BULK_FROM_BYTES = 256 << 10
 """Frames of so many bytes in all go by the bulk path unless the caller says otherwise: below,

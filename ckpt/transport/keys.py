@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ckpt.errors import PeerError
-from ckpt.types import learn
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.types import learn
 
 
 class RunKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpt.envelope import BULK_BYTES
+from holdfast.ckpt.transport.envelope import BULK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zmq
 
-from ckpt.errors import CkptError
-from ckpt.transport.client import Client
-from ckpt.transport.keys import RunKey
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.transport.client import Client
+from holdfast.ckpt.transport.keys import RunKey
 
 PING = "__ping__"
 """Answered by the transport, whatever the handler is busy with."""

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from typing import Final
 
-from ckpt.envelope import Reason
+from holdfast.ckpt.transport.envelope import Reason
 
 _lock: Final = threading.Lock()
 _refused: Final = Counter[str]()

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from ckpt.envelope import EnvelopeError, Header
-from ckpt.errors import FencedError, PeerError
-from ckpt.transport.buffers import Exhausted
-from ckpt.types import Json
+from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.transport.buffers import Exhausted
+from holdfast.ckpt.transport.envelope import EnvelopeError, Header
+from holdfast.ckpt.types import Json
 
 BUSY = "busy"
 """Kind of the refusal of a request for which nothing was done: it may be sent again."""

@@ -1,4 +1,4 @@
-"""Seal messages and open them again: AES-128-GCM, one nonce per part (`ckpt.envelope`).
+"""Seal messages and open them again: AES-128-GCM, one nonce per part (see `envelope`).
 
 The `cryptography` package works without the GIL, into memory that is used again.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ckpt.envelope import (
+from holdfast.ckpt.transport.envelope import (
     BULK_BYTES,
     MAX_FRAMES,
     PIECE_BYTES,

@@ -13,7 +13,10 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from ckpt.envelope import (
+from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.transport.bulk_server import BulkServer
+from holdfast.ckpt.transport.context import OwnContext
+from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     EnvelopeError,
     Header,
@@ -21,15 +24,12 @@ from ckpt.envelope import (
     decode_header,
     encode_header,
 )
-from ckpt.errors import CkptError, PeerError
-from ckpt.transport.bulk_server import BulkServer
-from ckpt.transport.context import OwnContext
-from ckpt.transport.keys import RunKey
-from ckpt.transport.limits import Limits
-from ckpt.transport.outbox import Outbox
-from ckpt.transport.ping import PING
-from ckpt.transport.request import Handler, Request
-from ckpt.transport.sessions import SESSION, Ask, Sessions
+from holdfast.ckpt.transport.keys import RunKey
+from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.outbox import Outbox
+from holdfast.ckpt.transport.ping import PING
+from holdfast.ckpt.transport.request import Handler, Request
+from holdfast.ckpt.transport.sessions import SESSION, Ask, Sessions
 
 _log = logging.getLogger(__name__)
 

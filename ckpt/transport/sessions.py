@@ -11,10 +11,10 @@ from time import monotonic
 
 import msgspec
 
-from ckpt.envelope import SESSION_BYTES, EnvelopeError, Reason
-from ckpt.transport.limits import Limits
-from ckpt.transport.sealing import KEY_BYTES, Sealer
-from ckpt.types import learn
+from holdfast.ckpt.transport.envelope import SESSION_BYTES, EnvelopeError, Reason
+from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.sealing import KEY_BYTES, Sealer
+from holdfast.ckpt.types import learn
 
 SESSION = "__session__"
 """The operation by which a client asks for a session over the control path."""

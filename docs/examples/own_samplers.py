@@ -27,9 +27,8 @@ from wrap_grpo import (
     sample,
 )
 
-import elastic
-from adapters.rl.library import BatchPlan, Limits, Mode, Rollouts
-from adapters.rl.sampler import attach
+import holdfast
+from holdfast.rl import BatchPlan, Limits, Mode, Rollouts, attach
 
 
 def sample_all(directory):
@@ -40,7 +39,7 @@ def sample_all(directory):
             sample(policy, answer)
 
 
-@elastic.resilient(mesh=elastic.Mesh(dp=1))
+@holdfast.resilient(mesh=holdfast.Mesh(dp=1))
 def train(run, args):
     torch.manual_seed(args.seed)
     policy = Policy()

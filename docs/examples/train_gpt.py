@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
-import elastic
-from ckpt.hashing import state_hash
+import holdfast
 
 CONTEXT, WIDTH, HEADS, BLOCKS = 64, 64, 4, 3
 
@@ -69,8 +68,8 @@ class GPT(nn.Module):
 def main(args):
     text = Text()
 
-    @elastic.resilient(
-        batch=elastic.Batch(microbatches=8, size=4),
+    @holdfast.resilient(
+        batch=holdfast.Batch(microbatches=8, size=4),
         exact=True,
         parity=1,
         seed=args.seed,
@@ -91,7 +90,7 @@ def main(args):
             run.clip_grad_norm_(model.parameters(), 1.0)
             run.step(optimizer)
         result = {
-            "final_hash": state_hash({"model": model, "optimizer": optimizer}),
+            "final_hash": holdfast.state_hash({"model": model, "optimizer": optimizer}),
             "steps": run.completed,
             "loss": run.metrics.get("loss"),
         }

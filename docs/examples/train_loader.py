@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-import elastic
-from ckpt.hashing import state_hash
+import holdfast
 
 PICTURES, CLASSES, SIDE = 203, 4, 8
 
@@ -58,7 +57,7 @@ class PictureStream(IterableDataset):
 def main(args):
     data = PictureStream() if args.stream else Pictures()
 
-    @elastic.resilient(batch=elastic.Batch(microbatches=6), exact=True, parity=1)
+    @holdfast.resilient(batch=holdfast.Batch(microbatches=6), exact=True, parity=1)
     def train(run):
         model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -71,7 +70,7 @@ def main(args):
                 run.log(loss=loss)
             run.step(optimizer)
         result = {
-            "final_hash": state_hash({"model": model, "optimizer": optimizer}),
+            "final_hash": holdfast.state_hash({"model": model, "optimizer": optimizer}),
             "steps": run.completed,
             "loss": run.metrics.get("loss"),
         }

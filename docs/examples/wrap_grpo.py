@@ -9,8 +9,8 @@ from random import Random
 import torch
 from torch import nn
 
-import elastic
-from adapters.rl.library import BatchPlan, Limits, Mode, Rollouts
+import holdfast
+from holdfast.rl import BatchPlan, Limits, Mode, Rollouts
 
 LETTERS, LENGTH = 8, 3
 END = LETTERS  # ends prompts and answers
@@ -64,7 +64,7 @@ def digest(policy):
     return hashlib.sha256(b"".join(weights)).hexdigest()
 
 
-@elastic.resilient(mesh=elastic.Mesh(dp=1))
+@holdfast.resilient(mesh=holdfast.Mesh(dp=1))
 def main(run, args):
     torch.manual_seed(args.seed)
     policy = Policy()

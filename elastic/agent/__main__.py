@@ -1,4 +1,4 @@
-"""``python -m elastic.agent --config JSON``: run one node's agent; stdin is its lifeline."""
+"""``python -m holdfast.elastic.agent --config JSON``: run a node's agent until stdin closes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 import msgspec
 
-from elastic.agent.config import AgentConfig
-from elastic.agent.garbage import collect_rarely
-from elastic.agent.loop import Agent
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.garbage import collect_rarely
+from holdfast.elastic.agent.loop import Agent
 
 
 def main() -> int:
     """Parse the configuration and serve."""
-    parser = argparse.ArgumentParser(prog="elastic.agent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="holdfast.elastic.agent", description=__doc__)
     parser.add_argument("--config", required=True, help="an AgentConfig as JSON")
     config = msgspec.json.decode(parser.parse_args().config, type=AgentConfig)
     logging.basicConfig(format=f"holdfast agent {config.node}: %(message)s")

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from ckpt.errors import CkptError
-from elastic.agent.inbox import Inbox
-from elastic.errors import ElasticError
+from holdfast.ckpt.errors import CkptError
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.errors import ElasticError
 
 _T = TypeVar("_T")
 _Job: TypeAlias = Callable[[], None]

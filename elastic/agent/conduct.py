@@ -1,8 +1,8 @@
 """Carrying out what the decisions say: seating, fencing, inventories, proposals, generations.
 
-Nothing is decided here. `elastic.seating.seat` and `elastic.agree.decide` look at the view as it
-is at the coordinator; this module makes it so and publishes what became of it, which changes the
-view, and so on.
+Nothing is decided here. `holdfast.elastic.decisions.seating.seat` and
+`holdfast.elastic.decisions.agree.decide` look at the view as it is at the coordinator; this module
+makes it so and publishes what became of it, which changes the view, and so on.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ckpt.types import Json
-from ckpt.world import Inventory
-from elastic import agree, seating
-from elastic.agent import leaving
-from elastic.agent.config import AgentConfig
-from elastic.agent.crew import Crew
-from elastic.agent.reach import Reach
-from elastic.agent.registry import Registry
-from elastic.agent.reporting import Reporter, public_roster
-from elastic.agent.sidecar import SidecarKeeper
-from elastic.coordinator.base import Entry, Event
-from elastic.detect import stalled
-from elastic.membership import View, identity, node_key
-from elastic.planning.inventories import compact
-from elastic.records import GenerationRecord, NodeRecord, Outcome
-from elastic.stragglers import stragglers
+from holdfast.ckpt.memory.records import Inventory
+from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.crew import Crew
+from holdfast.elastic.agent.reach import Reach
+from holdfast.elastic.agent.registry import Registry
+from holdfast.elastic.agent.reporting import Reporter, public_roster
+from holdfast.elastic.agent.sidecar import SidecarKeeper
+from holdfast.elastic.coordinator.base import Entry, Event
+from holdfast.elastic.decisions import agree, leaving, seating
+from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.stragglers import stragglers
+from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Outcome
+from holdfast.elastic.membership.view import View, identity, node_key
+from holdfast.elastic.planning.inventories import compact
 
 _PROGRESS_EVERY_S = 0.5
 _NODES_WAIT_S = 10.0

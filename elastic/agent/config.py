@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ckpt.types import Json
-from elastic.agent.notice import NoticeConfig
-from elastic.detect import Limits
+from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.notice import NoticeConfig
+from holdfast.elastic.decisions.detect import Limits
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

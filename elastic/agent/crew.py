@@ -10,16 +10,27 @@ from dataclasses import asdict
 
 import msgspec
 
-from elastic import messages
-from elastic.agent.config import AgentConfig
-from elastic.agent.reporting import Reporter
-from elastic.agent.workers import Worker, WorkerTable
-from elastic.detect import park_limit_s, probe_limit_s, silence_limit_s, stall_limit_s
-from elastic.errors import ElasticError
-from elastic.membership import role_of
-from elastic.phases import Phase
-from elastic.process import Change, ChildStatus, describe_exit
-from elastic.records import TRAINER, GenerationRecord, Roster, Seating, WorkerState
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.reporting import Reporter
+from holdfast.elastic.agent.workers import Worker, WorkerTable
+from holdfast.elastic.decisions.detect import (
+    park_limit_s,
+    probe_limit_s,
+    silence_limit_s,
+    stall_limit_s,
+)
+from holdfast.elastic.errors import ElasticError
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    GenerationRecord,
+    Roster,
+    Seating,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import role_of
+from holdfast.elastic.processes.children import Change, ChildStatus, describe_exit
 
 _STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, beside a worker that starts
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)

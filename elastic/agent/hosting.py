@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ckpt.transport import RunKey
-from elastic.agent.config import AgentConfig
-from elastic.coordinator.base import Coordinator
-from elastic.coordinator.embedded import EmbeddedServer
-from elastic.errors import CoordinatorError
-from elastic.membership import node_key
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.view import node_key
 
 JOURNAL = "coordinator.journal"
 _FAREWELL_S = 5.0

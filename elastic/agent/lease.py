@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from elastic.agent.config import Timing
-from elastic.coordinator.base import Coordinator
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 
 class LeaseKeeper:

@@ -18,27 +18,27 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt.sidecar.lease_page import LeasePage
-from ckpt.transport import RunKey
-from elastic.agent.conduct import Conductor
-from elastic.agent.config import AgentConfig
-from elastic.agent.crew import Crew
-from elastic.agent.hosting import Hosting
-from elastic.agent.inbox import Inbox
-from elastic.agent.lease import LeaseKeeper
-from elastic.agent.notice import LEFT_STATUS, NoticeWatch
-from elastic.agent.reach import Reach
-from elastic.agent.registry import Registry
-from elastic.agent.reporting import NodeProcesses, Reporter
-from elastic.agent.sidecar import SidecarKeeper
-from elastic.agent.watch import Watch
-from elastic.agent.workers import Worker
-from elastic.coordinator.base import Coordinator, Entry, Event
-from elastic.coordinator.connecting import connect
-from elastic.errors import CoordinatorError
-from elastic.membership import run_prefix
-from elastic.node_sidecar import SidecarPlan
-from elastic.records import Outcome, WorkerState
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.conduct import Conductor
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.crew import Crew
+from holdfast.elastic.agent.hosting import Hosting
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.lease import LeaseKeeper
+from holdfast.elastic.agent.notice import LEFT_STATUS, NoticeWatch
+from holdfast.elastic.agent.reach import Reach
+from holdfast.elastic.agent.registry import Registry
+from holdfast.elastic.agent.reporting import NodeProcesses, Reporter
+from holdfast.elastic.agent.sidecar import SidecarKeeper
+from holdfast.elastic.agent.watch import Watch
+from holdfast.elastic.agent.workers import Worker
+from holdfast.elastic.coordinator.base import Coordinator, Entry, Event
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.records import Outcome, WorkerState
+from holdfast.elastic.membership.view import run_prefix
+from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
 _log = logging.getLogger(__name__)
 

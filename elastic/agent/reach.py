@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from ckpt.transport import RunKey, answers
-from elastic.agent.background import Background
-from elastic.agent.inbox import Inbox
-from elastic.membership import View
-from elastic.probing import Asked, Probing
+from holdfast.ckpt.transport import RunKey, answers
+from holdfast.elastic.agent.background import Background
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.decisions.probing import Asked, Probing
+from holdfast.elastic.membership.view import View
 
 AT_ONCE: Final = 64
 TRIES_S: Final = (1.0, 2.0)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from elastic.coordinator.base import Coordinator
-from elastic.errors import CoordinatorError, LeaseExpired
-from elastic.membership import encode, generation_key, node_key, outcome_key, seating_key
-from elastic.records import GenerationRecord, NodeRecord, Outcome, Seating
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Outcome, Seating
+from holdfast.elastic.membership.view import (
+    encode,
+    generation_key,
+    node_key,
+    outcome_key,
+    seating_key,
+)
 
 
 class Registry:

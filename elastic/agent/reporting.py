@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.types import Json
-from elastic import messages
-from elastic.events import EventWriter, events_file
-from elastic.membership import View
-from elastic.records import Roster
+from holdfast.ckpt.types import Json
+from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.records import Roster
+from holdfast.elastic.membership.view import View
 
 PROCESSES_PATTERN = "processes-*.json"
 

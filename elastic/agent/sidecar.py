@@ -7,12 +7,12 @@ import os
 import time
 from typing import Protocol
 
-from ckpt.errors import FencedError
-from ckpt.world import Inventory
-from elastic.agent.background import Background
-from elastic.agent.inbox import Inbox
-from elastic.node_sidecar import NodeSidecar, SidecarPlan
-from elastic.records import GenerationRecord
+from holdfast.ckpt.errors import FencedError
+from holdfast.ckpt.memory.records import Inventory
+from holdfast.elastic.agent.background import Background
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.membership.records import GenerationRecord
+from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
 _log = logging.getLogger(__name__)
 

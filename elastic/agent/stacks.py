@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from elastic.channel import STACK_SIGNAL
+from holdfast.elastic.channel.base import STACK_SIGNAL
 
 MAX_TEXT: Final = 16 << 10
 """Characters of the stacks that are kept; the main thread's come first."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from elastic.coordinator.base import Coordinator, Entry, Event, EventKind
-from elastic.errors import CoordinatorError
+from holdfast.elastic.coordinator.base import Coordinator, Entry, Event, EventKind
+from holdfast.elastic.errors import CoordinatorError
 
 _POLL_S = 1.0
 _RETRY_S = 0.1

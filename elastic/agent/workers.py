@@ -15,16 +15,16 @@ from typing import TypeGuard
 
 import msgspec
 
-from ckpt.types import Json
-from elastic import messages
-from elastic.agent.config import AgentConfig
-from elastic.agent.stacks import StackProbe
-from elastic.channel import WORKER_ENV, WorkerConfig
-from elastic.control_page import EVERY_GENERATION, ControlPage
-from elastic.lifelock import wait_status
-from elastic.process import Child
-from elastic.records import JobSpec, Seating, WorkerRecord, WorkerState
-from elastic.stragglers import STEPS, Pace, StepTimes, pace
+from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.stacks import StackProbe
+from holdfast.elastic.channel.base import WORKER_ENV, WorkerConfig
+from holdfast.elastic.decisions.stragglers import STEPS, Pace, StepTimes, pace
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
+from holdfast.elastic.processes.children import Child
+from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
+from holdfast.elastic.processes.lifelock import wait_status
 
 _RECEIVE_BYTES = 1 << 18
 _STEPS_REMEMBERED = 64

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from ckpt.types import learn
+from holdfast.ckpt.types import learn
 
 
 class EventKind(StrEnum):

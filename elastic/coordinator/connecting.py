@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ckpt.transport import RunKey
-from elastic.coordinator.base import Coordinator
-from elastic.coordinator.embedded import EmbeddedCoordinator
-from elastic.coordinator.etcd_address import PLAIN, SECURE, EtcdAddress
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator
+from holdfast.elastic.coordinator.etcd.address import PLAIN, SECURE, EtcdAddress
 
 
 def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator:
@@ -17,7 +17,7 @@ def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator
     """
     if not is_etcd(address):
         return EmbeddedCoordinator(address, key, timeout_s=timeout_s)
-    from elastic.coordinator.etcd import EtcdCoordinator
+    from holdfast.elastic.coordinator.etcd.coordinator import EtcdCoordinator
 
     return EtcdCoordinator(EtcdAddress.parse(address), timeout_s=timeout_s)
 

@@ -11,7 +11,7 @@ it lives:
   anew, because nobody could have kept it alive. For the same reason a pause of the process ends
   no lease: they are put off by its length;
 - the loss of the journal's machine is the end of the run. A new one begins from checkpoints. Where
-  that is not good enough, etcd is (`elastic.coordinator.etcd`).
+  that is not good enough, etcd is (`holdfast.elastic.coordinator.etcd.coordinator`).
 
 It binds any address; from other machines as from this one only the run's key admits.
 """
@@ -27,14 +27,14 @@ from typing import TypeVar
 
 import msgspec
 
-from ckpt.errors import CkptError, PeerError
-from ckpt.transport import Client, Request, RunKey, Server
-from ckpt.types import Json
-from elastic.clock import Clock, SystemClock
-from elastic.coordinator.base import Entry, Event
-from elastic.coordinator.journal import Journal
-from elastic.coordinator.memory import KeyValueTable
-from elastic.errors import CoordinatorError, ElasticError, LeaseExpired
+from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.transport import Client, Request, RunKey, Server
+from holdfast.ckpt.types import Json
+from holdfast.elastic.coordinator.base import Entry, Event
+from holdfast.elastic.coordinator.clock import Clock, SystemClock
+from holdfast.elastic.coordinator.journal import Journal
+from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.errors import CoordinatorError, ElasticError, LeaseExpired
 
 TICK_S = 0.02
 PAUSE_S = 0.3

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.types import learn
-from elastic.errors import CoordinatorError
+from holdfast.ckpt.types import learn
+from holdfast.elastic.errors import CoordinatorError
 
 
 class ChangeKind(StrEnum):

@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from elastic.clock import Clock, SystemClock
-from elastic.coordinator.base import Entry, Event, EventKind
-from elastic.coordinator.journal import Change, ChangeKind
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.clock import Clock, SystemClock
+from holdfast.elastic.coordinator.journal import Change, ChangeKind
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 MAX_VALUE_BYTES = 64 << 20
 MAX_HISTORY_EVENTS = 10_000

@@ -18,12 +18,11 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from ckpt.types import Json
-from elastic import randomness
-from elastic.data.feed import DataWorkerDied, Feed, WorkerStart
-from elastic.data.options import Loading
-from elastic.data.order import Order
-from elastic.data.plan import (
+from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
+from holdfast.elastic.data.options import Loading
+from holdfast.elastic.data.order import Order
+from holdfast.elastic.data.plan import (
     Part,
     Step,
     check_batch,
@@ -33,10 +32,11 @@ from elastic.data.plan import (
     steps_from,
     weight_of,
 )
-from elastic.data.samples import Requests, SeededSamples
-from elastic.data.starting import Starting
-from elastic.data.streams import Row, Shard, ShardPlan, Shards
-from elastic.errors import ConfigError
+from holdfast.elastic.data.samples import Requests, SeededSamples
+from holdfast.elastic.data.streams import Row, Shard, ShardPlan, Shards
+from holdfast.elastic.data.workers.feed import DataWorkerDied, Feed, WorkerStart
+from holdfast.elastic.data.workers.starting import Starting
+from holdfast.elastic.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from elastic.data.feed import FIRST_BATCH_S
-from elastic.data.order import Order, Sequential, Shuffled, Weighted
-from elastic.errors import ConfigError
+from holdfast.elastic.data.order import Order, Sequential, Shuffled, Weighted
+from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
+from holdfast.elastic.errors import ConfigError
 
 _OURS = {
     "batch_size": "give batch=, the samples of a whole step",

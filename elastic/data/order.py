@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ckpt.types import Json
-from elastic.errors import ConfigError
-from elastic.sampler import Permutation, keys, mix
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.sampler import Permutation, keys, mix
+from holdfast.elastic.errors import ConfigError
 
 _UNIT = 2.0**-53
 _SERIES_TERMS = 12

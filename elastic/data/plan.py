@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from elastic.errors import ConfigError
+from holdfast.elastic.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from elastic import randomness
-from elastic.data.plan import Part
-from elastic.seeding import seed_host
+from holdfast.elastic import randomness
+from holdfast.elastic.data.plan import Part
+from holdfast.elastic.seeding import seed_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Protocol
 
-from ckpt.types import Json
-from elastic.errors import ConfigError
-from elastic.planning.shares import alongside, by_speed, part
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.planning.shares import alongside, by_speed, part
 
 LOOK_EVERY = 16
 """After so many steps the ranks compare how fast they are."""

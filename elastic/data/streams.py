@@ -18,13 +18,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ckpt import plain
-from ckpt.errors import StateError
-from ckpt.flatten import Stateful, decode_small_tensor, encode_small_tensor
-from ckpt.types import Json
-from elastic import randomness
-from elastic.errors import ConfigError
-from elastic.seeding import seed_host
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state import plain
+from holdfast.ckpt.state.flatten import Stateful, decode_small_tensor, encode_small_tensor
+from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.seeding import seed_host
 
 Collate = Callable[[list[Any]], Any]
 

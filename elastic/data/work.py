@@ -8,18 +8,18 @@ from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import DataLoader, default_collate
 
-from ckpt.types import Json
-from elastic import randomness
-from elastic.channel import Channel
-from elastic.config import Settings
-from elastic.data.loaders import Loader, MapLoader, Piece, Site, StreamLoader
-from elastic.data.options import is_iterable, loading_of
-from elastic.data.order import Order
-from elastic.data.sharing import Sharing
-from elastic.errors import ConfigError
-from elastic.reform import World
-from elastic.sampler import positions, sample_indices
-from elastic.seeding import seed_host
+from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
+from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.config import Settings
+from holdfast.elastic.data.loaders import Loader, MapLoader, Piece, Site, StreamLoader
+from holdfast.elastic.data.options import is_iterable, loading_of
+from holdfast.elastic.data.order import Order
+from holdfast.elastic.data.sampler import positions, sample_indices
+from holdfast.elastic.data.sharing import Sharing
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.reform import World
+from holdfast.elastic.seeding import seed_host
 
 _Sample_co = TypeVar("_Sample_co", covariant=True)
 

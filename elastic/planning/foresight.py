@@ -11,12 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ckpt.world import BlockEntry, Inventory, RestorePoint
-from elastic.membership import role_of
-from elastic.planning.holdings import Holdings, saved_mesh
-from elastic.planning.meshes import choose_mesh
-from elastic.planning.placing import Placer, Trainer, members_of
-from elastic.records import (
+from holdfast.ckpt.memory.records import BlockEntry, Inventory, RestorePoint
+from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
     JobSpec,
@@ -25,6 +21,10 @@ from elastic.records import (
     WorkerRecord,
     WorkerState,
 )
+from holdfast.elastic.membership.view import role_of
+from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.planning.meshes import choose_mesh
+from holdfast.elastic.planning.placing import Placer, Trainer, members_of
 
 
 def others_train(roster: Roster) -> bool:

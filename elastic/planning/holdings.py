@@ -17,10 +17,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.world import RestorePoint
-from elastic.planning.assign import Edges
-from elastic.planning.meshes import Coordinates, coordinates, rank_of
-from elastic.records import MeshSize, NodeRecord
+from holdfast.ckpt.memory.records import RestorePoint
+from holdfast.elastic.membership.records import MeshSize, NodeRecord
+from holdfast.elastic.planning.assign import Edges
+from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
 
 _Range: TypeAlias = list[tuple[int, float]]
 """Indices along an axis of the new mesh, each with the part of the whole axis that overlaps."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic.findings import by_nodes, once
-from elastic.membership import View, identity, lost_nodes, odd_nodes
-from elastic.planning.reach import left_out
-from elastic.records import NodeRecord, Setback
+from holdfast.elastic.membership.incremental import by_nodes, once
+from holdfast.elastic.membership.records import NodeRecord, Setback
+from holdfast.elastic.membership.view import View, identity, lost_nodes, odd_nodes
+from holdfast.elastic.planning.reach import left_out
 
 MAX_SETBACKS = 1024
 

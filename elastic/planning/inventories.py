@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ckpt.world import Inventory, SnapshotWorld
-from elastic.records import GenerationRecord
+from holdfast.ckpt.memory.records import Inventory, SnapshotWorld
+from holdfast.elastic.membership.records import GenerationRecord
 
 
 def known_worlds(record: GenerationRecord | None) -> dict[int, SnapshotWorld]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from elastic.records import JobSpec, MeshSize
+from holdfast.elastic.membership.records import JobSpec, MeshSize
 
 PREFERRED_SHARE = 0.75
 """The first preference stands unless another mesh would use more than a third more trainers."""

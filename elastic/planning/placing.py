@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
-from elastic.membership import seat_order
-from elastic.planning.assign import EXACT_MOST, assign, assign_edges
-from elastic.planning.holdings import Holdings
-from elastic.records import GenerationRecord, Member, MeshSize, NodeRecord, WorkerRecord
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    Member,
+    MeshSize,
+    NodeRecord,
+    WorkerRecord,
+)
+from holdfast.elastic.membership.view import seat_order
+from holdfast.elastic.planning.assign import EXACT_MOST, assign, assign_edges
+from holdfast.elastic.planning.holdings import Holdings
 
 Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
 Cell: TypeAlias = tuple[Trainer, ...]

@@ -5,27 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ckpt.groups import Groups, form_groups
-from ckpt.world import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
-from elastic.findings import by_nodes, once, while_same
-from elastic.membership import (
-    View,
-    fenced_nodes,
-    identity,
-    late_nodes,
-    lost_nodes,
-    member_incarnations,
-    odd_nodes,
-    parked_trainers,
-    ready_trainers,
-)
-from elastic.planning.holdings import Holdings, saved_mesh
-from elastic.planning.inventories import whole
-from elastic.planning.meshes import choose_mesh
-from elastic.planning.placing import Placement, Placer, Trainer, members_of
-from elastic.planning.reach import left_out, why_left_out
-from elastic.planning.shares import alongside, by_speed, even
-from elastic.records import (
+from holdfast.ckpt.memory.records import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.parity.groups import Groups, form_groups
+from holdfast.elastic.membership.incremental import by_nodes, once, while_same
+from holdfast.elastic.membership.records import (
     REPLICATED_BYTES,
     RESTORE_AT_MOST,
     GenerationRecord,
@@ -37,6 +20,23 @@ from elastic.records import (
     Setback,
     WorkerRecord,
 )
+from holdfast.elastic.membership.view import (
+    View,
+    fenced_nodes,
+    identity,
+    late_nodes,
+    lost_nodes,
+    member_incarnations,
+    odd_nodes,
+    parked_trainers,
+    ready_trainers,
+)
+from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.planning.inventories import whole
+from holdfast.elastic.planning.meshes import choose_mesh
+from holdfast.elastic.planning.placing import Placement, Placer, Trainer, members_of
+from holdfast.elastic.planning.reach import left_out, why_left_out
+from holdfast.elastic.planning.shares import alongside, by_speed, even
 
 RestorePoints = Callable[[Sequence[Inventory]], tuple[list[RestorePoint], str]]
 """Find every step that the inventories can restore, newest first, and why not others."""
@@ -63,8 +63,8 @@ def plan(
     keep them. All live nodes with a sidecar guard the snapshots, in parity groups over their
     failure domains. Nodes that others do not reach (`reach.left_out`) are left out; nodes ``held``
     off are so unless the job cannot go on or would go on from an earlier step without them.
-    ``restore_points`` is ``ckpt.stripes.restore_points`` unless a test says otherwise;
-    ``setbacks`` is what the record is to remember of nodes.
+    ``restore_points`` is ``holdfast.ckpt.parity.stripes.restore_points`` unless a test says
+    otherwise; ``setbacks`` is what the record is to remember of nodes.
     """
     everyone, view = view, _in_reach(view) if left_out(view) else view
     held = [name for name in held if name in view.nodes]
@@ -360,8 +360,8 @@ def _said(
 
 @while_same(lambda view: (_said(view),))
 def _restorable(inventories: list[Inventory]) -> tuple[list[RestorePoint], str]:
-    """Return what `ckpt.stripes.restore_points` finds: once, though it may be asked for twice."""
-    from ckpt.stripes import restore_points
+    """Return the restore points that `stripes.restore_points` finds, computed once."""
+    from holdfast.ckpt.parity.stripes import restore_points
 
     return restore_points(inventories)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
-from elastic.findings import by_nodes, once, while_same
-from elastic.membership import View, identity
-from elastic.records import GenerationRecord, NodeRecord
+from holdfast.elastic.membership.incremental import by_nodes, once, while_same
+from holdfast.elastic.membership.records import GenerationRecord, NodeRecord
+from holdfast.elastic.membership.view import View, identity
 
 Pairs = Mapping[str, Set[str]]
 """Node → the nodes that it and they do not reach each other; both ways."""

@@ -33,9 +33,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from elastic.errors import ConfigError, CoordinatorError
-from elastic.rendezvous.link import Link, Place, address_towards
-from elastic.rendezvous.rounds import (
+from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
+from holdfast.elastic.errors import ConfigError, CoordinatorError
+from holdfast.elastic.rendezvous.link import Link, Place, address_towards
+from holdfast.elastic.rendezvous.rounds import (
     Closed,
     Enter,
     Form,
@@ -47,7 +48,6 @@ from elastic.rendezvous.rounds import (
     to_restart_for,
     waiting,
 )
-from elastic.shared_key import shared_key, shared_key_file
 
 _log = logging.getLogger(__name__)
 

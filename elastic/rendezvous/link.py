@@ -15,15 +15,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpt.transport import RunKey
-from elastic.agent.watch import Mirror, Watch
-from elastic.coordinator.base import Coordinator, Entry, Event
-from elastic.coordinator.connecting import connect, is_etcd
-from elastic.coordinator.embedded import EmbeddedServer
-from elastic.coordinator.etcd_address import EtcdAddress
-from elastic.errors import ConfigError, CoordinatorError, LeaseExpired
-from elastic.membership import encode
-from elastic.rendezvous.rounds import CLOSED, NODES, ROUND, Participant, Round, RoundView
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.watch import Mirror, Watch
+from holdfast.elastic.coordinator.base import Coordinator, Entry, Event
+from holdfast.elastic.coordinator.connecting import connect, is_etcd
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpired
+from holdfast.elastic.membership.view import encode
+from holdfast.elastic.rendezvous.rounds import CLOSED, NODES, ROUND, Participant, Round, RoundView
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ckpt.types import learn
-from elastic.coordinator.base import Entry
-from elastic.errors import CoordinatorError
+from holdfast.ckpt.types import learn
+from holdfast.elastic.coordinator.base import Entry
+from holdfast.elastic.errors import CoordinatorError
 
 NODES = "nodes/"
 ROUND = "round"

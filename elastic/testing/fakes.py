@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckpt.stripes import Geometry
-from ckpt.world import (
+from holdfast.ckpt.memory.records import (
     BlockEntry,
     BlockSource,
     Inventory,
@@ -14,9 +13,8 @@ from ckpt.world import (
     SidecarPeer,
     SnapshotWorld,
 )
-from elastic.membership import View, identity
-from elastic.planning.plan import extend_timeline
-from elastic.records import (
+from holdfast.ckpt.parity.stripes import Geometry
+from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobSpec,
     Member,
@@ -28,6 +26,8 @@ from elastic.records import (
     WorkerRecord,
     WorkerState,
 )
+from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.planning.plan import extend_timeline
 
 RUN = "run"
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ckpt.world import Inventory
-from elastic.membership import View
-from elastic.records import GenerationRecord, NodeRecord, Seating, WorkerRecord, WorkerState
-from elastic.testing import fakes
+from holdfast.ckpt.memory.records import Inventory
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    NodeRecord,
+    Seating,
+    WorkerRecord,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 NODES = ("a", "b", "c", "d", "e")
 ROLES = ("trainer", "rollout")

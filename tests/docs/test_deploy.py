@@ -14,7 +14,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from tools.cli import build_parser, load
+from holdfast.tools.cli import build_parser, load
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -11,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import ckpt
-import elastic
-from ckpt.crc import BLOCK_BYTES
-from tools import cli
+from holdfast import ckpt
+from holdfast.ckpt.native.crc import BLOCK_BYTES
+from holdfast.tools import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -99,8 +99,11 @@ def test_the_first_job_of_the_quickstart_runs_and_leaves_a_checkpoint(tmp_path: 
 
 def test_every_public_name_of_a_document_exists() -> None:
     for document in DOCUMENTS:
-        for module, name in re.findall(r"\b(elastic|ckpt)\.([A-Za-z]\w*)\(", document.read_text()):
-            assert hasattr({"elastic": elastic, "ckpt": ckpt}[module], name), (document, name)
+        for home, name in re.findall(
+            r"\bholdfast\.(elastic\.|ckpt\.|)([A-Za-z]\w*)\(", document.read_text()
+        ):
+            module = importlib.import_module(f"holdfast.{home}".rstrip("."))
+            assert hasattr(module, name), (document, name)
 
 
 def test_the_guide_to_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

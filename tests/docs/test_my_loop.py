@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLUGIN = "holdfast_pytest"
+PLUGIN = "holdfast.tools.chaos.plugin"
 
 
 @pytest.mark.timeout(400)  # nine processes that import torch

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpt.layout import Box
-from ckpt.retention import remove
-from ckpt.testing.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
+from holdfast.ckpt.checkpoints.retention import remove
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
 
 WRITTEN_AT = Path("/tmp/holdfast-sample")
 """The sample is moved afterwards: its reference map shall name no machine."""

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import zarr
 
-from ckpt.testing.checkpoints import Array, sample_arrays, write_checkpoint
-from ckpt.zarr_dtypes import DTYPES
-from ckpt.zarr_view import array_name
+from holdfast.ckpt.format.zarr_metadata import array_name
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, write_checkpoint
 
 READER = Path(__file__).with_name("stock_zarr.py")
 

@@ -10,11 +10,11 @@ import torch
 from make_sample import arrays_of
 from test_stock_zarr import expected, read
 
-import ckpt
-from ckpt.catalog import committed_steps, load_index, noted, open_step
-from ckpt.manifest import FORMAT
-from ckpt.store.local import LocalStore
-from ckpt.verify import faults
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps, load_index, noted, open_step
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.format.manifest import FORMAT
+from holdfast.ckpt.store.local import LocalStore
 
 SAMPLES = sorted(Path(__file__).parent.glob("v*"))
 

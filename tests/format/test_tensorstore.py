@@ -12,14 +12,14 @@ import torch
 import zarr
 from zarr_samples import of_every_dtype
 
-from ckpt.grid import whole
-from ckpt.interchange import transfer
-from ckpt.source import StoreSource
-from ckpt.testing.checkpoints import write_checkpoint
-from ckpt.view import Checkpoint
-from ckpt.zarr_dtypes import DTYPES
-from ckpt.zarr_export import ZarrDirectorySink, export_zarr
-from ckpt.zarr_import import import_zarr
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink, export_zarr
+from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.inspect.view import Checkpoint
+from holdfast.ckpt.testing.checkpoints import write_checkpoint
 
 
 def opened(path: Path, name: str, **options: Any) -> Any:

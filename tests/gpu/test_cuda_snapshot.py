@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt.block import block_bytes, verify_block
-from ckpt.capture import gather_alone
-from ckpt.lanes import CudaLanes
-from ckpt.snapshot import Snapshotter
-from ckpt.testing.slots import FakeSidecar
+from holdfast.ckpt.memory.block import block_bytes, verify_block
+from holdfast.ckpt.snapshot.lanes import CudaLanes
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.ckpt.testing.slots import FakeSidecar
 
 pytestmark = [
     pytest.mark.gpu,

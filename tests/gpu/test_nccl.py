@@ -16,12 +16,12 @@ from test_loop import LoneChannel
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from elastic import devices, reform
-from elastic.collectives import Guard
-from elastic.config import Batch, Mesh, Settings
-from elastic.errors import Fenced
-from elastic.loop import Loop
-from elastic.run import Run
+from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.elastic.errors import Fenced
+from holdfast.elastic.groups import devices, reform
+from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.loop.generations import Loop
+from holdfast.elastic.loop.run import Run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.chaos.catalogue import Part
-from tools.chaos.injector import Victim
-from tools.chaos.scenario import Target, When
-from tools.chaos.strikes import Strike
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.scenarios.catalogue import Part
+from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ class Remote:
     def __init__(self, env: Mapping[str, str], **more: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-c", _LISTENS],
-            env={"PYTHONPATH": str(_REPOSITORY), **os.environ, **more, **env},
+            env={"PYTHONPATH": str(_REPOSITORY / "src"), **os.environ, **more, **env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,7 +74,7 @@ class Remote:
 
 
 class Site:
-    """See `tools.chaos.injector.Site`: what the test puts there."""
+    """See `holdfast.tools.chaos.faults.injector.Site`: what the test puts there."""
 
     def __init__(self, folder: Path, *, run: str = "") -> None:
         self.folder, self.run = folder, run

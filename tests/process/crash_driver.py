@@ -19,15 +19,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ckpt import persist
-from ckpt.assemble import Assembler
-from ckpt.catalog import committed_steps, load_manifest, step_folder
-from ckpt.manifest import MANIFEST, REFS, RETAINED
-from ckpt.retention import prune
-from ckpt.source import StoreSource
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import Array, sample_arrays, shard, split_dim, write_checkpoint
-from ckpt.verify import faults
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import committed_steps, load_manifest, step_folder
+from holdfast.ckpt.checkpoints.retention import prune
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.format.manifest import MANIFEST, REFS, RETAINED
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import (
+    Array,
+    sample_arrays,
+    shard,
+    split_dim,
+    write_checkpoint,
+)
 
 CALLS = ("open", "writev", "fsync", "rename", "link", "unlink", "mkdir", "rmdir")
 OLD, NEW = 0, 1
@@ -203,7 +209,7 @@ def save_in_processes(root: Path, seed: int) -> None:
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             index, payload = shard(state, boxes, writer=writer, world_size=2)
-            receipt = persist.write_pack(root, step=1, index=index, payload=memoryview(payload))
+            receipt = commit.write_pack(root, step=1, index=index, payload=memoryview(payload))
             os.write(write, msgspec.json.encode(receipt))
             os._exit(0)
         os.close(write)
@@ -211,9 +217,9 @@ def save_in_processes(root: Path, seed: int) -> None:
     receipts = []
     for child, read in writers:
         with os.fdopen(read, "rb") as pipe:
-            receipts.append(msgspec.json.decode(pipe.read(), type=persist.WriterReceipt))
+            receipts.append(msgspec.json.decode(pipe.read(), type=commit.WriterReceipt))
         os.waitpid(child, 0)
-    persist.commit(root, run="test", step=1, generation=1, receipts=receipts, mesh={"dp": 2})
+    commit.commit(root, run="test", step=1, generation=1, receipts=receipts, mesh={"dp": 2})
 
 
 def _nothing(fd: object) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adapters.rl.library import Sample
+from holdfast.adapters.rl.library import Sample
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from elastic.coordinator.base import Coordinator, Event, EventKind
-from elastic.errors import CoordinatorError
+from holdfast.elastic.coordinator.base import Coordinator, Event, EventKind
+from holdfast.elastic.errors import CoordinatorError
 
 PATIENCE_S = 60.0
 

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from elastic.alltoall import all_to_all
-from elastic.run import Run
+from holdfast.elastic.groups.alltoall import all_to_all
+from holdfast.elastic.loop.run import Run
 
 TOKENS = 48
 WIDTH, HIDDEN, EXPERTS, CHOSEN = 16, 12, 4, 2

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import elastic
-from ckpt.hashing import state_hash
-from elastic import collectives
+from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.groups import collectives
 
 
 def look_late(seconds: float) -> None:

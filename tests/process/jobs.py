@@ -12,10 +12,16 @@ from typing import Any
 
 import msgspec
 
-from elastic.events import EventReader
-from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
-from elastic.records import Outcome
-from tools.leftovers import leftovers
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.local import (
+    LOCAL_TIMING,
+    LaunchConfig,
+    Launcher,
+    NodeSpec,
+    python_command,
+)
+from holdfast.elastic.membership.records import Outcome
+from holdfast.tools.show.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")

@@ -21,11 +21,11 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import ckpt
-from ckpt.flatten import flatten
-from ckpt.held import Part, held
-from ckpt.restore import restore
-from ckpt.source import StoreSource
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.held import Part, held
+from holdfast.ckpt.state.restore import restore
 
 State = dict[str, Any]
 BLOCKS = 4

@@ -10,9 +10,9 @@ from rank_bodies import Net, run_of
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ckpt.hashing import state_hash
-from elastic import reform
-from elastic.config import Batch, Settings
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.groups import reform
 
 TEXTS = 23
 

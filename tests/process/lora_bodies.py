@@ -9,16 +9,16 @@ import msgspec
 import torch
 from rank_bodies import run_of
 
-from adapters.rl.building import Policies
-from adapters.rl.config import preset
-from adapters.rl.lora import LoraConfig
-from adapters.rl.loss import target_logprobs
-from adapters.rl.model import weights_hash
-from adapters.rl.policy import full_tensors, shard
-from adapters.rl.retained import Retained
-from adapters.rl.update import make_optimizer
-from elastic import reform
-from elastic.config import Batch, Settings
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.policy.lora import LoraConfig
+from holdfast.adapters.rl.policy.model import weights_hash
+from holdfast.adapters.rl.policy.policy import full_tensors, shard
+from holdfast.adapters.rl.training.update import make_optimizer
+from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.adapters.rl.weights.setup import Policies
+from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.groups import reform
 
 STEPS = 3
 CONFIG = msgspec.structs.replace(preset("tiny"), lora=LoraConfig(rank=4))

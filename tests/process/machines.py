@@ -18,7 +18,7 @@ from ports import free_ports
 from torchruns import DEADLINE_S
 from undisturbed import WAITING
 
-from elastic.agent.reporting import NodeProcesses, read_all_processes
+from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
 
 Line = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Machines:
             "HOLDFAST_KEY_FILE": str(self.directory / "key.json"),
         }
         argv = [
-            *(sys.executable, "-m", "tools.cli", "run", "--run-dir", str(run_dir)),
+            *(sys.executable, "-m", "holdfast.tools.cli", "run", "--run-dir", str(run_dir)),
             *("--host", machine.address if machine else f"127.0.0.{number + 2}"),
             *options,
             *script,

@@ -26,11 +26,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ckpt.hashing import state_hash
-from elastic import reform
-from elastic.config import Batch, Exact, Mesh, Settings
-from elastic.records import MeshSize
-from elastic.run import Run
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.config import Batch, Exact, Mesh, Settings
+from holdfast.elastic.groups import reform
+from holdfast.elastic.loop.run import Run
+from holdfast.elastic.membership.records import MeshSize
 
 WIDTH, STEPS = 16, 4
 BATCH = Batch(microbatches=5, size=3)

@@ -16,7 +16,7 @@ import pipeline_bodies
 import torch
 from mesh_bodies import BATCH
 
-import elastic
+from holdfast import elastic
 
 
 def main(args: argparse.Namespace) -> None:

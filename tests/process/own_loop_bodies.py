@@ -7,7 +7,7 @@ from typing import Any
 
 from own_loops import Job
 
-from elastic import reform
+from holdfast.elastic.groups import reform
 
 
 def train_two_steps(world: reform.World, _folder: Path) -> list[Any]:

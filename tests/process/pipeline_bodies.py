@@ -19,8 +19,8 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
-from ckpt import ModelParts
-from elastic.run import Run
+from holdfast.ckpt import ModelParts
+from holdfast.elastic.loop.run import Run
 
 BLOCKS = STAGES = 4
 

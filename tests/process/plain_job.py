@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools import chaos
+from holdfast.tools import chaos
 
 RANKS = 2
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"

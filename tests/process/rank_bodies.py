@@ -13,17 +13,17 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ckpt.errors import StateError
-from ckpt.hashing import state_hash
-from ckpt.snapshot import Snapshotter
-from ckpt.testing.slots import FakeSidecar
-from elastic import reform
-from elastic.config import Batch, Exact, Settings
-from elastic.cursor import Cursor
-from elastic.errors import Fenced
-from elastic.protection import Protection
-from elastic.pulse import Pulse
-from elastic.run import Run
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.testing.slots import FakeSidecar
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.config import Batch, Exact, Settings
+from holdfast.elastic.errors import Fenced
+from holdfast.elastic.groups import reform
+from holdfast.elastic.loop.run import Run
+from holdfast.elastic.tracked.cursor import Cursor
+from holdfast.elastic.tracked.protection import Protection
 
 
 def all_collectives(world: reform.World, _folder: Path) -> dict[str, Any]:

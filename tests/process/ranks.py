@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ckpt.world import SidecarPeer, SnapshotWorld
-from elastic import reform
-from elastic.collectives import Guard
-from elastic.records import GenerationRecord, Member, MeshSize
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.elastic.groups import reform
+from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
 
 Body = Callable[[reform.World, Path], Any]
 

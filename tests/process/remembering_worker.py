@@ -11,13 +11,13 @@ import argparse
 import sys
 import time
 
-from ckpt.arena import SlotFile
-from ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
-from ckpt.sidecar.client import SidecarClient
-from ckpt.testing.blocks import random_payload, write_block
-from elastic.channel import Channel, Phase, connect
-from elastic.errors import Stopped
-from elastic.records import GenerationRecord, JobSpec
+from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.testing.blocks import random_payload, write_block
+from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.errors import Stopped
+from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
 
 def main() -> int:

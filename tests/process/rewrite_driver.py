@@ -14,18 +14,18 @@ from pathlib import Path
 
 from crash_driver import die_at
 
-from ckpt.bridges.checkpoint import CheckpointSource
-from ckpt.bridges.safetensors import SafetensorsSink, SafetensorsSource
-from ckpt.catalog import committed_steps
-from ckpt.errors import CkptError
-from ckpt.interchange import Transferred, transfer
-from ckpt.rewrite import reshard
-from ckpt.source import StoreSource
-from ckpt.store.places import open_store
-from ckpt.target_layout import TargetLayout
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.testing.interchange import read_all
-from ckpt.verify import faults
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.convert.checkpoint import CheckpointSource
+from holdfast.ckpt.convert.interchange import Transferred, transfer
+from holdfast.ckpt.convert.rewrite import reshard
+from holdfast.ckpt.convert.safetensors import SafetensorsSink, SafetensorsSource
+from holdfast.ckpt.convert.target_layout import TargetLayout
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.ckpt.testing.interchange import read_all
 
 STEP_OF_CALLS = 3
 """Of the places to be killed at, every third is tried; the parity of the number changes."""

@@ -16,13 +16,13 @@ from typing import Any
 
 from jobs import PATIENT, Job
 
-from adapters.rl.config import RLConfig, save_config
-from ckpt.arena import sweep
-from elastic.launch import LaunchConfig, Launcher, NodeSpec
-from tools.leftovers import leftovers, processes_of
+from holdfast.adapters.rl.config import RLConfig, save_config
+from holdfast.ckpt.memory.arena import sweep
+from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.tools.show.leftovers import leftovers, processes_of
 
 DEADLINE_S = 200.0
-_MODULE = "adapters.rl.main"
+_MODULE = "holdfast.adapters.rl.main"
 MAIN = (sys.executable, "-m", _MODULE)
 NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
 
@@ -81,7 +81,7 @@ class CommandedJob:
         self._said = directory / "said.txt"
         with self._said.open("w") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.cli", "run", *words, "-m", _MODULE, *script],
+                [sys.executable, "-m", "holdfast.tools.cli", "run", *words, "-m", _MODULE, *script],
                 stdout=said,
                 stderr=subprocess.STDOUT,
             )

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ckpt.arena import ARENA_ROOT, arena_path, hold
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.launch import SidecarProcess, start_sidecar
-from ckpt.sidecar.server import Sidecar, SidecarConfig
-from ckpt.testing.blocks import make_world, write_block
-from ckpt.transport import RunKey
-from ckpt.world import Inventory, RestorePoint, SnapshotWorld
+from holdfast.ckpt.memory.arena import ARENA_ROOT, arena_path, hold
+from holdfast.ckpt.memory.records import Inventory, RestorePoint, SnapshotWorld
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
+from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
+from holdfast.ckpt.testing.blocks import make_world, write_block
+from holdfast.ckpt.transport import RunKey
 
 DEADLINE_S = 90.0
 SIZES = (70_001, 30_000, 50_003)

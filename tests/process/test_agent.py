@@ -12,14 +12,14 @@ import pytest
 from jobs import DEADLINE_S, hurt, job
 from ports import free_ports
 
-from ckpt.transport import RunKey
-from elastic.agent.config import AgentConfig
-from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from elastic.launch import agent_command
-from elastic.membership import node_key
-from elastic.process import Child
-from tools.leftovers import leftovers
-from tools.status import ask
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from holdfast.elastic.launch.local import agent_command
+from holdfast.elastic.membership.view import node_key
+from holdfast.elastic.processes.children import Child
+from holdfast.tools.commands.status import ask
+from holdfast.tools.show.leftovers import leftovers
 
 LONG = ("--steps", "1000000")
 

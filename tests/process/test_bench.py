@@ -19,11 +19,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ckpt.arena import ARENA_ROOT
-from tools import bench
-from tools.benching import training
-from tools.benching.samples import Row, Samples, Setup, Yardstick, in_turn
-from tools.cli import EXIT_FAILED, EXIT_USAGE, main
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.tools.bench import command
+from holdfast.tools.bench.data_path import lost_time
+from holdfast.tools.bench.samples import Row, Samples, Setup, Yardstick, in_turn
+from holdfast.tools.cli import EXIT_FAILED, EXIT_USAGE, main
 
 PEERLESS = {
     "copy, checksum",
@@ -35,7 +35,7 @@ PEERLESS = {
     "4 → 2 writers",
     "4 → 3 writers",
 }
-COMMAND = (sys.executable, "-m", "tools.cli", "bench")
+COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {"plan", "lost", "memory", "mttr", "resize", "goodput", "join", "control", "exact", "rl"}
 """Sections that are not measured together with the others: long, or with tables of their own."""
@@ -52,7 +52,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All sections but those apart, tiny, in a process of their own."""
     place, target = tmp_path_factory.mktemp("bench"), tmp_path_factory.mktemp("out") / "f.json"
     before = left_in_memory()
-    sections = [name for name in bench.SECTIONS if name not in APART]
+    sections = [name for name in command.SECTIONS if name not in APART]
     done = subprocess.run(
         [
             *(*COMMAND, *sections, "--megabytes", "1", "--repeat", "2"),
@@ -82,7 +82,7 @@ def left_in_memory() -> set[str]:
 
 def test_every_section_is_measured(found: dict[str, Any]) -> None:
     sections = dict.fromkeys(figure["section"] for figure in found["figures"])
-    assert {*sections, *APART} == {*bench.SECTIONS}
+    assert {*sections, *APART} == {*command.SECTIONS}
     assert (found["megabytes"], found["repeat"]) == (1, 2)
     assert found["machine"]["cores"] >= 1
     assert {"holdfast", "torch", "python"} <= found["versions"].keys()
@@ -110,7 +110,7 @@ def figures_of(
 @pytest.mark.exhaustive
 def test_training_is_timed_with_and_without_saving(tmp_path: Path) -> None:
     names = {figure["name"] for figure in figures_of("lost", tmp_path, megabytes=1, timeout_s=200)}
-    assert {f"{way}, 2 workers" for way in training.WAYS} <= names
+    assert {f"{way}, 2 workers" for way in lost_time.WAYS} <= names
     assert any(name.endswith("longer by") for name in names)
 
 
@@ -149,7 +149,7 @@ def test_the_state_has_about_the_size_asked_for(found: dict[str, Any]) -> None:
 def test_the_plan_of_small_worlds_in_a_table_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tools.benching import plan
+    from holdfast.tools.bench import plan
 
     monkeypatch.setattr(plan, "QUICK_WORLDS", (64,))
     words = ["bench", "plan", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-"]
@@ -192,7 +192,7 @@ def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
 def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from tools.cli import main\n"
+        "from holdfast.tools.cli import main\n"
         "assert main(['bench', 'parity', '--megabytes', '1', '--repeat', '1']) == 0\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -201,7 +201,7 @@ def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(bench.__file__).parents[1])},
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(command.__file__).parents[3])},
     )
     assert done.returncode == 0, done.stderr
     assert "encode 2 + 1" in done.stdout
@@ -240,7 +240,7 @@ def test_a_place_without_room_is_refused_before_anything_is_written(
 def test_too_little_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "_free_memory", lambda: 0)
+    monkeypatch.setattr(command, "_free_memory", lambda: 0)
     assert main(["bench", "parity", "--dir", str(tmp_path)]) == EXIT_FAILED
     assert "of memory are needed" in capsys.readouterr().err
 
@@ -299,7 +299,7 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
         extra=(("peak", 12.5, "MiB"),),
     )
     console = Console(file=io.StringIO(), width=width)
-    bench.show([row], console=console)
+    command.show([row], console=console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for told in (
@@ -324,7 +324,7 @@ def faulted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Faulted:
     """Measures a section that hurts jobs, of two workers, with one fault each: figures by name."""
-    from tools.benching import elastic_job, goodput, joining, mttr, peers, resize
+    from holdfast.tools.bench.faults import elastic_job, goodput, joining, mttr, peers, resize
 
     for module in (elastic_job, goodput, joining, mttr, peers, resize):
         monkeypatch.setattr(module, "WORKERS", 2)
@@ -343,7 +343,7 @@ def faulted(
 def test_recoveries_are_timed_by_phase_and_beside_torchrun(
     faulted: Faulted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tools.benching import mttr, pauses, peers
+    from holdfast.tools.bench.faults import mttr, pauses, peers
 
     # what a notice costs is in `resize`, and torchft need not be there
     monkeypatch.setattr(mttr, "_noticed", lambda *_: [])
@@ -365,7 +365,7 @@ def test_recoveries_are_timed_by_phase_and_beside_torchrun(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_node_that_leaves_and_comes_back_costs_no_step(faulted: Faulted) -> None:
-    from tools.benching import pauses
+    from holdfast.tools.bench.faults import pauses
 
     figures = faulted("resize")
     for way in ("2 → 1", "1 → 2"):
@@ -377,7 +377,7 @@ def test_a_node_that_leaves_and_comes_back_costs_no_step(faulted: Faulted) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_joins_are_timed_prepared_and_not(faulted: Faulted) -> None:
-    from tools.benching import joining, pauses
+    from holdfast.tools.bench.faults import joining, pauses
 
     figures = faulted("join")
     for name in (joining.PREPARED, joining.COLD):
@@ -391,7 +391,7 @@ def test_joins_are_timed_prepared_and_not(faulted: Faulted) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> None:
-    from tools.benching import goodput
+    from holdfast.tools.bench.faults import goodput
 
     figures = faulted("goodput", "--minutes", "0.05")
     shares = [each for name, each in figures.items() if name.startswith("lost: ")]
@@ -406,8 +406,8 @@ def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> No
 def test_a_job_of_reinforcement_learning_is_timed_and_hurt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from adapters.rl.environments import EnvironmentConfig
-    from tools.benching import rl
+    from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+    from holdfast.tools.bench import rl
 
     modes = {name: changes for name, changes in rl._MODES.items() if name != "fixed_lag(2)"}
     monkeypatch.setattr(rl, "_MODES", modes)
@@ -430,7 +430,7 @@ def test_a_job_of_reinforcement_learning_is_timed_and_hurt(
 def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
     tmp_path: Path,
 ) -> None:
-    from tools.benching import exact
+    from holdfast.tools.bench.exact import section as exact
 
     setup = Setup(size_bytes=1 << 16, repeat=1, directory=tmp_path, lap=lambda: None, quick=True)
     found = exact.exact(setup, worlds=(1, 2))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.cli import main
+from holdfast.tools.cli import main
 
 STEPS, SAVE_EVERY, STRIKE_BEHIND = 12, 5, 6
 

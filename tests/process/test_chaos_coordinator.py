@@ -13,13 +13,13 @@ import pytest
 from chaos_victims import Site, struck
 from etcd_fixtures import Connect
 
-from elastic.coordinator.base import Coordinator, EventKind
-from elastic.errors import CoordinatorError, LeaseExpired
-from elastic.membership import node_key
-from tools.chaos.faults.coordinator import ADDRESS, CoordinatorInjector
-from tools.chaos.injector import Undo
-from tools.chaos.real.keys import left_keys
-from tools.chaos.scenario import ScenarioError
+from holdfast.elastic.coordinator.base import Coordinator, EventKind
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.membership.view import node_key
+from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
+from holdfast.tools.chaos.faults.injector import Undo
+from holdfast.tools.chaos.real.keys import left_keys
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
 RUN = "run-1"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from tools.chaos.faults.inside import InsideInjector
-from tools.chaos.injector import MissedError, Victim
+from holdfast.tools.chaos.faults.injector import MissedError, Victim
+from holdfast.tools.chaos.faults.inside import InsideInjector
 
 DEADLINE_S = 60.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from tools.chaos.faults.network import NetworkInjector
-from tools.chaos.injector import MissedError, Undo
+from holdfast.tools.chaos.faults.injector import MissedError, Undo
+from holdfast.tools.chaos.faults.network.cut import NetworkInjector
 
 LISTEN = "!listener = socket.create_server(('127.0.0.1', 0)); found = {}"
 HEARS = "(c.settimeout({s}), c.recv(100).decode())[1]"

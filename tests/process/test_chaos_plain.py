@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from elastic.events import EventReader
-from tools.chaos import real
-from tools.chaos.hooks import PATTERN
-from tools.chaos.real.jobs import alive
-from tools.chaos.result import Result, load
-from tools.chaos.scenario import Scenario, parse
-from tools.cli import main
+from holdfast.elastic.events import EventReader
+from holdfast.tools.chaos import real
+from holdfast.tools.chaos.hooks import PATTERN
+from holdfast.tools.chaos.judging.result import Result, load
+from holdfast.tools.chaos.real.jobs import alive
+from holdfast.tools.chaos.scenarios.scenario import Scenario, parse
+from holdfast.tools.cli import main
 
 JOB = Path(__file__).with_name("plain_job.py")
 LEAVES = """
 import sys
 from pathlib import Path
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 write_checkpoint(sys.argv[1], sample_arrays(), step=5)
 (folder,) = Path(sys.argv[1]).glob("step-*")
 (folder / "data" / "stray.pack").write_bytes(b"nobody refers to it")

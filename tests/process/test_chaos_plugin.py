@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools.chaos.report.reading import read
-from tools.chaos.result import load
-from tools.leftovers import processes_of
+from holdfast.tools.chaos.judging.result import load
+from holdfast.tools.chaos.report.reading import read
+from holdfast.tools.show.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(300)
 
-PLUGIN = "holdfast_pytest"
+PLUGIN = "holdfast.tools.chaos.plugin"
 TOY = Path(__file__).with_name("toy_worker.py")
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def outcomes(directory: Path, source: str, *words: str) -> dict[str, str]:
                 *(f"--junitxml={directory / 'junit.xml'}", *words, str(directory / "test_it.py")),
             ],
             cwd=directory,
-            env={**env, "PYTHONPATH": str(ROOT)},
+            env={**env, "PYTHONPATH": str(ROOT / "src")},
             stdout=log,
             stderr=log,
             timeout=280,
@@ -155,30 +155,35 @@ def test_what_is_wrong_fails_the_test_that_it_belongs_to(tmp_path: Path) -> None
 def test_the_plug_in_costs_other_tests_nothing() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); "
-        "import holdfast_pytest, tools.chaos.plugin; "
+        "import holdfast.tools.chaos.plugin; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     told = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=True,
     )
-    heavy = {"torch", "elastic", "ckpt", "numpy", "msgspec", "rich", "zmq"}
+    heavy = {"torch", "numpy", "msgspec", "rich", "zmq"}
     assert not heavy & set(told.stdout.split()), told.stdout
 
 
-def test_a_project_with_tools_of_its_own_runs_its_tests_without_the_fixtures(
+def test_a_project_with_tools_of_its_own_has_both(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "__init__.py").write_text("MINE = True\n")
-    (tmp_path / "test_mine.py").write_text("def test_mine():\n    import tools; tools.MINE\n")
+    (tmp_path / "test_mine.py").write_text(
+        "def test_mine(cluster):\n    import tools; assert tools.MINE\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plug_in(), "-c", os.devnull, "--rootdir", str(tmp_path)],
         cwd=tmp_path,
-        env={**{k: v for k, v in os.environ.items() if "PYTEST" not in k}, "PYTHONPATH": str(ROOT)},
+        env={
+            **{k: v for k, v in os.environ.items() if "PYTEST" not in k},
+            "PYTHONPATH": str(ROOT / "src"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from tools.chaos.faults import together
-from tools.chaos.faults.clock import ClockInjector
-from tools.chaos.faults.disk import DiskInjector
-from tools.chaos.injector import Victim
+from holdfast.tools.chaos.faults import together
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.faults.preloaded.clock import ClockInjector
+from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector
 
 OPEN = "os.open({!r}, os.O_RDWR | os.O_CREAT)"
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from chaos_victims import Site, struck
 
-from tools.chaos.faults.store import ENDPOINT, StoreInjector
-from tools.chaos.injector import Undo
+from holdfast.tools.chaos.faults.injector import Undo
+from holdfast.tools.chaos.faults.store import ENDPOINT, StoreInjector
 
 BODY = b"x" * 10_000
 

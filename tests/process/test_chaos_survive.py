@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.cli import main
+from holdfast.tools.cli import main
 
 
 def survived(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from tools.chaos.faults.throttle import ThrottleInjector
-from tools.chaos.injector import MissedError
-from tools.chaos.scenario import ScenarioError
+from holdfast.tools.chaos.faults.injector import MissedError
+from holdfast.tools.chaos.faults.throttle import ThrottleInjector
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
 
 @pytest.fixture

@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from ckpt.transport import RunKey
-from tools.chaos.faults.preload import Preload
-from tools.chaos.faults.wire import TOLD, WireInjector
-from tools.chaos.injector import Undo
+from holdfast.ckpt.transport import RunKey
+from holdfast.tools.chaos.faults.injector import Undo
+from holdfast.tools.chaos.faults.network.wire import TOLD, WireInjector
+from holdfast.tools.chaos.faults.preloaded.preload import Preload
 
 DEADLINE_S = 60.0
 SERVES = """
 from pathlib import Path
-from ckpt.transport import RunKey, Server
+from holdfast.ckpt.transport import RunKey, Server
 server = Server(
     lambda request: request.reply(request.body, request.frames), key=RunKey.load(Path({key!r}))
 )
 """
 ASKS = """
 from pathlib import Path
-from ckpt.errors import PeerError
-from ckpt.transport import Client, RunKey
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.transport import Client, RunKey
 client = Client({address!r}, RunKey.load(Path({key!r})))
 content = bytes(range(256)) * 4096
 

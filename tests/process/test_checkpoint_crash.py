@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ckpt.catalog import committed_steps
-from ckpt.store.places import open_store
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.verify import faults
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
 OLD, NEW = 0, 1
@@ -78,8 +78,8 @@ def _limited(limit: int) -> None:
 def test_a_file_system_that_takes_no_more_is_a_clear_error(tmp_path: Path, limit: int) -> None:
     write_checkpoint(tmp_path, sample_arrays(0), step=1)
     code = (
-        "import sys; from pathlib import Path; from ckpt.errors import StoreError\n"
-        "from ckpt.testing.checkpoints import sample_arrays, write_checkpoint\n"
+        "import sys; from pathlib import Path; from holdfast.ckpt.errors import StoreError\n"
+        "from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint\n"
         "try: write_checkpoint(Path(sys.argv[1]), sample_arrays(1), step=2)\n"
         "except StoreError as error: print(error)\n"
     )

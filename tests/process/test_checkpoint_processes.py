@@ -22,14 +22,14 @@ from sidecar_group import (
     wait_until,
 )
 
-from ckpt.assemble import Assembler
-from ckpt.catalog import committed_steps
-from ckpt.source import StoreSource
-from ckpt.spill import SpillDirectory
-from ckpt.stripes import restore_points
-from ckpt.target import CheckpointTarget, DiskTarget
-from ckpt.testing.blocks import write_block
-from elastic.events import EventReader
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.disk.directory import SpillDirectory
+from holdfast.ckpt.testing.blocks import write_block
+from holdfast.elastic.events import EventReader
 
 NBYTES = 300_000
 
@@ -70,7 +70,7 @@ def _written(group: SidecarGroup) -> int:
 
 def _train(result: Path, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Train five steps with checkpoints of steps 3 and 5; with ``options``, by ``holdfast run``."""
-    launch = ["-m", "tools.cli", "run", *options] if options else []
+    launch = ["-m", "holdfast.tools.cli", "run", *options] if options else []
     script = Path(__file__).with_name("tiny_training.py")
     flags = ["--steps", "5", "--result", result, "--checkpoint", root, "--checkpoint-every", "3"]
     words = [sys.executable, *launch, script, *flags]
@@ -113,7 +113,7 @@ def _run(
 ) -> dict[str, Any]:
     """Train by ``holdfast run``; return the result."""
     script = Path(__file__).with_name("tiny_training.py")
-    launch = ["-m", "tools.cli", "run", *options]
+    launch = ["-m", "holdfast.tools.cli", "run", *options]
     words = [sys.executable, *launch, script, "--steps", steps, "--result", result, *flags]
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=250, check=False
@@ -242,7 +242,17 @@ def test_stopped_sidecars_save_the_newest_protected_step(tmp_path: Path, where: 
 def test_a_job_stopped_by_sigterm_saves_within_its_grace(tmp_path: Path) -> None:
     root, run_dir = tmp_path / "root", tmp_path / "run"
     run_dir.mkdir()
-    launch = ["-m", "tools.cli", "run", "--nodes", "2", "--stop-grace-s", "4", "--run-dir", run_dir]
+    launch = [
+        "-m",
+        "holdfast.tools.cli",
+        "run",
+        "--nodes",
+        "2",
+        "--stop-grace-s",
+        "4",
+        "--run-dir",
+        run_dir,
+    ]
     flags = ["--steps", "100000", "--result", tmp_path / "result", "--checkpoint", root]
     script = Path(__file__).with_name("tiny_training.py")
     words = [sys.executable, *launch, script, *flags, "--checkpoint-every", "100000"]

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-import ckpt
-from ckpt.catalog import committed_steps
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps
 
 WORLD_SIZE = 3
 

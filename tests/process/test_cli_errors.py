@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import ckpt
+from holdfast import ckpt
 
 ROOT = Path(__file__).parents[2]
 
 
 def holdfast(*words: str | Path | int, limit: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command; ``limit`` is what the shell's ulimit is told first."""
-    command = [sys.executable, "-m", "tools.cli", *map(str, words)]
+    command = [sys.executable, "-m", "holdfast.tools.cli", *map(str, words)]
     if limit:
         command = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *command]
     done = subprocess.run(

@@ -19,8 +19,8 @@ from rank_bodies import (
 )
 from ranks import GRACE_S, fence_file, ranks
 
-from elastic.channel import WORKER_ENV
-from elastic.errors import Fenced
+from holdfast.elastic.channel.base import WORKER_ENV
+from holdfast.elastic.errors import Fenced
 
 
 def test_every_collective_gives_what_gloo_gives(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
 
 LEAVING = """
 import ctypes, sys, time
-from elastic.collectives import Guard
-from elastic.errors import Fenced
+from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.errors import Fenced
 fenced_s = time.monotonic() + 0.2
 guard = Guard(1, lambda: time.monotonic() > fenced_s)
 try:
@@ -92,7 +92,7 @@ def test_a_worker_ends_though_a_call_it_left_behind_does_not_come_back(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVING.format(then=then)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), WORKER_ENV: "{}"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), WORKER_ENV: "{}"},
         capture_output=True,
         text=True,
         timeout=250,

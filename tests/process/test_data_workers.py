@@ -30,11 +30,11 @@ from reading_sets import LOCK, Broken, Deadly, Hanging, Locking, Named, Noisy, N
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ckpt.types import Json
-from elastic.data.feed import Feed, WorkerStart
-from elastic.data.loaders import Loader
-from elastic.data.starter import STARTER, StarterContext
-from elastic.errors import Fenced, JobFailed
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.loaders import Loader
+from holdfast.elastic.data.workers.feed import Feed, WorkerStart
+from holdfast.elastic.data.workers.starter import STARTER, StarterContext
+from holdfast.elastic.errors import Fenced, JobFailed
 
 SIZE, MICROBATCHES, BATCH = 37, 4, 10
 STEPS = 11  # nearly three epochs

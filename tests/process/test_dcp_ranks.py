@@ -23,13 +23,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from uneven_net import WORLD_SIZE, State, Wrap, data_parallel, grid, tensor_parallel, train
 
-import ckpt
-from adapters.dcp import DcpSource, HoldfastReader, HoldfastWriter
-from ckpt.catalog import committed_steps
-from ckpt.grid import whole
-from ckpt.hashing import state_hash
-from ckpt.store.places import open_store
-from ckpt.verify import faults
+from holdfast import ckpt
+from holdfast.adapters.dcp import DcpSource, HoldfastReader, HoldfastWriter
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.store.places import open_store
 
 
 def build(wrap: Wrap | None, seed: int) -> State:
@@ -160,7 +160,9 @@ def main(rank: int, body: Any, folder: Path, world_size: int) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def loaded() -> Iterator[None]:
     """Have one process import everything, for the ranks to be forked from."""
-    multiprocessing.set_forkserver_preload(["torch.distributed.tensor.parallel", "adapters.dcp"])
+    multiprocessing.set_forkserver_preload(
+        ["torch.distributed.tensor.parallel", "holdfast.adapters.dcp"]
+    )
     yield
     forkserver._forkserver._stop()
 
@@ -203,8 +205,8 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from adapters.dcp import HoldfastWriter
-from ckpt.catalog import committed_steps
+from holdfast.adapters.dcp import HoldfastWriter
+from holdfast.ckpt.checkpoints.catalog import committed_steps
 
 warnings.simplefilter("ignore")
 

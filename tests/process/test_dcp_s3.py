@@ -7,8 +7,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from service_fixtures import S3Place
 
-import ckpt
-from adapters.dcp import HoldfastReader, HoldfastWriter
+from holdfast import ckpt
+from holdfast.adapters.dcp import HoldfastReader, HoldfastWriter
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

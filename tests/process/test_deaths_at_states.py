@@ -15,7 +15,7 @@ import pytest
 from jobs import REMEMBERING, Job, job
 from sidecar_group import wait_until
 
-from ckpt.sidecar.__main__ import STOP_AT_ENV
+from holdfast.ckpt.sidecar.__main__ import STOP_AT_ENV
 
 NODES = ("n0", "n1", "n2")
 STATES = ("acquire.after", "seal.after", "commit.before", "commit.after", "release.after")

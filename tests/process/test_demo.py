@@ -13,15 +13,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastic.events import EventReader
-from tools.leftovers import leftovers
+from holdfast.elastic.events import EventReader
+from holdfast.tools.show.leftovers import leftovers
 
 DEADLINE_S = 240.0
 
 
 def demo(report_dir: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tools.cli", "demo", "--report-dir", str(report_dir), *words],
+        [
+            sys.executable,
+            "-m",
+            "holdfast.tools.cli",
+            "demo",
+            "--report-dir",
+            str(report_dir),
+            *words,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

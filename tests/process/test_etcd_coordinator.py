@@ -14,8 +14,8 @@ from coordinator_conformance import CoordinatorConformance
 from etcd_control import write_bytes
 from etcd_fixtures import Connect, StartCluster
 
-from elastic.coordinator.base import Coordinator
-from elastic.errors import CoordinatorError
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.errors import CoordinatorError
 
 
 class TestEtcd(CoordinatorConformance):
@@ -134,7 +134,7 @@ def test_processes_can_be_started_beside_busy_connections(
 
 def test_what_workers_import_leaves_protobuf_alone() -> None:
     script = (
-        "import sys, elastic, elastic.coordinator.connecting\n"
+        "import sys, holdfast.elastic.coordinator.connecting\n"
         "assert not {'grpc', 'aetcd', 'etcd3'} & set(sys.modules), 'a client of etcd'\n"
         "from google.protobuf.internal import api_implementation\n"
         "print(api_implementation.Type())"

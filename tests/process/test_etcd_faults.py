@@ -12,8 +12,8 @@ from etcd_fixtures import Connect, StartCluster
 from etcd_history import History
 from wire import Wire
 
-from elastic.coordinator.base import Coordinator, EventKind
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.coordinator.base import Coordinator, EventKind
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 TIMEOUT_S = 5.0
 

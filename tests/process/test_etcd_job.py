@@ -16,8 +16,14 @@ from etcd_fixtures import Connect, StartCluster
 from etcd_security import Certificates
 from jobs import TOY, Job, job, launched
 
-from elastic.errors import CoordinatorError
-from elastic.launch import ETCD_TIMING, LaunchConfig, Launcher, NodeSpec, python_command
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.launch.local import (
+    ETCD_TIMING,
+    LaunchConfig,
+    Launcher,
+    NodeSpec,
+    python_command,
+)
 
 LONG = ("--steps", "1000000")
 TRAINING = Path(__file__).with_name("upb_training.py")
@@ -119,7 +125,7 @@ def test_the_command_agrees_through_etcd_with_certificates(
     tmp_path: Path, start_etcd: StartCluster, connect_etcd: Connect
 ) -> None:
     cluster = start_etcd(1, certificates=Certificates.make(tmp_path / "certificates"))
-    command = [sys.executable, "-m", "tools.cli", "run", "--coordinator", cluster.url]
+    command = [sys.executable, "-m", "holdfast.tools.cli", "run", "--coordinator", cluster.url]
     script = [str(TOY), "--progress", str(tmp_path / "progress"), "--steps", "5"]
     done = subprocess.run(
         [*command, "--nproc", "2", *script],

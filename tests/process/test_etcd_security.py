@@ -10,7 +10,7 @@ from etcd_control import require_password
 from etcd_fixtures import Connect, StartCluster
 from etcd_security import Certificates
 
-from elastic.errors import ConfigError, CoordinatorError
+from holdfast.elastic.errors import ConfigError, CoordinatorError
 
 PASSWORD = "hush-hush"
 

@@ -14,7 +14,7 @@ from jobs import DEADLINE_S, PATIENT, hurt, launched
 from rank_bodies import train_in_turn
 from ranks import ranks
 
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"how": "plain", "exact": True},

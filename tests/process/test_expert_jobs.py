@@ -12,8 +12,8 @@ import pytest
 from jobs import hurt, job
 from ranks import ranks
 
-from elastic.config import Batch, Mesh
-from elastic.records import MeshSize
+from holdfast.elastic.config import Batch, Mesh
+from holdfast.elastic.membership.records import MeshSize
 
 SCRIPT = Path(__file__).with_name("mesh_training.py")
 STEPS, MICROBATCHES = 6, 6

@@ -12,8 +12,8 @@ import pytest
 from mesh_bodies import Turn
 from ranks import ranks
 
-from elastic.config import Batch, Mesh
-from elastic.records import MeshSize
+from holdfast.elastic.config import Batch, Mesh
+from holdfast.elastic.membership.records import MeshSize
 
 BATCH = Batch(microbatches=6, size=3)
 TWO, FOUR = MeshSize(dp=2, ep=2), MeshSize(dp=4, ep=2)

@@ -17,15 +17,15 @@ import msgspec
 import pytest
 from jobs import DEADLINE_S, Event, Job
 
-from ckpt.arena import arena_path, sweep
-from ckpt.transport import RunKey
-from elastic.agent.config import AgentConfig
-from elastic.agent.reporting import NodeProcesses, read_processes
-from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from elastic.launch import LOCAL_TIMING, agent_command, python_command
-from elastic.membership import outcome_key
-from elastic.process import Child
-from tools.leftovers import leftovers
+from holdfast.ckpt.memory.arena import arena_path, sweep
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
+from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from holdfast.elastic.launch.local import LOCAL_TIMING, agent_command, python_command
+from holdfast.elastic.membership.view import outcome_key
+from holdfast.elastic.processes.children import Child
+from holdfast.tools.show.leftovers import leftovers
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 RECORDING = Path(__file__).with_name("recording")

@@ -11,18 +11,18 @@ from pathlib import Path
 from jobs import DEADLINE_S
 from ports import free_ports
 
-from ckpt.arena import sweep
-from ckpt.transport import RunKey
-from elastic.agent.config import AgentConfig, Timing
-from elastic.agent.hosting import JOURNAL
-from elastic.coordinator.base import Coordinator
-from elastic.coordinator.connecting import connect
-from elastic.errors import CoordinatorError
-from elastic.launch import agent_command
-from elastic.membership import encode, generation_key, node_key, outcome_key
-from elastic.process import Child
-from elastic.records import Outcome
-from tools.leftovers import leftovers
+from holdfast.ckpt.memory.arena import sweep
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.hosting import JOURNAL
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.launch.local import agent_command
+from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.view import encode, generation_key, node_key, outcome_key
+from holdfast.elastic.processes.children import Child
+from holdfast.tools.show.leftovers import leftovers
 
 RUN = f"hosted-{os.getpid()}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs import hurt, launched
 
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 

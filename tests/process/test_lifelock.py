@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic.control_page import ControlPage
-from elastic.lifelock import wait_status
-from elastic.process import Change, Child
+from holdfast.elastic.processes.children import Change, Child
+from holdfast.elastic.processes.control_page import ControlPage
+from holdfast.elastic.processes.lifelock import wait_status
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 HOLDER = """
 import mmap, os, sys, threading, time
-from elastic.control_page import ControlPage
+from holdfast.elastic.processes.control_page import ControlPage
 page = ControlPage(int(sys.argv[1]))
 page.hold_life()
 for _ in range(3):
@@ -40,7 +40,7 @@ class Holder:
         output = directory / "output"
         self.child = Child.start(
             [sys.executable, "-c", HOLDER.format(then=then), str(self.page.fd), str(nbytes)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             tied=False,
             output=output,
             pass_fds=(self.page.fd,),

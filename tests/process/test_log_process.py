@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group, wait_until
 
-from ckpt.errors import CkptError, NotFoundError
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.log_copies import CALL_TIMEOUT_S
-from ckpt.sidecar.log_places import holders_of
+from holdfast.ckpt.errors import CkptError, NotFoundError
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.logs.copies import CALL_TIMEOUT_S
+from holdfast.ckpt.sidecar.logs.places import holders_of
 
 
 @pytest.fixture

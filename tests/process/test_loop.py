@@ -13,13 +13,13 @@ import torch.distributed as dist
 from ranks import record_of
 from torch import nn
 
-from ckpt.errors import StoreError
-from ckpt.transport import RunKey
-from elastic.channel import WORKER_ENV
-from elastic.config import Batch, Settings
-from elastic.errors import Anew, ConfigError, Fenced
-from elastic.loop import Loop, show_plainly
-from elastic.run import Run
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.channel.base import WORKER_ENV
+from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.errors import Anew, ConfigError, Fenced
+from holdfast.elastic.loop.generations import Loop, show_plainly
+from holdfast.elastic.loop.run import Run
 
 
 class LoneChannel:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jobs import PATIENT, Job, launched
 
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("guarded_training.py")
 

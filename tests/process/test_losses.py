@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from sidecar_group import SidecarGroup, sidecar_group, write_step
 
-from ckpt.errors import NotFoundError
-from ckpt.sidecar.client import SidecarClient
-from ckpt.stripes import restore_points
-from ckpt.world import BlockSource, Inventory, SnapshotWorld
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.memory.records import BlockSource, Inventory, SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.client import SidecarClient
 
 NOBODY = "tcp://127.0.0.1:1"
 SIZES = {1: (70_001, 30_000, 0, 150_003, 1, 4096), 2: tuple(range(90_001, 90_007))}

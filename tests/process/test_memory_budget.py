@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jobs import PATIENT, REMEMBERING, job, launched
 
-from ckpt.arena import arena_path
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.ckpt.memory.arena import arena_path
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 LARGEST = 1_000_000
 STEPS = 40
@@ -54,7 +54,8 @@ def test_a_budget_that_is_too_small_ends_the_job_with_one_clear_sentence(tmp_pat
 
 
 GROWING = """
-import torch, elastic
+import torch
+from holdfast import elastic
 
 class Log:
     "A record of losses that nobody bounded."

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt.hashing import state_hash
-from ckpt.maps import SlotMaps
-from ckpt.memory import MemorySource
-from ckpt.restore import read_tensors, restore
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.launch import SidecarProcess, start_sidecar
-from ckpt.snapshot import Snapshotter
-from ckpt.stripes import restore_points
-from ckpt.transport import RunKey
-from ckpt.world import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.state.restore import read_tensors, restore
+from holdfast.ckpt.transport import RunKey
 
 NODES = ("a", "b", "c")
 RANK_NODES = ("a", "b")

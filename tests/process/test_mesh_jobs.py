@@ -13,8 +13,8 @@ import pytest
 from jobs import Event, Job, hurt, job
 from mesh_bodies import Turn, all_ranks
 
-from elastic.config import Mesh
-from elastic.records import MeshSize
+from holdfast.elastic.config import Mesh
+from holdfast.elastic.membership.records import MeshSize
 
 SCRIPT = Path(__file__).with_name("mesh_training.py")
 STEPS = 9

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mesh_bodies import Turn, all_ranks
 
-from elastic.config import Mesh
-from elastic.records import MeshSize
+from holdfast.elastic.config import Mesh
+from holdfast.elastic.membership.records import MeshSize
 
 CUT = ["sequence", "fsdp_tp"]
 

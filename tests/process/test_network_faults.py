@@ -16,7 +16,7 @@ from machines import Machines, waits
 from torchruns import DEADLINE_S
 from undisturbed import alone, weights
 
-from elastic.events import EventReader
+from holdfast.elastic.events import EventReader
 
 NO_LAN = why_not()
 

@@ -16,9 +16,9 @@ from machines import Machines
 from torchruns import DEADLINE_S
 from wire import Wire
 
-from elastic.coordinator.connecting import connect
-from elastic.events import EventReader
-from elastic.shared_key import shared_key
+from holdfast.elastic.channel.shared_key import shared_key
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.events import EventReader
 
 Event = dict[str, Any]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from jobs import PATIENT, Job, hurt, launched
 
-from elastic.agent.notice import NoticeConfig, ask
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.agent.notice import NoticeConfig, ask
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 STEPS = 40

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from jobs import Event, Job, launched
 
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 DYING = Path(__file__).with_name("dying_grpo.py")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sidecar_group import SidecarGroup, inventories, sidecar_group, write_step
 
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import make_world
-from ckpt.world import SnapshotWorld
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.testing.blocks import make_world
 
 NODES = ("a", "b", "c", "d")
 

@@ -10,7 +10,7 @@ from lan import Lan, why_not
 from machines import Machines, waits
 from undisturbed import alone, weights
 
-from elastic.events import EventReader
+from holdfast.elastic.events import EventReader
 
 NO_LAN = why_not()
 

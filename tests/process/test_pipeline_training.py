@@ -9,8 +9,8 @@ import pipeline_bodies
 import pytest
 from mesh_bodies import Turn, all_ranks
 
-from elastic.config import Mesh
-from elastic.records import MeshSize
+from holdfast.elastic.config import Mesh
+from holdfast.elastic.membership.records import MeshSize
 
 KINDS = ["1f1b dropout", "gpipe", "fsdp 1f1b"]
 LOOPED = "bfs dropout"

@@ -23,12 +23,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ckpt.transport import RunKey
-from elastic import rehearsal
-from elastic.collectives import Guard
-from elastic.config import Batch, Settings
-from elastic.records import MeshSize
-from elastic.rehearsal import stage
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.loop import rehearsal
+from holdfast.elastic.loop.rehearsal import stage
+from holdfast.elastic.membership.records import MeshSize
 
 
 def _guard() -> Guard:

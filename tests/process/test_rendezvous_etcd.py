@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 from etcd_fixtures import Connect
 
-from ckpt.transport import RunKey
-from elastic.rendezvous.link import Link, Place
-from elastic.rendezvous.rounds import Participant, Round
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.rendezvous.link import Link, Place
+from holdfast.elastic.rendezvous.rounds import Participant, Round
 
 DEADLINE_S = 60.0
 

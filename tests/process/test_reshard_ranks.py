@@ -15,12 +15,12 @@ from ports import free_ports
 from torch import distributed as dist
 from uneven_net import WORLD_SIZE, State, build, data_parallel, grid, train
 
-from ckpt.hashing import state_hash
-from ckpt.index import decode_index, encode_index
-from ckpt.restore import read_tensor, restore
-from ckpt.snapshot import Snapshotter
-from ckpt.testing.shards import MemoryShards, capture
-from ckpt.testing.slots import FakeSidecar
+from holdfast.ckpt.geometry.shard_index import decode_index, encode_index
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.state.restore import read_tensor, restore
+from holdfast.ckpt.testing.shards import MemoryShards, capture
+from holdfast.ckpt.testing.slots import FakeSidecar
 
 
 def gather_over(group: Any) -> Callable[[Any], list[Any]]:
@@ -128,7 +128,9 @@ def snapshot_through_slots(folder: Path, state: State, *, group: Any, expected: 
 
 
 def test_a_state_is_the_same_in_every_layout(tmp_path: Path) -> None:
-    multiprocessing.set_forkserver_preload(["torch.distributed.tensor.parallel", "ckpt.restore"])
+    multiprocessing.set_forkserver_preload(
+        ["torch.distributed.tensor.parallel", "holdfast.ckpt.state.restore"]
+    )
     mp.start_processes(
         body, (free_ports(1)[0], tmp_path), nprocs=WORLD_SIZE, start_method="forkserver"
     )

@@ -72,7 +72,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
     """A process that is paused in between tells later of it, not of a later step."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, time, elastic, torch\n"
+        "import json, time, torch\nfrom holdfast import elastic\n"
         "@elastic.resilient(checkpoint_every=9)\n"
         "def train(run):\n"
         "    model = torch.nn.Linear(2, 1)\n"
@@ -106,7 +106,7 @@ def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, elastic, torch\n"
+        "import sys, torch\nfrom holdfast import elastic\n"
         "@elastic.resilient()\n"
         "def train(run):\n"
         "    before = set(sys.modules)\n"

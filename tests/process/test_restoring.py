@@ -13,16 +13,16 @@ import torch
 from sidecar_group import SidecarGroup, inventories, sidecar_group
 from torch import nn
 
-import ckpt
-from ckpt.arena import HEADER_BYTES
-from ckpt.errors import FencedError
-from ckpt.maps import SlotMaps
-from ckpt.snapshot import Snapshotter
-from ckpt.stripes import restore_points
-from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
-from elastic.errors import Anew, Fenced, JobFailed
-from elastic.records import GenerationRecord
-from elastic.restoring import Restored, Restorer
+from holdfast import ckpt
+from holdfast.ckpt.errors import FencedError
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.elastic.errors import Anew, Fenced, JobFailed
+from holdfast.elastic.membership.records import GenerationRecord
+from holdfast.elastic.tracked.restoring import Restored, Restorer
 
 NODES = ("a", "b", "c")
 RANK_NODES = ("a", "b")

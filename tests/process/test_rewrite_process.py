@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 DRIVER = Path(__file__).with_name("rewrite_driver.py")
 MIB = 1 << 20
@@ -63,8 +63,9 @@ def grown_mib(*words: str) -> float:
     """Run the command in a process of its own; return by how much its peak memory grew."""
     code = (
         "import re, sys\n"
-        "import ckpt.persist, ckpt.bridges.safetensors, tools.convert, tools.reshard\n"
-        "from tools.cli import main\n"
+        "import holdfast.ckpt.checkpoints.commit, holdfast.ckpt.convert.safetensors\n"
+        "import holdfast.tools.commands.convert, holdfast.tools.commands.reshard\n"
+        "from holdfast.tools.cli import main\n"
         "def peak():\n"
         "    status = open('/proc/self/status').read()\n"
         "    return int(re.search(r'VmHWM:\\s+(\\d+)', status)[1])\n"

@@ -13,8 +13,8 @@ from jobs import hurt
 from rl_jobs import DEADLINE_S, MAIN, alone, rl_job
 from sidecar_group import wait_until
 
-from adapters.rl.config import RLConfig, WarmStart, preset, save_config
-from adapters.rl.environments import EnvironmentConfig
+from holdfast.adapters.rl.config import RLConfig, WarmStart, preset, save_config
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 
 Call = tuple[int, int, int, int]
 """(process, ordinal, sample, turn)"""
@@ -57,7 +57,7 @@ def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     path = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{path}:{path.parents[1]}")
+    monkeypatch.setenv("PYTHONPATH", str(path))
     (tmp_path / "alone").mkdir()
     expected = alone(tmp_path / "alone", config_in(tmp_path / "alone"))
     assert expected["ledger"]["ok"], expected["ledger"]
@@ -98,7 +98,7 @@ def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
 
 def test_a_fault_in_an_environment_ends_the_job_alone_as_well(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(
-        "from adapters.rl.environment import HELD_OUT, Observation\n"
+        "from holdfast.adapters.rl.environments.base import HELD_OUT, Observation\n"
         "class Faulty:\n"
         "    def __init__(self, seed): pass\n"
         "    def prompt(self, ordinal): return 'a>'\n"

@@ -15,15 +15,15 @@ from pretrained_models import saved
 from rl_jobs import alone, commanded, rl_job
 from sidecar_group import wait_until
 
-from adapters.rl import sft
-from adapters.rl.checker import CheckConfig
-from adapters.rl.config import RLConfig, WarmStart, preset
-from adapters.rl.loss import LossConfig
-from adapters.rl.order import Order
-from adapters.rl.plan import Mode
-from adapters.rl.replay import ReplayConfig
-from adapters.rl.scheduling import Scheduling
-from ckpt.arena import ARENA_ROOT
+from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
+from holdfast.adapters.rl.ledger.checker import CheckConfig
+from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.plan import Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.weights import warm_up
+from holdfast.ckpt.memory.arena import ARENA_ROOT
 
 EXHAUSTIVE = pytest.mark.exhaustive
 
@@ -32,8 +32,8 @@ EXHAUSTIVE = pytest.mark.exhaustive
 def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
     warm_start = str(tmp_path_factory.mktemp("warm"))
     config = msgspec.structs.replace(preset("tiny"), steps=40, lr=3e-4, warm_start=warm_start)
-    assert sft.prepare(config)
-    assert not sft.prepare(config)
+    assert warm_up.prepare(config)
+    assert not warm_up.prepare(config)
     return config
 
 

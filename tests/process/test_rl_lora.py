@@ -14,11 +14,11 @@ from pretrained_models import saved
 from ranks import ranks
 from test_rl_job import alone, rl_job
 
-from adapters.rl import sft
-from adapters.rl.building import Policies
-from adapters.rl.config import RLConfig, WarmStart, preset
-from adapters.rl.lora import LoraConfig
-from adapters.rl.loss import LossConfig
+from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.lora import LoraConfig
+from holdfast.adapters.rl.weights import warm_up
+from holdfast.adapters.rl.weights.setup import Policies
 
 
 def adapted(directory: Path, **changes: object) -> RLConfig:
@@ -30,7 +30,7 @@ def adapted(directory: Path, **changes: object) -> RLConfig:
         lora=LoraConfig(rank=4),
         **changes,
     )
-    sft.prepare(config)
+    warm_up.prepare(config)
     return config
 
 

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from jobs import PATIENT, Job, hurt, launched
 
-from adapters.rl import sft
-from adapters.rl.config import RLConfig, preset, save_config
-from adapters.rl.loss import LossConfig
-from elastic.launch import LaunchConfig, NodeSpec
+from holdfast.adapters.rl.config import RLConfig, preset, save_config
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.weights import warm_up
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 
 
 def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
@@ -25,7 +25,7 @@ def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
     slots = [{"trainer": 2, "rollout": 1}, *[{"trainer": 2}] * (trainers // 2 - 1)]
     return LaunchConfig(
-        command=(sys.executable, "-m", "adapters.rl.main", *words),
+        command=(sys.executable, "-m", "holdfast.adapters.rl.main", *words),
         nodes=tuple(
             NodeSpec(name=f"n{at}", domain=f"n{at}", slots=each) for at, each in enumerate(slots)
         ),
@@ -53,7 +53,7 @@ def test_a_row_of_two_that_is_lost_and_comes_back_does_not_show_in_the_weights(
     config = msgspec.structs.replace(
         preset("tiny"), steps=12, tp=2, loss=loss, warm_start=str(tmp_path / "warm")
     )
-    sft.prepare(config)
+    warm_up.prepare(config)
     hurt_place, calm_place, hold = tmp_path / "hurt", tmp_path / "calm", tmp_path / "hold"
     config = msgspec.structs.replace(config, hold=str(hold))
     with launched(launch(hurt_place, config, trainers=4)) as job:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from jobs import TOY
 
-from elastic.agent.reporting import read_processes
-from elastic.events import EventReader
-from elastic.launch import LOCAL_TIMING
-from tools.leftovers import leftovers
+from holdfast.elastic.agent.reporting import read_processes
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.local import LOCAL_TIMING
+from holdfast.tools.show.leftovers import leftovers
 
 DEADLINE_S = 100.0
 
@@ -36,7 +36,7 @@ _jobs: list[subprocess.Popen[str]] = []
 
 def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
     job = subprocess.Popen(
-        [sys.executable, "-m", "tools.cli", "run", *map(str, words)],
+        [sys.executable, "-m", "holdfast.tools.cli", "run", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -218,7 +218,7 @@ def test_output_is_captured_per_seat(tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
     script.write_text(
         "import os, json\n"
-        "from elastic.channel import connect\n"
+        "from holdfast.elastic.channel.base import connect\n"
         "channel = connect()\n"
         "print('hello from', channel.seat, os.environ['OMP_NUM_THREADS'])\n"
         "channel.ready(after=0, spec=None, info={})\n"

@@ -9,10 +9,10 @@ import pytest
 import torch
 from service_fixtures import S3Place
 
-import ckpt
-from ckpt.catalog import committed_steps, verified
-from ckpt.errors import CkptError, CorruptError
-from ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps, verified
+from holdfast.ckpt.errors import CkptError, CorruptError
+from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
 
 PASSING = [
     Rule(pattern="", fault=Fault.REFUSE, times=3, status=503, code="SlowDown"),

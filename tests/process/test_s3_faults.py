@@ -19,11 +19,11 @@ import pytest
 from service_fixtures import S3Place
 from typing_extensions import Buffer
 
-from ckpt.errors import NotFoundError, StoreError
-from ckpt.store.s3 import S3Store
-from ckpt.store.s3_calls import Connection
-from ckpt.store.s3_unfinished import Target, parts_of, unfinished
-from ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
+from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.store.s3.calls import Connection
+from holdfast.ckpt.store.s3.store import S3Store
+from holdfast.ckpt.store.s3.unfinished import Target, parts_of, unfinished
+from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
 
 MIB = 1 << 20
 LARGE = os.urandom(11 * MIB + 77)
@@ -244,8 +244,8 @@ def test_bytes_that_change_on_their_way_are_never_published(
 
 WRITER = """
 import os, sys
-from ckpt.store.places import open_store
-from ckpt.store.s3_config import S3Config
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.store.s3.config import S3Config
 import dataclasses
 config = dataclasses.replace(S3Config.from_environment(os.environ), part_bytes=5 << 20, threads=1)
 data = open(sys.argv[2], "rb").read()

@@ -21,10 +21,10 @@ import pytest
 from ports import free_ports
 from service_fixtures import S3Place
 
-from ckpt.errors import StoreError
-from ckpt.store.places import open_store
-from ckpt.store.s3 import S3Store
-from ckpt.store.s3_config import S3Config
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.store.s3.config import S3Config
+from holdfast.ckpt.store.s3.store import S3Store
 
 MIB = 1 << 20
 LARGE = os.urandom(12 * MIB)

@@ -10,8 +10,8 @@ import pytest
 from service_fixtures import S3Place
 from store_conformance import StoreConformance
 
-from ckpt.store.base import Store
-from ckpt.store.s3 import S3Store
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.s3.store import S3Store
 
 
 class TestCeph(StoreConformance):

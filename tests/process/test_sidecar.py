@@ -22,19 +22,15 @@ from sidecar_group import (
     write_step,
 )
 
-from ckpt.arena import SlotFile
-from ckpt.errors import (
-    FencedError,
-    NotFoundError,
-    PeerError,
-)
-from ckpt.sidecar.launch import start_sidecar
-from ckpt.stripes import restore_points
-from ckpt.transport import RunKey
-from elastic.agent.inbox import Inbox
-from elastic.agent.sidecar import SidecarEvents, SidecarKeeper
-from elastic.node_sidecar import SidecarPlan
-from tools.leftovers import leftovers
+from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.launch import start_sidecar
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.sidecar import SidecarEvents, SidecarKeeper
+from holdfast.elastic.processes.node_sidecar import SidecarPlan
+from holdfast.tools.show.leftovers import leftovers
 
 
 @pytest.fixture
@@ -75,8 +71,9 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_behind(one: SidecarGroup) 
     client = one.clients["a"]
     code = (
         "import os,sys,time;from pathlib import Path;"
-        "from ckpt.arena import SlotFile;from ckpt.sidecar.client import SidecarClient;"
-        "from ckpt.transport import RunKey;"
+        "from holdfast.ckpt.memory.arena import SlotFile;"
+        "from holdfast.ckpt.sidecar.client import SidecarClient;"
+        "from holdfast.ckpt.transport import RunKey;"
         "c=SidecarClient(sys.argv[1],RunKey.load(Path(sys.argv[2])));"
         "g=c.acquire(generation=1,step=1,rank=0,size_bytes=1<<20,timeout_s=5);"
         "s=SlotFile.open(g.path);s.block(1<<19)[:]=bytes([7])*(1<<19);"
@@ -145,7 +142,8 @@ def test_no_shared_memory_is_left_unless_somebody_holds_it(
 def test_a_sidecar_whose_parent_was_killed_removes_its_memory(tmp_path: Path) -> None:
     group = SidecarGroup(tmp_path)
     code = (
-        "import sys,time;from pathlib import Path;from ckpt.sidecar.launch import start_sidecar;"
+        "import sys,time;from pathlib import Path;"
+        "from holdfast.ckpt.sidecar.launch import start_sidecar;"
         "p=start_sidecar(run=sys.argv[1],node='a',key_file=Path(sys.argv[2]));"
         "print(p.pid,flush=True);time.sleep(60)"
     )
@@ -192,7 +190,8 @@ def test_a_keeper_that_stops_while_its_sidecar_starts_leaves_nothing(tmp_path: P
 
 def test_a_sidecar_never_imports_torch(tmp_path: Path) -> None:
     code = (
-        "import sys, ckpt.sidecar.__main__, ckpt.sidecar.client, ckpt.sidecar.launch, ckpt.persist;"
+        "import sys, holdfast.ckpt.sidecar.__main__, holdfast.ckpt.sidecar.client;"
+        "import holdfast.ckpt.sidecar.launch, holdfast.ckpt.checkpoints.commit;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

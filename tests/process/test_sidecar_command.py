@@ -15,17 +15,17 @@ import pytest
 from torchruns import DEADLINE_S, torchruns
 from undisturbed import WAITING, alone, weights
 
-from ckpt.arena import arena_path
-from ckpt.sidecar.client import SidecarClient
-from elastic.shared_key import shared_key
-from elastic.sidecar_file import SidecarFile
+from holdfast.ckpt.memory.arena import arena_path
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.elastic.channel.shared_key import shared_key
+from holdfast.elastic.channel.sidecar_file import SidecarFile
 
 Start = Callable[[str], Path]
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools.cli", "sidecar", *words],
+        [sys.executable, "-m", "holdfast.tools.cli", "sidecar", *words],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

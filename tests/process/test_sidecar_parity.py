@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sidecar_group import SIZES, SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
-from ckpt.arena import arena_path
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import write_block
-from ckpt.world import SnapshotWorld
+from holdfast.ckpt.memory.arena import arena_path
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.testing.blocks import write_block
 
 
 @pytest.fixture

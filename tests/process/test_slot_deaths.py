@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from sidecar_group import DEADLINE_S, SidecarGroup, inventories, sidecar_group, wait_until
 
-from ckpt.block import SlotState
-from ckpt.errors import CkptError
-from ckpt.sidecar.__main__ import STOP_AT_ENV
-from ckpt.sidecar.client import SidecarClient
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import random_payload, write_block
-from ckpt.world import SnapshotWorld
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.block import SlotState
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.__main__ import STOP_AT_ENV
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.testing.blocks import random_payload, write_block
 
 STEPS = 6
 GROWS_AT = 4

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.leftovers import leftovers, memory_of, processes_of
+from holdfast.tools.show.leftovers import leftovers, memory_of, processes_of
 
 DEADLINE_S = 100.0
 SCRIPT = """
 import sys, time
-from elastic.channel import Phase, connect
-from elastic.errors import Stopped
-from elastic.records import JobSpec
-from ckpt.sidecar.client import SidecarClient
+from holdfast.elastic.channel.base import Phase, connect
+from holdfast.elastic.errors import Stopped
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.ckpt.sidecar.client import SidecarClient
 
 channel = connect()
 channel.ready(after=0, spec=JobSpec(), info={"store": "here"})

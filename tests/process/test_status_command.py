@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def status(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools.cli", "status", *map(str, words)],
+        [sys.executable, "-m", "holdfast.tools.cli", "status", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -52,7 +52,15 @@ def test_a_live_job_says_what_each_node_holds(tmp_path: Path) -> None:
 def test_watching_ends_with_the_job(tmp_path: Path) -> None:
     with job(tmp_path, script=REMEMBERING, nodes=2, per_node=1) as running:
         running.await_event(lambda e: e["kind"] == "step" and e["protected"] >= 1)
-        words = ["-m", "tools.cli", "status", str(tmp_path / "run"), "--watch", "0.1", "--json"]
+        words = [
+            "-m",
+            "holdfast.tools.cli",
+            "status",
+            str(tmp_path / "run"),
+            "--watch",
+            "0.1",
+            "--json",
+        ]
         watching = subprocess.Popen(
             [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import DEADLINE_S, REMEMBERING, Job, job
 
-from ckpt.arena import arena_path, hold
+from holdfast.ckpt.memory.arena import arena_path, hold
 
 VICTIMS = (
     "agent",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.testing.checkpoints import write_checkpoint
+from holdfast.ckpt.testing.checkpoints import write_checkpoint
 
 STATE_BYTES = 192 << 20
 MEMORY_BYTES = 48 << 20
@@ -32,7 +32,7 @@ def growth(*words: str | Path) -> tuple[int, str]:
     """Return by how much the peak grows over that of a run that reads next to nothing."""
     program = (
         "import resource, sys\n"
-        "from tools.cli import main\n"
+        "from holdfast.tools.cli import main\n"
         "main(['cat', sys.argv[1], 'w[0, 0]'])\n"
         "main(['verify', sys.argv[1]]); main(['diff', sys.argv[1], sys.argv[1], '--keys'])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from service_fixtures import S3Place
 
-from ckpt.catalog import committed_steps
-from ckpt.store.places import open_store
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from tools.cli import main
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.tools.cli import main
 
 
 @pytest.fixture

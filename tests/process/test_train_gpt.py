@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elastic.events import EventReader
+from holdfast.elastic.events import EventReader
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_gpt.py"
 STEPS = 9
@@ -72,7 +72,16 @@ class Job:
 
 @contextmanager
 def _job(run_dir: Path, *flags: object) -> Iterator[Job]:
-    command = [sys.executable, "-m", "tools.cli", "run", "--nproc", 3, "--run-dir", run_dir]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.tools.cli",
+        "run",
+        "--nproc",
+        3,
+        "--run-dir",
+        run_dir,
+    ]
     words = [str(word) for word in (*command, EXAMPLE, *flags)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jobs import PATIENT, Job, launched
 
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_loader.py"
 EPOCHS = 8

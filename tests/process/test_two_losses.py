@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from jobs import DEADLINE_S, PATIENT, Event, Job, launched
 
-from ckpt.sidecar.client import SidecarClient
-from ckpt.transport import RunKey
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 STEPS, GATE = 20, 10

@@ -12,8 +12,8 @@ from typing import Any
 
 from jobs import PATIENT, Event, Job, hurt, launched
 
-from elastic.data.sharing import LOOK_EVERY
-from elastic.launch import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.data.sharing import LOOK_EVERY
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("uneven_training.py")
 SLOW = "trainer/1"

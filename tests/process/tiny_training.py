@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import elastic
-from ckpt.hashing import state_hash
+from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
 
 
 def wait_for(file: Path, run: elastic.Run) -> None:

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from adapters.rl.environment import HELD_OUT, Action, Observation
-from adapters.rl.two_turns import TwoTurns, make
+from holdfast.adapters.rl.environments.base import HELD_OUT, Action, Observation
+from holdfast.adapters.rl.environments.two_turns import TwoTurns, make
 
 _POLL_S = 0.005
 

@@ -16,7 +16,9 @@ import msgspec
 from ports import free_ports
 
 DEADLINE_S = 180.0
-_ENTRY_POINT = "[torchrun.handlers]\nholdfast = elastic.rendezvous.handler:torchrun_handler\n"
+_ENTRY_POINT = (
+    "[torchrun.handlers]\nholdfast = holdfast.elastic.rendezvous.handler:torchrun_handler\n"
+)
 
 
 class Torchruns:

@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from elastic.channel import Channel, Phase, connect
-from elastic.errors import Stopped
-from elastic.records import GenerationRecord, JobSpec
+from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.errors import Stopped
+from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
 
 def main() -> int:

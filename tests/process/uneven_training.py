@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import elastic
-from ckpt.hashing import state_hash
-from elastic.channel import connect
+from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.channel.base import connect
 
 STEPS, MICROBATCHES = 36, 8
 SLOW_S, USUAL_S = 0.1, 0.005

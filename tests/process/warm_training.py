@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-import elastic
+from holdfast import elastic
 
 STEPS = 12
 FOLDER = Path(os.environ["HOLDFAST_TEST_FOLDER"])

@@ -9,12 +9,18 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adapters.rl.ledger import Ledger
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.replay import ReplayConfig
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Limits, SampleId, Stamp, Trajectory, extend_stamps
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import (
+    Limits,
+    SampleId,
+    Stamp,
+    Trajectory,
+    extend_stamps,
+)
 
 END = 10
 NAMES = ("u", "v", "w")

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ckpt.types import Json
-from elastic.data.loaders import Loader, MapLoader, Site, StreamLoader
-from elastic.data.options import is_iterable, loading_of
-from elastic.planning.shares import part
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.loaders import Loader, MapLoader, Site, StreamLoader
+from holdfast.elastic.data.options import is_iterable, loading_of
+from holdfast.elastic.planning.shares import part
 
 SEED = 5
 

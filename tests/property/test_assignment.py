@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.planning.assign import assign, assign_edges, edges_of
-from elastic.planning.holdings import Holdings
-from elastic.planning.placing import Placer
-from elastic.planning.shares import MOST_RATIO, by_speed, even, part, step_time
-from elastic.records import MeshSize
-from elastic.testing import fakes
+from holdfast.elastic.membership.records import MeshSize
+from holdfast.elastic.planning.assign import assign, assign_edges, edges_of
+from holdfast.elastic.planning.holdings import Holdings
+from holdfast.elastic.planning.placing import Placer
+from holdfast.elastic.planning.shares import MOST_RATIO, by_speed, even, part, step_time
+from holdfast.elastic.testing import fakes
 
 gains = st.integers(1, 6).flatmap(
     lambda places: st.tuples(

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.sidecar.changes import batches, changed_ranges
-from ckpt.stripes import Geometry, Span
-from ckpt.sums import SUM_BYTES, same_runs, sums_of
-from ckpt.testing.blocks import make_world
-from ckpt.world import BlockEntry
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.native.sums import SUM_BYTES, same_runs, sums_of
+from holdfast.ckpt.parity.stripes import Geometry, Span
+from holdfast.ckpt.sidecar.parity.changes import batches, changed_ranges
+from holdfast.ckpt.testing.blocks import make_world
 
 
 def entries(sizes: list[int]) -> dict[int, BlockEntry]:

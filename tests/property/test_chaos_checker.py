@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.chaos.checker import CHECKS, Promises, Verdict, check
-from tools.chaos.history import of_events
-from tools.chaos.record import History
+from holdfast.tools.chaos.judging.checker import CHECKS, Promises, Verdict, check
+from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.record import History
 
 STEPS, RANKS, PER_RANK = 24, 3, 2
 Event = dict[str, Any]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import checked
-from ckpt.checked import copy_chunk
-from ckpt.index import Chunk
-from ckpt.isal import crc32c
-from ckpt.layout import Box
+from holdfast.ckpt.format import checked_copy
+from holdfast.ckpt.format.checked_copy import copy_chunk
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk
+from holdfast.ckpt.native.isal import crc32c
 
 
 @st.composite
@@ -47,11 +47,11 @@ def test_every_region_arrives_and_the_whole_chunk_is_checked(
     for box in boxes:
         room = np.zeros((*box.shape, 2 if strided else 1), dtype=kind)
         targets.append(room[..., 0])
-    before, checked.BLOCK_BYTES = checked.BLOCK_BYTES, block_bytes
+    before, checked_copy.BLOCK_BYTES = checked_copy.BLOCK_BYTES, block_bytes
     try:
         crc = copy_chunk(chunk, data.data, list(zip(boxes, targets, strict=True)))
     finally:
-        checked.BLOCK_BYTES = before
+        checked_copy.BLOCK_BYTES = before
     assert crc == crc32c(data)
     for box, target in zip(boxes, targets, strict=True):
         assert np.array_equal(target, whole[box.slices])

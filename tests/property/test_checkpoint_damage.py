@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import ckpt
-from ckpt.store.places import open_store
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.verify import faults
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 
 def make() -> dict[str, Any]:

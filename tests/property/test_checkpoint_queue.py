@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.sidecar.checkpoints import Begin, Complete, Decision, Queue, Skip
+from holdfast.ckpt.sidecar.persist.queue import Begin, Complete, Decision, Queue, Skip
 
 RANKS = 2
 EVENTS = st.lists(

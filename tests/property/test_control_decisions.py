@@ -8,13 +8,13 @@ from collections import Counter
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from elastic.agree import Fence, Finish, Propose, Seen, decide, observe
-from elastic.membership import View, ready_trainers, role_of
-from elastic.planning.plan import extend_timeline, on_timeline, plan
-from elastic.planning.reach import broken_pairs, left_out
-from elastic.records import Origin, WorkerState
-from elastic.seating import NOWHERE, Keep, Seat, seat
-from elastic.testing.strategies import views
+from holdfast.elastic.decisions.agree import Fence, Finish, Propose, Seen, decide, observe
+from holdfast.elastic.decisions.seating import NOWHERE, Keep, Seat, seat
+from holdfast.elastic.membership.records import Origin, WorkerState
+from holdfast.elastic.membership.view import View, ready_trainers, role_of
+from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
+from holdfast.elastic.planning.reach import broken_pairs, left_out
+from holdfast.elastic.testing.strategies import views
 
 broadly = settings(
     max_examples=60,

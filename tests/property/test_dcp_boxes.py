@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-import ckpt
-from adapters.dcp import DcpSink, DcpSource, HoldfastReader, HoldfastWriter
-from ckpt.layout import Box, TensorSpec
+from holdfast import ckpt
+from holdfast.adapters.dcp import DcpSink, DcpSource, HoldfastReader, HoldfastWriter
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_worlds import Numbers, Seen, StatefulStream, Stream, World, make_loader
 
-from ckpt.types import Json
-from elastic.data.loaders import Loader, Site
-from elastic.data.order import Order, Sequential, Shuffled, Weighted
-from elastic.data.plan import next_step, parts, steps_from
-from elastic.planning.shares import alongside, part
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.loaders import Loader, Site
+from holdfast.elastic.data.order import Order, Sequential, Shuffled, Weighted
+from holdfast.elastic.data.plan import next_step, parts, steps_from
+from holdfast.elastic.planning.shares import alongside, part
 
 Make = Callable[[Site], Loader]
 

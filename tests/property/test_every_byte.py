@@ -16,7 +16,7 @@ import pytest
 from checkpoint_states import copied
 from fault_stores import using
 
-from ckpt.catalog import (
+from holdfast.ckpt.checkpoints.catalog import (
     committed_steps,
     latest,
     load_index,
@@ -25,14 +25,14 @@ from ckpt.catalog import (
     read_record,
     step_folder,
 )
-from ckpt.errors import CorruptError
-from ckpt.layout import Box
-from ckpt.manifest import RETAINED, Manifest
-from ckpt.retention import remove
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import Array, split_dim, write_checkpoint
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.verify import Fault, faults
+from holdfast.ckpt.checkpoints.retention import remove
+from holdfast.ckpt.checkpoints.verify import Fault, faults
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.manifest import RETAINED, Manifest
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import Array, split_dim, write_checkpoint
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 OLD, NEW = step_folder(2), step_folder(3)
 

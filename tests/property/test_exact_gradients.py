@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic.config import Exact
-from elastic.errors import NotFinite
-from elastic.gradients import Gradients
-from elastic.reduce import FLOAT32, INT64
+from holdfast.elastic.config import Exact
+from holdfast.elastic.errors import NotFinite
+from holdfast.elastic.gradients.exact import FLOAT32, INT64
+from holdfast.elastic.gradients.mean import Gradients
 
 WIDTH = 3
 METHODS: list[Exact] = [True, "int64"]

@@ -9,10 +9,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpt.world import SnapshotWorld
-from elastic import agree, seating
-from elastic.coordinator.base import Entry, Event, EventKind
-from elastic.membership import (
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.membership.records import GenerationRecord, JobSpec, NodeRecord
+from holdfast.elastic.membership.view import (
     View,
     encode,
     generation_key,
@@ -20,10 +21,9 @@ from elastic.membership import (
     ready_trainers,
     seating_key,
 )
-from elastic.planning.plan import changes, plan
-from elastic.planning.reach import all_asked, broken_pairs, left_out, parted
-from elastic.records import GenerationRecord, JobSpec, NodeRecord
-from elastic.testing.strategies import views
+from holdfast.elastic.planning.plan import changes, plan
+from holdfast.elastic.planning.reach import all_asked, broken_pairs, left_out, parted
+from holdfast.elastic.testing.strategies import views
 
 broadly = settings(
     max_examples=60,

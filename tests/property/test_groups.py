@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.groups import Groups, form_groups
-from ckpt.stripes import Geometry
-from ckpt.testing.blocks import make_world
-from ckpt.world import BlockEntry
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.parity.groups import Groups, form_groups
+from holdfast.ckpt.parity.stripes import Geometry
+from holdfast.ckpt.testing.blocks import make_world
 
 
 @st.composite

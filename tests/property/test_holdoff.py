@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.agree import Propose, Seen, decide, observe
-from elastic.membership import View
-from elastic.records import GenerationRecord, NodeRecord, Setback
-from elastic.testing import fakes
+from holdfast.elastic.decisions.agree import Propose, Seen, decide, observe
+from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Setback
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 NAMES = ("b", "c", "d")
 

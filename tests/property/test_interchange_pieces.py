@@ -8,12 +8,17 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.bridges.safetensors_header import NAME_OF, build_header, by_alignment, parse_header
-from ckpt.errors import CkptError
-from ckpt.grid import fault_of_cover
-from ckpt.interchange import cut, nbytes_of
-from ckpt.layout import Box, TensorSpec
-from ckpt.target_layout import Rule, TargetLayout
+from holdfast.ckpt.convert.interchange import cut, nbytes_of
+from holdfast.ckpt.convert.safetensors_header import (
+    NAME_OF,
+    build_header,
+    by_alignment,
+    parse_header,
+)
+from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
 
 extents = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.coordinator.journal import Change, Journal
-from elastic.coordinator.memory import KeyValueTable
-from elastic.errors import LeaseExpired
+from holdfast.elastic.coordinator.journal import Change, Journal
+from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.errors import LeaseExpired
 
 KEYS = st.sampled_from(["r/a", "r/b", "s/a"])
 LEASES = st.integers(1, 4)

@@ -21,12 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from ckpt import dtypes
-from ckpt.errors import StateError
-from ckpt.flatten import flatten
-from ckpt.held import FlatPart, Leaf, Part, local_of
-from ckpt.restore import live_keys, read_tensor, restore
-from ckpt.testing.shards import MemoryShards, capture_world
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.held import FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.restore import live_keys, read_tensor, restore
+from holdfast.ckpt.testing.shards import MemoryShards, capture_world
 
 KINDS = ("whole", "mesh", "strided", "fsdp over tp", "flat", "zero", "parts", "owned")
 EXTENTS = st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13])
@@ -40,7 +40,7 @@ MESHES = {
     8: [(8,), (2, 4), (4, 2), (2, 2, 2)],
 }
 PLAIN = ["float32", "int64", "bfloat16"]
-DTYPES = st.sampled_from(PLAIN) | st.sampled_from(sorted(dtypes.BY_NAME))
+DTYPES = st.sampled_from(PLAIN) | st.sampled_from(sorted(torch_dtypes.BY_NAME))
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Tensor:
 
 def contents(fqn: str, shape: tuple[int, ...], name: str) -> torch.Tensor:
     """Return bytes that depend on name and index: numbers, infinities and NaNs of all kinds."""
-    dtype = dtypes.BY_NAME[name]
+    dtype = torch_dtypes.BY_NAME[name]
     generator = torch.Generator().manual_seed(zlib.crc32(fqn.encode()))
     top = 2 if name == "bool" else 256
     count = prod(shape) * dtype.itemsize
     raw = torch.randint(0, top, (count,), dtype=torch.uint8, generator=generator)
-    return raw.view(dtypes.carrier(dtype)).reshape(shape).view(dtype)
+    return raw.view(torch_dtypes.carrier(dtype)).reshape(shape).view(dtype)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(dtypes.as_carrier(tensor.contiguous()).reshape(-1).view(torch.uint8).numpy())
+    return bytes(torch_dtypes.as_carrier(tensor.contiguous()).reshape(-1).view(torch.uint8).numpy())
 
 
 def one_of(draw: st.DrawFn, choices: list[Any]) -> Any:
@@ -72,7 +72,7 @@ def one_of(draw: st.DrawFn, choices: list[Any]) -> Any:
 
 def split(full: torch.Tensor, mesh: tuple[int, ...], placed: list[Placement], where: Any) -> Any:
     """Cut as ``distribute_tensor`` does: by one mesh axis after the other."""
-    local = dtypes.as_carrier(full)
+    local = torch_dtypes.as_carrier(full)
     for size, place, at in zip(mesh, placed, where, strict=True):
         if not isinstance(place, Replicate):
             local = place._split_tensor(local, size, with_padding=False)[0][at]
@@ -131,7 +131,7 @@ def flat(draw: st.DrawFn, full: torch.Tensor, world: int, *, even: bool) -> list
     else:
         inner = draw(st.lists(st.integers(0, count), min_size=world - 1, max_size=world - 1))
         cuts = [0, *sorted(inner), count]
-    line = dtypes.as_carrier(full).reshape(-1)
+    line = torch_dtypes.as_carrier(full).reshape(-1)
     return [
         FlatPart(line[a:b].clone().view(full.dtype), shape=full.shape, start=a)
         for a, b in itertools.pairwise(cuts)
@@ -151,7 +151,7 @@ def parts(draw: st.DrawFn, full: torch.Tensor, world: int) -> list[Leaf]:
     found: list[Leaf] = []
     for rank in range(world):
         a, b = cuts[rank % different], cuts[rank % different + 1]
-        local = dtypes.as_carrier(full).narrow(dim, a, b - a).clone().view(full.dtype)
+        local = torch_dtypes.as_carrier(full).narrow(dim, a, b - a).clone().view(full.dtype)
         offset = [0] * full.ndim
         offset[dim] = a
         found.append(Part(local, shape=full.shape, offset=offset))
@@ -160,7 +160,7 @@ def parts(draw: st.DrawFn, full: torch.Tensor, world: int) -> list[Leaf]:
 
 def laid_out(draw: st.DrawFn, kind: str, full: torch.Tensor, world: int) -> list[Leaf | None]:
     """Return what each rank has of ``full``; None where it does not know of it."""
-    copies = [dtypes.as_carrier(full).clone().view(full.dtype) for _ in range(world)]
+    copies = [torch_dtypes.as_carrier(full).clone().view(full.dtype) for _ in range(world)]
     if kind == "whole":
         return list(copies)
     if kind == "owned":
@@ -211,7 +211,7 @@ def test_every_cell_arrives_in_every_other_layout(
         expected = [{fqn: bits(local_of(leaf)) for fqn, leaf in state.items()} for state in after]
         for state in after:
             for leaf in state.values():
-                dtypes.as_carrier(local_of(leaf)).zero_()
+                torch_dtypes.as_carrier(local_of(leaf)).zero_()
         keys = {key for state in after for key in live_keys(flatten(state))}
         for rank, state in enumerate(after):
             report = restore(state, shards, rank=rank, elsewhere=keys)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.loss import Action, LossGuard, Past, decide, longest
+from holdfast.elastic.loss import Action, LossGuard, Past, decide, longest
 
 STEPS = 12
 

@@ -12,10 +12,10 @@ from checkpoint_states import copied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.errors import CkptError, CorruptError, NotFoundError
-from ckpt.manifest import MANIFEST, read_index, read_manifest, read_note
-from ckpt.store.base import Store
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
+from holdfast.ckpt.format.manifest import MANIFEST, read_index, read_manifest, read_note
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Json = Any
 

@@ -10,13 +10,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.grid import fault_of_cover
-from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.layout import Box, Split, TensorSpec, is_nested, regions_of, shard_runs
-from ckpt.meshplan import MeshPlan, Moves, blocks
-from ckpt.partition import MeshLayout, Placed
-from ckpt.reshard import plan
-from ckpt.spans import covers, overlap, spans_of
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.layout import Box, Split, TensorSpec, is_nested, regions_of, shard_runs
+from holdfast.ckpt.geometry.meshplan import MeshPlan, Moves, blocks
+from holdfast.ckpt.geometry.partition import MeshLayout, Placed
+from holdfast.ckpt.geometry.reshard import plan
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
+from holdfast.ckpt.geometry.spans import covers, overlap, spans_of
 
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.isal import crc32c
-from ckpt.parts import Cover, Parts
-from ckpt.sums import SUM_BYTES, sums_of
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import SUM_BYTES, sums_of
+from holdfast.ckpt.snapshot.run_cuts import Cover, Parts
 
 GAPS = st.integers(0, 200) | st.integers(SUM_BYTES - 3, SUM_BYTES + 3)
 SIZES = st.integers(1, 300) | st.integers(SUM_BYTES - 2, 2 * SUM_BYTES + 2)

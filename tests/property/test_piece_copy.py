@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import crc, isal, piece_copy
-from ckpt.piece_copy import PieceCopy
+from holdfast.ckpt.native import crc, isal, piece_copy
+from holdfast.ckpt.native.piece_copy import PieceCopy
 
 EDGES = [1, 7, 8, 63, 255, 256, 257, 511, 512, 513, 4096, 70_001]
 AROUND_BLOCKS = [crc.BLOCK_BYTES + each for each in (-1, 0, 1, 255, 256, 257)]

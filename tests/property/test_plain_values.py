@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import plain
+from holdfast.ckpt.state import plain
 
 SCALARS = (
     st.none()

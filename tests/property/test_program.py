@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import program
-from ckpt.capture import CapturePlan, gather_alone
-from ckpt.copyjob import CopyJob
-from ckpt.flatten import flatten
-from ckpt.index import encode_index
-from ckpt.pacing import FULL_SPEED
-from ckpt.program import Program, Room
-from ckpt.sums import sums_of
-from ckpt.tearing import Sample
-from ckpt.testing.lanes import FakeLanes
+from holdfast.ckpt.geometry.shard_index import encode_index
+from holdfast.ckpt.native.sums import sums_of
+from holdfast.ckpt.snapshot import copy_program
+from holdfast.ckpt.snapshot.copy_job import CopyJob
+from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.pacing import FULL_SPEED
+from holdfast.ckpt.snapshot.tearing import Sample
+from holdfast.ckpt.state.capture import CapturePlan, gather_alone
+from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.testing.lanes import FakeLanes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.float8_e5m2]
 KINDS = ["plain", "parameter", "turned", "strided", "conjugate", "negative", "scalar", "empty"]
@@ -64,8 +64,11 @@ def states(draw: st.DrawFn) -> dict[str, Any]:
 def test_a_shared_copy_equals_a_plain_one(
     state: dict[str, Any], seed: int, carried: bool, two: bool
 ) -> None:
-    rng, saved = random.Random(seed), (program.UNIT_BYTES, program.PART_BYTES)
-    program.UNIT_BYTES, program.PART_BYTES = rng.choice([64, 1000, 4096]), rng.choice([0, 256])
+    rng, saved = random.Random(seed), (copy_program.UNIT_BYTES, copy_program.PART_BYTES)
+    copy_program.UNIT_BYTES, copy_program.PART_BYTES = (
+        rng.choice([64, 1000, 4096]),
+        rng.choice([0, 256]),
+    )
     try:
         flat = flatten(state)
         plan = CapturePlan.build(flat, rank=0, world_size=1, gather=gather_alone)
@@ -74,7 +77,7 @@ def test_a_shared_copy_equals_a_plain_one(
         lanes = FakeLanes(lambda tensor: carried and tensor.numel() % 2 == 0)
         made = Program(plan, flat, lanes=lanes)
     finally:
-        program.UNIT_BYTES, program.PART_BYTES = saved
+        copy_program.UNIT_BYTES, copy_program.PART_BYTES = saved
     made.stage(flat)
     ready = {lanes.lane: lanes.lane.ready()} if made.carried else {}
     job, found = CopyJob(made, ready=ready), bytearray(plan.payload_bytes)

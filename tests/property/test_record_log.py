@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.errors import CapacityError, CorruptError
-from ckpt.sidecar import record_log
-from ckpt.sidecar.log_frames import pack, parse
-from ckpt.sidecar.log_segment import HEADER_BYTES
-from ckpt.sidecar.record_log import RecordLog, load_logs
+from holdfast.ckpt.errors import CapacityError, CorruptError
+from holdfast.ckpt.sidecar.logs import record_log
+from holdfast.ckpt.sidecar.logs.frames import pack, parse
+from holdfast.ckpt.sidecar.logs.record_log import RecordLog, load_logs
+from holdfast.ckpt.sidecar.logs.segment import HEADER_BYTES
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.reduce import (
+from holdfast.elastic.gradients.exact import (
     FLOAT32,
     FLOAT64,
     INT64,

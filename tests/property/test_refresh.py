@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from ckpt.errors import NotFoundError, PeerError
-from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.isal import crc32c
-from ckpt.layout import Box
-from ckpt.refresh import Replica, digest, refresh
-from ckpt.scatter import ByChunk
+from holdfast.ckpt.errors import NotFoundError, PeerError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.state.refresh import Replica, digest, refresh
 
 ROWS, COLUMNS = 12, 2
 

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.rendezvous.rounds import (
+from holdfast.elastic.rendezvous.rounds import (
     Enter,
     Form,
     Limits,

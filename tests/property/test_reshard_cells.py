@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from ckpt.errors import CorruptError, MismatchError
-from ckpt.grid import fault_of_cover
-from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.layout import Box, Holding, Split, TensorSpec, choose_writers, shard_box
-from ckpt.reshard import MANY, plan
+from holdfast.ckpt.errors import CorruptError, MismatchError
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.layout import Box, Holding, Split, TensorSpec, choose_writers, shard_box
+from holdfast.ckpt.geometry.reshard import MANY, plan
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 SHAPES = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
@@ -97,7 +97,7 @@ def test_every_wanted_cell_is_filled_once_with_its_value(many: int, data: st.Dat
     }
     rooms = {fqn: [np.full(box.shape, -1) for box in boxes] for fqn, (_, boxes) in want.items()}
     filled = {fqn: [np.zeros(box.shape, int) for box in boxes] for fqn, (_, boxes) in want.items()}
-    with mock.patch("ckpt.reshard.MANY", many):
+    with mock.patch("holdfast.ckpt.geometry.reshard.MANY", many):
         reshard = plan(indexes, want)
     assert reshard.describe().wanted_bytes == 8 * sum(
         box.size for _, boxes in want.values() for box in boxes
@@ -179,8 +179,14 @@ def test_a_lost_or_repeated_chunk_is_never_overlooked(many: int, data: st.DataOb
     victim = data.draw(st.sampled_from(victims))
     spec = TensorSpec(fqn="t", dtype="int64", shape=shape)
     want = {"t": (spec, (Box(offset=(0,) * len(shape), shape=shape),))}
-    with mock.patch("ckpt.reshard.MANY", many), pytest.raises((CorruptError, MismatchError)):
+    with (
+        mock.patch("holdfast.ckpt.geometry.reshard.MANY", many),
+        pytest.raises((CorruptError, MismatchError)),
+    ):
         plan(indexes[:victim] + indexes[victim + 1 :], want)
     whole = "t: the saved chunks are not the whole tensor"
-    with mock.patch("ckpt.reshard.MANY", many), pytest.raises(CorruptError, match=whole):
+    with (
+        mock.patch("holdfast.ckpt.geometry.reshard.MANY", many),
+        pytest.raises(CorruptError, match=whole),
+    ):
         plan([*indexes, indexes[victim]], want)

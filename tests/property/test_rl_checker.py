@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from adapters.rl.checker import Checker, Observation, Row, observe
-from adapters.rl.ledger import Ledger
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.ledger.checker import Checker, Observation, Row, observe
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
 
 LIMITS = Limits(end=10, context=10, max_new_tokens=4)
 GROUPS, GROUP, STEPS = 2, 2, 5

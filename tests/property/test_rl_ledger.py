@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.rl.ledger import Ledger
-from adapters.rl.plan import BatchPlan
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
 
 PLAN = BatchPlan(
     groups=2, group=3, eta=2, steps=5, limits=Limits(end=10, context=10, max_new_tokens=4)

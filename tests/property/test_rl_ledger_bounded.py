@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
-from adapters.rl.ledger import Ledger, Verdict
-from adapters.rl.trajectory import Stamp, Trajectory
+from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 
 PLAN = plan_of()
 

@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from adapters.rl.order import Open, choose, fits, oldest_version, urgency
+from holdfast.adapters.rl.ledger.order import Open, choose, fits, oldest_version, urgency
 
 ETA = 2
 

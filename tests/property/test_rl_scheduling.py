@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
-from adapters.rl.ledger import Ledger
-from adapters.rl.order import Order
-from adapters.rl.plan import BatchPlan
-from adapters.rl.replay import ReplayConfig
-from adapters.rl.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 
 
 class SchedulingMachine(LedgerMachine):

@@ -8,17 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.rl.batch import collate
-from adapters.rl.engine import Logged, unlogged
-from adapters.rl.token_record import decode_deltas, encode_deltas, fold
-from adapters.rl.trajectory import (
+from holdfast.adapters.rl.loss.batch import collate
+from holdfast.adapters.rl.rollout.engine import Logged, unlogged
+from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold
+from holdfast.adapters.rl.samples.trajectory import (
     Stamp,
     Trajectory,
     check_tokens,
     extend_stamps,
     sampled_before,
 )
-from ckpt.errors import CorruptError
+from holdfast.ckpt.errors import CorruptError
 
 STATES = st.sampled_from(["null", "{}", '{"tried":["é",3]}', "[" + "7," * 40 + "7]"])
 TOKENS = st.integers(0, 300)

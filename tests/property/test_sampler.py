@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.randomness import build_seed, microbatch_seed, step_seed
-from elastic.sampler import Permutation, positions, sample_indices
+from holdfast.elastic.data.sampler import Permutation, positions, sample_indices
+from holdfast.elastic.randomness import build_seed, microbatch_seed, step_seed
 
 seeds = st.integers(0, (1 << 63) - 1)
 

@@ -10,14 +10,20 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.groups import form_groups
-from ckpt.stripes import Geometry, plan_recovery, restore_points
-from ckpt.world import BlockEntry, BlockSource, Inventory, RestorePoint, SnapshotWorld
-from elastic import agree, seating
-from elastic.membership import View
-from elastic.planning.inventories import compact
-from elastic.testing import fakes
-from elastic.testing.strategies import views
+from holdfast.ckpt.memory.records import (
+    BlockEntry,
+    BlockSource,
+    Inventory,
+    RestorePoint,
+    SnapshotWorld,
+)
+from holdfast.ckpt.parity.groups import form_groups
+from holdfast.ckpt.parity.stripes import Geometry, plan_recovery, restore_points
+from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.planning.inventories import compact
+from holdfast.elastic.testing import fakes
+from holdfast.elastic.testing.strategies import views
 
 briefly = settings(max_examples=150, deadline=None)
 

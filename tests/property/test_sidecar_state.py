@@ -13,10 +13,10 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.sidecar.state import Book, Commit, Instruction, Phase, Release, Snapshot
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import make_world
-from ckpt.world import BlockEntry, Inventory, ParityEntry, SnapshotWorld
+from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.core.book import Book, Commit, Instruction, Phase, Release, Snapshot
+from holdfast.ckpt.testing.blocks import make_world
 
 
 class Node:

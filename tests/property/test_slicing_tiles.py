@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.slicing import select, tiles
+from holdfast.ckpt.geometry.slicing import select, tiles
 
 KEYS = st.one_of(
     st.integers(-2, 1),

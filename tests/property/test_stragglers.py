@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.stragglers import STEPS, StepTimes, outliers, pace
+from holdfast.elastic.decisions.stragglers import STEPS, StepTimes, outliers, pace
 
 
 def microbatch_s(draw: random.Random, *, base_s: float, noise: float, slow: float = 1.0) -> float:

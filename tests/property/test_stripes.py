@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.block import verify_block
-from ckpt.errors import CorruptError
-from ckpt.stripes import ROOM_BYTES, Geometry
-from ckpt.testing.blocks import make_block, make_world, random_payload
-from ckpt.testing.parity import ParityModel
-from ckpt.world import BlockEntry, SnapshotWorld
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.memory.block import verify_block
+from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.parity.stripes import ROOM_BYTES, Geometry
+from holdfast.ckpt.testing.blocks import make_block, make_world, random_payload
+from holdfast.ckpt.testing.parity import ParityModel
 
 
 def model(world: SnapshotWorld, sizes: list[int]) -> ParityModel:

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import crc, isal
-from ckpt.errors import CorruptError
-from ckpt.sums import SUM_BYTES, CheckedBlock, checksums, same_runs, set_runs, sums_of
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.native import crc, isal
+from holdfast.ckpt.native.sums import (
+    SUM_BYTES,
+    CheckedBlock,
+    checksums,
+    same_runs,
+    set_runs,
+    sums_of,
+)
 
 SIZES = st.one_of(
     st.integers(1, 300),

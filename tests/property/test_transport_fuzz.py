@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_session import RawSession, flipped, wait_until
 
-from ckpt.envelope import (
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.transport import Client, Request, RunKey, Server
+from holdfast.ckpt.transport.envelope import (
     ENVELOPE_BYTES,
     PIECE_BYTES,
     TAG_BYTES,
@@ -27,9 +29,7 @@ from ckpt.envelope import (
     encode_header,
     parse_sealed,
 )
-from ckpt.errors import PeerError
-from ckpt.transport import Client, Request, RunKey, Server
-from ckpt.transport.sealing import Sealer
+from holdfast.ckpt.transport.sealing import Sealer
 
 _JSON_WORST = 64
 """Python objects are so much larger than their JSON at most: ``[{},{},…``."""

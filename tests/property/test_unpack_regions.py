@@ -14,14 +14,15 @@ from fault_stores import using
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import crc, manifest, unpack
-from ckpt.catalog import open_step, step_folder
-from ckpt.errors import CorruptError
-from ckpt.layout import Box
-from ckpt.manifest import PackedChunk, PackIndex
-from ckpt.testing.checkpoints import Array, part_of, split_dim, write_checkpoint
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.unpack import ChunkReader, Pack, ends_of
+from holdfast.ckpt.checkpoints.catalog import open_step, step_folder
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format import manifest, unpack
+from holdfast.ckpt.format.manifest import PackedChunk, PackIndex
+from holdfast.ckpt.format.unpack import ChunkReader, Pack, ends_of
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.native import crc
+from holdfast.ckpt.testing.checkpoints import Array, part_of, split_dim, write_checkpoint
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 SMALL_BLOCK = 64
 KINDS = {"uint8": "|u1", "bfloat16": "<u2", "float32": "<f4", "complex128": "<c16"}

@@ -17,18 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ckpt.capture import CapturePlan, gather_alone
-from ckpt.copyjob import CopyJob
-from ckpt.dtypes import as_carrier
-from ckpt.errors import StateError
-from ckpt.flatten import FlatState, PerRank, flatten
-from ckpt.held import FlatPart, Leaf, Part, held, spec_of
-from ckpt.index import decode_index, encode_index
-from ckpt.pacing import FULL_SPEED
-from ckpt.program import Room
-from ckpt.snapshot import Snapshotter
-from ckpt.testing.slots import FakeSidecar
-from ckpt.watch import Watch
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.geometry.shard_index import decode_index, encode_index
+from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.snapshot.copy_job import CopyJob
+from holdfast.ckpt.snapshot.copy_program import Room
+from holdfast.ckpt.snapshot.pacing import FULL_SPEED
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import CapturePlan, gather_alone
+from holdfast.ckpt.state.flatten import FlatState, PerRank, flatten
+from holdfast.ckpt.state.held import FlatPart, Leaf, Part, held, spec_of
+from holdfast.ckpt.state.torch_dtypes import as_carrier
+from holdfast.ckpt.testing.slots import FakeSidecar
 
 STEPS = 12
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from etcd import Cluster, Member
 
-from elastic.coordinator.etcd_address import EtcdAddress
-from elastic.coordinator.etcd_stubs import grpc, rpc
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 
 _DEADLINE_S = 10.0
 

@@ -13,7 +13,7 @@ import keeper
 import pytest
 from service_fixtures import service
 
-from elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.base import Coordinator
 
 StartCluster = Callable[..., etcd.Cluster]
 """Start a cluster of so many members, with the options of `etcd.Cluster`."""
@@ -57,8 +57,8 @@ def start_etcd(tmp_path: Path) -> Iterator[StartCluster]:
 @pytest.fixture
 def connect_etcd() -> Iterator[Connect]:
     """Yield a function that connects; the connections are closed at the end."""
-    from elastic.coordinator.etcd import EtcdCoordinator
-    from elastic.coordinator.etcd_address import EtcdAddress
+    from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+    from holdfast.elastic.coordinator.etcd.coordinator import EtcdCoordinator
 
     with contextlib.ExitStack() as stack:
 

@@ -17,7 +17,7 @@ import ceph
 import keeper
 import pytest
 
-from ckpt.store.s3_config import S3Config
+from holdfast.ckpt.store.s3.config import S3Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elastic.records import JobSpec
-from elastic.testing.faults import Fault, FaultKind
-from elastic.testing.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.simulator import Report, Simulation, SimulationConfig
 
 AT_S = 1.5
 FOUND_S = 6.0

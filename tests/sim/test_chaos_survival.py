@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos.survival import simulated
-from tools.chaos.survival.sets import names, sets
-from tools.chaos.survival.simulated import lose
-from tools.cli import main
+from holdfast.tools.chaos.survival import simulated
+from holdfast.tools.chaos.survival.sets import names, sets
+from holdfast.tools.chaos.survival.simulated import lose
+from holdfast.tools.cli import main
 
 
 @pytest.mark.parametrize(("nodes", "parity"), [(3, 1), (4, 2)])

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from elastic import agree
-from elastic.membership import ready_trainers
-from elastic.planning import plan as planning
-from elastic.records import JobSpec
-from elastic.testing import fakes
-from elastic.testing.simulated_training import InvariantError
-from elastic.testing.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.decisions import agree
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.membership.view import ready_trainers
+from holdfast.elastic.planning import plan as planning
+from holdfast.elastic.testing import fakes
+from holdfast.elastic.testing.simulation.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.testing.simulation.training import InvariantError
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastic.records import JobSpec
-from elastic.testing.faults import Fault, FaultKind
-from elastic.testing.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.simulator import Report, Simulation, SimulationConfig
 
 THREE = SimulationConfig(steps=60, startup_s=(0.1, 0.3), calm_s=6.0, expect_nodes=3)
 SEEDS = range(5)

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-import tools.chaos
-from tools.chaos import real
-from tools.chaos.catalogue import CATALOGUE
-from tools.chaos.scenario import Scenario, ScenarioError, load, parse
-from tools.chaos.simulated.translate import EVENTS, KINDS, config_of
-from tools.chaos.simulated.world import judge, simulate
-from tools.chaos.strikes import draw
+from holdfast.tools.chaos import real
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
+from holdfast.tools.chaos.scenarios.library import FOLDER
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, load, parse
+from holdfast.tools.chaos.scenarios.strikes import draw
+from holdfast.tools.chaos.simulated.translate import EVENTS, KINDS, config_of
+from holdfast.tools.chaos.simulated.world import judge, simulate
 
 CLEAN_RUNS = 500
 REAL_RUNS = 20
 PART = 40
-READY = sorted((Path(tools.chaos.__file__).parent / "scenarios").glob("*.toml"))
+READY = sorted(FOLDER.glob("*.toml"))
 
 
 def drawn(seed: int) -> Scenario:

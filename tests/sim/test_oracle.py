@@ -7,13 +7,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from ckpt.world import BlockSource, RestorePoint
-from elastic.membership import View
-from elastic.records import JobSpec
-from elastic.testing.faults import Fault, FaultKind
-from elastic.testing.simulated_reading import unreadable
-from elastic.testing.simulated_sidecar import SimulatedSidecar
-from elastic.testing.simulator import Simulation, SimulationConfig
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.reading import unreadable
+from holdfast.elastic.testing.simulation.sidecar import SimulatedSidecar
+from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationConfig
 
 QUIET = SimulationConfig(
     nodes=4, wanted={"trainer": 4}, steps=20, startup_s=(0.1, 0.2), faults=0, expect_nodes=4,

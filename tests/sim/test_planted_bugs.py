@@ -9,10 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-
-from tools.chaos.planted.__main__ import table
-from tools.chaos.planted.bug import Bug, planted
-from tools.chaos.planted.hunt import BUGS, hunt, try_once
+from mutants.__main__ import table
+from mutants.bug import Bug, planted
+from mutants.hunt import BUGS, hunt, try_once
 
 BY_TRIAL = {
     trial: tuple(bugs)
@@ -34,7 +33,7 @@ def test_without_a_bug_the_same_seeds_hold(trial: str) -> None:
 def test_there_are_enough_of_them_and_each_is_gone_afterwards() -> None:
     assert len(BUGS) == len({bug.name for bug in BUGS}) >= 20
     bug = next(each for each in BUGS if each.name == "rolled-back-future")
-    from elastic.planning import plan
+    from holdfast.elastic.planning import plan
 
     real = plan.on_timeline
     with planted(bug):

@@ -18,31 +18,31 @@ import msgspec
 import pytest
 import torch
 
-from adapters.rl.advantages import group_advantages
-from adapters.rl.batch import collate
-from adapters.rl.config import RLConfig, preset
-from adapters.rl.engine import Engine
-from adapters.rl.environment import Action, Reply
-from adapters.rl.environments import EnvironmentConfig
-from adapters.rl.episodes import Episodes
-from adapters.rl.ledger import Ledger
-from adapters.rl.loss import policy_loss, target_logprobs
-from adapters.rl.model import build_model, weights_hash
-from adapters.rl.order import Order
-from adapters.rl.places import slot_of
-from adapters.rl.plan import Mode
-from adapters.rl.policy import build_policy
-from adapters.rl.proximal import Recomputed
-from adapters.rl.replay import ReplayConfig
-from adapters.rl.retained import Retained
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.sft import warm_up
-from adapters.rl.task import make_task
-from adapters.rl.token_log import TokenLog
-from adapters.rl.token_record import fold
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import SampleId, Trajectory
-from adapters.rl.two_turns import TwoTurns
+from holdfast.adapters.rl.config import RLConfig, preset
+from holdfast.adapters.rl.environments.base import Action, Reply
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.environments.two_turns import TwoTurns
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.plan import Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.loss.advantages import group_advantages
+from holdfast.adapters.rl.loss.batch import collate
+from holdfast.adapters.rl.loss.ppo import policy_loss, target_logprobs
+from holdfast.adapters.rl.policy.model import build_model, weights_hash
+from holdfast.adapters.rl.policy.policy import build_policy
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.rollout.episodes import Episodes
+from holdfast.adapters.rl.samples.token_log import TokenLog
+from holdfast.adapters.rl.samples.token_record import fold
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.training.proximal import Recomputed
+from holdfast.adapters.rl.weights.places import slot_of
+from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.adapters.rl.weights.warm_up import warm_up
 
 torch.set_num_threads(1)
 CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)

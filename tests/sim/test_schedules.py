@@ -13,10 +13,10 @@ from itertools import chain
 
 import pytest
 
-from elastic.testing.drawing import draw_config
-from elastic.testing.faults import Fault, FaultKind, shrink
-from elastic.testing.simulated_training import InvariantError
-from elastic.testing.simulator import Report, Simulation, faults_of
+from holdfast.elastic.testing.simulation.drawing import draw_config
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind, shrink
+from holdfast.elastic.testing.simulation.simulator import Report, Simulation, faults_of
+from holdfast.elastic.testing.simulation.training import InvariantError
 
 DEFAULT_RUNS = 10_000
 PARTS = 50
@@ -73,7 +73,7 @@ def test_schedule_is_the_same_for_the_same_seed() -> None:
 
 def test_failing_schedule_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "elastic.planning.plan.on_timeline", lambda generation, *, step, timeline: True
+        "holdfast.elastic.planning.plan.on_timeline", lambda generation, *, step, timeline: True
     )
     seed = next(
         seed for seed in range(2000) if broken(seed, faults_of(draw_config(seed), seed=seed))

@@ -9,9 +9,9 @@ from typing import Any
 
 from synthetic_run import BEGIN, hurt_job
 
-from tools.chaos.checker import check
-from tools.chaos.history import of_events
-from tools.chaos.result import HISTORY, Result, Struck, save
+from holdfast.tools.chaos.judging.checker import check
+from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.result import HISTORY, Result, Struck, save
 
 Event = Mapping[str, Any]
 

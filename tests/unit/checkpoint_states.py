@@ -7,14 +7,14 @@ from typing import Unpack
 
 import numpy as np
 
-from ckpt.assemble import Assembler
-from ckpt.catalog import committed, open_step, step_folder
-from ckpt.manifest import MANIFEST, REFS
-from ckpt.source import PackSource
-from ckpt.store.base import Store
-from ckpt.testing.checkpoints import About, Array, write_checkpoint
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.verify import faults
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import committed, open_step, step_folder
+from holdfast.ckpt.checkpoints.source import PackSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.format.manifest import MANIFEST, REFS
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.testing.checkpoints import About, Array, write_checkpoint
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Arrays = dict[str, tuple[Array, str]]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from elastic.coordinator.base import Coordinator, Event, EventKind
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.coordinator.base import Coordinator, Event, EventKind
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 PATIENCE_S = 10.0
 

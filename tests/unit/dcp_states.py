@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from ckpt import dtypes
+from holdfast.ckpt.state import torch_dtypes
 
 KINDS = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool]
 KINDS += [torch.complex64, torch.float64, torch.complex128]
@@ -77,7 +77,7 @@ def same(a: object, b: object) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return dtypes.as_carrier(tensor).numpy().tobytes()
+    return torch_dtypes.as_carrier(tensor).numpy().tobytes()
 
 
 def mixed(seed: int) -> dict[str, Any]:

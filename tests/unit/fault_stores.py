@@ -8,9 +8,15 @@ from unittest import mock
 
 from typing_extensions import Buffer
 
-from ckpt.store.base import Readable, Store, Unpublished
+from holdfast.ckpt.store.base import Readable, Store, Unpublished
 
-MODULES = ("ckpt.api", "ckpt.catalog", "ckpt.persist", "ckpt.retention", "ckpt.source")
+MODULES = (
+    "holdfast.ckpt.api",
+    "holdfast.ckpt.checkpoints.catalog",
+    "holdfast.ckpt.checkpoints.commit",
+    "holdfast.ckpt.checkpoints.retention",
+    "holdfast.ckpt.checkpoints.source",
+)
 
 
 @contextlib.contextmanager

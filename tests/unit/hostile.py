@@ -12,20 +12,20 @@ import zarr
 from checkpoint_states import copied
 from fault_stores import Wrapped, using
 
-from ckpt import plain
-from ckpt.assemble import Assembler
-from ckpt.catalog import latest, step_folder
-from ckpt.errors import CorruptError
-from ckpt.isal import crc32c
-from ckpt.layout import Box
-from ckpt.manifest import MANIFEST, PackedChunk
-from ckpt.retention import prune
-from ckpt.source import StoreSource
-from ckpt.store.base import Readable, Store
-from ckpt.testing.checkpoints import split_dim, write_checkpoint
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.verify import faults
-from ckpt.zarr_view import group
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import latest, step_folder
+from holdfast.ckpt.checkpoints.retention import prune
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.manifest import MANIFEST, PackedChunk
+from holdfast.ckpt.format.zarr_metadata import group
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.state import plain
+from holdfast.ckpt.store.base import Readable, Store
+from holdfast.ckpt.testing.checkpoints import split_dim, write_checkpoint
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Json = Any
 Change = Callable[[Json], object]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from adapters.rl.library import BatchPlan, Limits, Mode, Rollouts, Sample
-from ckpt.errors import NotFoundError
-from elastic.records import Member
+from holdfast.adapters.rl.library import BatchPlan, Limits, Mode, Rollouts, Sample
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.membership.records import Member
 
 LIMITS = Limits(end=9, context=12, max_new_tokens=4)
 PLAN = BatchPlan(groups=2, group=2, eta=0, steps=4, limits=LIMITS, mode=Mode.SYNC)

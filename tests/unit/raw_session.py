@@ -8,10 +8,16 @@ from typing import Any
 
 import zmq
 
-from ckpt.envelope import ENVELOPE_BYTES, Header, Kind, decode_envelope, parse_sealed
-from ckpt.transport import Client, RunKey, Server
-from ckpt.transport.sealing import Sealer
-from ckpt.transport.sessions import Ask, Grant
+from holdfast.ckpt.transport import Client, RunKey, Server
+from holdfast.ckpt.transport.envelope import (
+    ENVELOPE_BYTES,
+    Header,
+    Kind,
+    decode_envelope,
+    parse_sealed,
+)
+from holdfast.ckpt.transport.sealing import Sealer
+from holdfast.ckpt.transport.sessions import Ask, Grant
 
 DEADLINE_S = 10.0
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sidecar_group import SidecarGroup, inventories
 
-from ckpt.isal import crc32c
-from ckpt.sidecar import building
-from ckpt.sidecar.parity import Row
-from ckpt.stripes import Geometry, restore_points
-from ckpt.testing.blocks import write_payload
-from ckpt.world import SnapshotWorld
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.parity.stripes import Geometry, restore_points
+from holdfast.ckpt.sidecar.parity import builder
+from holdfast.ckpt.sidecar.parity.rows import Row
+from holdfast.ckpt.testing.blocks import write_payload
 
 MIB = 1 << 20
 WAYS = pytest.mark.parametrize("by_wire", [False, True], ids=["mapped", "wire"])
@@ -54,7 +54,7 @@ def check_rows(group: SidecarGroup, world: SnapshotWorld, step: int) -> None:
             found = sidecar.parities.get(key, (stripe, row))
             assert found is not None
             wanted = np.zeros(geometry.row_bytes(stripe), dtype=np.uint8)
-            codec = building.codec_named()(geometry.columns(stripe), geometry.m)
+            codec = builder.codec_named()(geometry.columns(stripe), geometry.m)
             for column in range(geometry.columns(stripe)):
                 data = np.zeros_like(wanted)
                 for span in geometry.spans(stripe, column, 0, len(wanted)):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.errors import NotFoundError
-from ckpt.store.base import Store
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.store.base import Store
 
 PATIENCE_S = 60.0
 MIB = 1 << 20

@@ -13,20 +13,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ckpt.errors import PeerError
-from elastic.agent.background import Background
-from elastic.agent.config import Timing
-from elastic.agent.inbox import Inbox
-from elastic.agent.lease import LeaseKeeper
-from elastic.agent.registry import Registry
-from elastic.agent.watch import Mirror, Watch
-from elastic.coordinator.base import Entry, Event, EventKind
-from elastic.coordinator.memory import MemoryCoordinator
-from elastic.errors import ConfigError, CoordinatorError
-from elastic.events import EventReader, EventWriter, events_file
-from elastic.launch import LaunchConfig, NodeSpec
-from elastic.process import Change, Child, describe_exit, end_processes
-from elastic.records import NodeRecord, Outcome
+from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.agent.background import Background
+from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.lease import LeaseKeeper
+from holdfast.elastic.agent.registry import Registry
+from holdfast.elastic.agent.watch import Mirror, Watch
+from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.memory import MemoryCoordinator
+from holdfast.elastic.errors import ConfigError, CoordinatorError
+from holdfast.elastic.events import EventReader, EventWriter, events_file
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.membership.records import NodeRecord, Outcome
+from holdfast.elastic.processes.children import Change, Child, describe_exit, end_processes
 
 DEADLINE_S = 10.0
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from elastic.agree import (
+from holdfast.elastic.decisions.agree import (
     Decision,
     Fence,
     Finish,
@@ -22,8 +22,7 @@ from elastic.agree import (
     faults,
     observe,
 )
-from elastic.membership import View
-from elastic.records import (
+from holdfast.elastic.membership.records import (
     JobSpec,
     NodeRecord,
     Outcome,
@@ -31,7 +30,8 @@ from elastic.records import (
     WorkerRecord,
     WorkerState,
 )
-from elastic.testing import fakes
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 READY, ACTIVE, DONE, DEAD, STARTING = (
     WorkerState.READY,

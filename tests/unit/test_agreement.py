@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt.agreement import check_values
-from ckpt.capture import PerRank, flatten
-from ckpt.errors import StateError
+from holdfast.ckpt.agreement import check_values
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.capture import PerRank, flatten
 
 
 def at_all_ranks(states: list[dict[str, Any]]) -> list[str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from sidecar_group import sidecar_group
 
-from ckpt.ahead import Ahead, Range, StepKey, compare, fetch, wanted_of
-from ckpt.errors import NotFoundError
-from ckpt.index import Chunk, ChunkRef
-from ckpt.isal import crc32c
-from ckpt.layout import Box
-from ckpt.sums import SUM_BYTES
-from ckpt.testing.blocks import make_world, random_payload, write_payload
-from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import SUM_BYTES
+from holdfast.ckpt.recovery.prefetched import Ahead, Range, StepKey, compare, fetch, wanted_of
+from holdfast.ckpt.testing.blocks import make_world, random_payload, write_payload
 
 WORLD = make_world({"a": "tcp://127.0.0.1:1"}, run="r", rank_nodes=("a",), parity=0)
 

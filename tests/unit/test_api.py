@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-import ckpt
+from holdfast import ckpt
 
 
 class Net(nn.Module):
@@ -219,8 +219,10 @@ def test_the_public_names() -> None:
         "StoreError",
         "TensorView",
         "load",
+        "memory_need",
         "open",
         "save",
+        "state_hash",
     ]
     for name in ckpt.__all__:
         assert getattr(ckpt, name).__doc__
@@ -229,7 +231,9 @@ def test_the_public_names() -> None:
 
 def test_what_sidecars_import_does_not_import_torch() -> None:
     code = (
-        "import sys, ckpt, ckpt.persist, ckpt.catalog, ckpt.source, ckpt.verify, ckpt.rewrite;"
+        "import sys, holdfast.ckpt.checkpoints.commit, holdfast.ckpt.checkpoints.catalog;"
+        "import holdfast.ckpt.checkpoints.source, holdfast.ckpt.checkpoints.verify;"
+        "import holdfast.ckpt.convert.rewrite;"
         "assert 'torch' not in sys.modules and 'zarr' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.arena import (
+from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
+from holdfast.ckpt.memory.arena import (
     HEADER_BYTES,
     Arena,
     SlotFile,
@@ -20,10 +21,9 @@ from ckpt.arena import (
     sweep,
     take_away,
 )
-from ckpt.block import SlotState, block_bytes, verify_block
-from ckpt.errors import CapacityError, CorruptError, FencedError
-from ckpt.testing.blocks import make_block, make_index, random_payload
-from ckpt.world import BlockEntry
+from holdfast.ckpt.memory.block import SlotState, block_bytes, verify_block
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.testing.blocks import make_block, make_index, random_payload
 
 RUN = run_digest("r")
 
@@ -167,7 +167,7 @@ def test_a_second_owner_waits_for_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Arena.open(tmp_path / "holdfast-r-n", run="r")
-    monkeypatch.setattr("ckpt.arena._OWNER_WAIT_S", 0.05)
+    monkeypatch.setattr("holdfast.ckpt.memory.arena._OWNER_WAIT_S", 0.05)
     with pytest.raises(FencedError, match="another sidecar of this node is at work"):
         Arena.open(tmp_path / "holdfast-r-n", run="r")
     first.release()

@@ -9,15 +9,15 @@ import pytest
 from checkpoint_states import FROZEN, files_of, held, needed_files, save
 from fault_stores import using
 
-from ckpt import persist
-from ckpt.bases import needed_packs
-from ckpt.catalog import load_manifest, step_folder
-from ckpt.errors import CorruptError, StoreError
-from ckpt.retention import prune, remove, sweep
-from ckpt.source import StoreSource
-from ckpt.store.base import Store
-from ckpt.testing.checkpoints import shard, split_dim
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints.bases import needed_packs
+from holdfast.ckpt.checkpoints.catalog import load_manifest, step_folder
+from holdfast.ckpt.checkpoints.retention import prune, remove, sweep
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import CorruptError, StoreError
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.testing.checkpoints import shard, split_dim
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 
 def pack_bytes(store: Store, step: int) -> int:
@@ -86,19 +86,19 @@ def test_no_step_refers_to_its_own_folder() -> None:
         assert files_of(store) == needed_files(store)
 
 
-def receipts_of(step: int, *, base: int | None) -> list[persist.WriterReceipt]:
+def receipts_of(step: int, *, base: int | None) -> list[commit.WriterReceipt]:
     """Write a pack that refers to a base, and do not commit it."""
     arrays = {"w": (FROZEN, "float32")}
     boxes = {"w": split_dim(FROZEN.shape, parts=1)}
     index, payload = shard(arrays, boxes, writer=0, world_size=1, step=step)
-    options = persist.PackOptions(base=base)
+    options = commit.PackOptions(base=base)
     view = memoryview(payload)
-    return [persist.write_pack("", step=step, index=index, payload=view, options=options)]
+    return [commit.write_pack("", step=step, index=index, payload=view, options=options)]
 
 
 def only_frozen(step: int) -> None:
     receipts = receipts_of(step, base=None)
-    persist.commit("", run="test", step=step, generation=1, receipts=receipts, mesh={})
+    commit.commit("", run="test", step=step, generation=1, receipts=receipts, mesh={})
 
 
 @pytest.mark.parametrize("meanwhile", ["removed", "saved again"])
@@ -111,7 +111,7 @@ def test_a_base_that_goes_before_the_commit_is_noticed(meanwhile: str) -> None:
         else:
             save(1, 11, run="another")
         with pytest.raises(StoreError, match=r"step-000000000001.* removed or saved again"):
-            persist.commit("", run="test", step=2, generation=1, receipts=receipts, mesh={})
+            commit.commit("", run="test", step=2, generation=1, receipts=receipts, mesh={})
         assert needed_packs(store), "an unfinished save holds back what it refers to"
 
 
@@ -162,7 +162,7 @@ def test_a_receipt_says_what_it_refers_to() -> None:
         only_frozen(1)
         (receipt,) = receipts_of(2, base=1)
         data = msgspec.json.encode(receipt)
-        assert msgspec.json.decode(data, type=persist.WriterReceipt) == receipt
+        assert msgspec.json.decode(data, type=commit.WriterReceipt) == receipt
         assert receipt.files.base is not None
         assert receipt.files.base.step == 1
 

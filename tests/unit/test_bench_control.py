@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tools.benching.control import control, show
-from tools.benching.samples import Setup
+from holdfast.tools.bench.control import control, show
+from holdfast.tools.bench.samples import Setup
 
 
 def test_messages_of_a_change_grow_with_the_nodes_and_no_faster(tmp_path: Path) -> None:

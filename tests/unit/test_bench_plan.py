@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tools.benching.plan import TENSORS, plan, show, transformer
-from tools.benching.samples import Setup
+from holdfast.tools.bench.plan import TENSORS, plan, show, transformer
+from holdfast.tools.bench.samples import Setup
 
 
 def test_figures_of_a_small_world_agree_with_the_peer() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.benching.rollouts import handed_on, logged, pace, sampled
+from holdfast.tools.bench.rollouts import handed_on, logged, pace, sampled
 
 
 def steps(*ends: float) -> list[dict[str, Any]]:

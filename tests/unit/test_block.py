@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckpt.block import block_bytes, check_block, check_sealed
-from ckpt.crc import to_bytes
-from ckpt.errors import CorruptError
-from ckpt.sums import SUM_BYTES
-from ckpt.testing.blocks import make_block, random_payload
-from ckpt.world import BlockEntry
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.memory.block import block_bytes, check_block, check_sealed
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.native.crc import to_bytes
+from holdfast.ckpt.native.sums import SUM_BYTES
+from holdfast.ckpt.testing.blocks import make_block, random_payload
 
 RUNS = 80
 

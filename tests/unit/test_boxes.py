@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.boxes import BoxReader, budget, largest_chunk, parallel
-from ckpt.errors import NotFoundError
-from ckpt.layout import Box
-from ckpt.source import StoreSource
-from ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
+from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastic import buckets as buckets_module
-from elastic.buckets import Buckets
-from elastic.errors import ConfigError
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients import buckets as buckets_module
+from holdfast.elastic.gradients.buckets import Buckets
 
 
 class Sums:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.arena import SlotFile
-from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
-from ckpt.sidecar.row_file import RowFile
-from ckpt.testing.blocks import make_world
-from ckpt.world import SnapshotWorld
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
+from holdfast.ckpt.parity.row_file import RowFile
+from holdfast.ckpt.testing.blocks import make_world
 
 NODES = dict.fromkeys(("a", "b", "c", "d"), "tcp://x")
 MIB = 1 << 20

@@ -12,12 +12,14 @@ import pytest
 from rows import MIB, WAYS, check_rows, counted, flip, rebuilt, send_over_the_wire, write
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until
 
-from ckpt.arena import HEADER_BYTES
-from ckpt.errors import CorruptError, PeerError
-from ckpt.sidecar import building, columns, writing
-from ckpt.stripes import Geometry, restore_points
-from ckpt.testing.blocks import make_world, random_payload, write_payload
-from ckpt.transport import Client
+from holdfast.ckpt.errors import CorruptError, PeerError
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.parity.stripes import Geometry, restore_points
+from holdfast.ckpt.sidecar.parity import builder as building
+from holdfast.ckpt.sidecar.parity import columns
+from holdfast.ckpt.sidecar.writing import operations
+from holdfast.ckpt.testing.blocks import make_world, random_payload, write_payload
+from holdfast.ckpt.transport import Client
 
 
 @pytest.fixture
@@ -281,7 +283,7 @@ def test_bytes_that_changed_since_the_seal_never_enter_parity(
 def test_steps_that_can_never_be_protected_do_not_hold_their_slots(
     three: SidecarGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "OVERTAKEN_S", 0.05)
+    monkeypatch.setattr(operations, "OVERTAKEN_S", 0.05)
     world = three.adopt(keep=1)
     payloads = {rank: random_payload(MIB, seed=(rank,)) for rank in range(3)}
     for step in range(1, 11):

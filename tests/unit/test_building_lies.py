@@ -10,11 +10,11 @@ import pytest
 from rows import MIB, WAYS, check_rows, flip, send_over_the_wire, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
-from ckpt.arena import HEADER_BYTES
-from ckpt.errors import CkptError, NotFoundError
-from ckpt.sidecar.messages import AskBytes, ReadRow
-from ckpt.testing.blocks import random_payload, write_payload
-from ckpt.transport import Client
+from holdfast.ckpt.errors import CkptError, NotFoundError
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.sidecar.core.messages import AskBytes, ReadRow
+from holdfast.ckpt.testing.blocks import random_payload, write_payload
+from holdfast.ckpt.transport import Client
 
 
 @pytest.fixture

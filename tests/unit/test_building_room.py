@@ -12,9 +12,9 @@ import pytest
 from rows import MIB, check_rows, send_over_the_wire, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
-from ckpt.budget import FULL_IN_FLIGHT, memory_need
-from ckpt.sidecar import row_file
-from ckpt.testing.blocks import INDEX_ROOM_BYTES, random_payload
+from holdfast.ckpt.parity import row_file
+from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, memory_need
+from holdfast.ckpt.testing.blocks import INDEX_ROOM_BYTES, random_payload
 
 
 @pytest.fixture

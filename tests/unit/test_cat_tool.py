@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from tools.cli import main
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.tools.cli import main
 
 LARGE = np.random.default_rng(5).standard_normal((60, 50, 4)).astype("<f4")
 HALVES = (np.arange(2048, dtype="<u4") << 4).astype("<u2")

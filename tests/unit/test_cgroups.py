@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 from chaos_victims import Site, struck
 
-from tools.chaos.faults.cgroups import Hierarchy, hierarchies
-from tools.chaos.faults.throttle import ThrottleInjector
-from tools.chaos.injector import Victim
-from tools.chaos.scenario import ScenarioError
+from holdfast.tools.chaos.faults.cgroups import Hierarchy, hierarchies
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.faults.throttle import ThrottleInjector
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
 SYSTEMD = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 OLD = (

@@ -13,15 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.transport import RunKey
-from ckpt.world import SidecarPeer, SnapshotWorld
-from elastic import messages
-from elastic.channel import AgentChannel, WorkerConfig
-from elastic.control_page import EVERY_GENERATION, ControlPage
-from elastic.errors import ElasticError, Stopped
-from elastic.phases import Phase
-from elastic.pulse import Pulse
-from elastic.records import GenerationRecord, JobSpec, Member, NodeRecord, Roster
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.channel.base import AgentChannel, WorkerConfig
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.errors import ElasticError, Stopped
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    Member,
+    NodeRecord,
+    Roster,
+)
+from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
 
 
 def generation(number: int) -> GenerationRecord:
@@ -165,7 +171,10 @@ def test_a_line_without_end_is_refused() -> None:
 
 
 def test_the_control_plane_does_without_torch() -> None:
-    modules = "elastic.agent.loop, elastic.launch, elastic.channel, elastic.solo, tools.run"
+    modules = (
+        "holdfast.elastic.agent.loop, holdfast.elastic.launch.local, "
+        "holdfast.elastic.channel.base, holdfast.elastic.channel.solo, holdfast.tools.commands.run"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -198,7 +207,7 @@ def test_the_longest_silence_of_computing_is_remembered(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr("elastic.pulse.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("holdfast.elastic.channel.pulse.time.monotonic", lambda: now_s)
     pulse = Pulse(pair.channel)
     for seconds, phase in ((9.0, Phase.COMPUTE), (2.0, Phase.WAIT), (7.0, Phase.COMPUTE)):
         now_s += seconds

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tools.chaos.catalogue import Part
-from tools.chaos.injector import Victim
-from tools.chaos.real import undisturbed, world
-from tools.chaos.real.jobs import Ending, Place
-from tools.chaos.scenario import Workload, parse
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.real import undisturbed, world
+from holdfast.tools.chaos.real.jobs import Ending, Place
+from holdfast.tools.chaos.scenarios.catalogue import Part
+from holdfast.tools.chaos.scenarios.scenario import Workload, parse
 
 RUNS: list[str] = []
 

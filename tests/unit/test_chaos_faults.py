@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 from chaos_victims import Site, struck
 
-from ckpt.arena import arena_path, hold
-from tools.chaos.catalogue import CATALOGUE
-from tools.chaos.faults import families, together
-from tools.chaos.faults.bits import BitsInjector, places
-from tools.chaos.faults.coordinator import ADDRESS, CoordinatorInjector
-from tools.chaos.faults.disk import DiskInjector
-from tools.chaos.faults.environment import before
-from tools.chaos.faults.inside import InsideInjector
-from tools.chaos.faults.network import NetworkInjector
-from tools.chaos.faults.sockets import End, pairs, program
-from tools.chaos.faults.store import ENDPOINT, StoreInjector
-from tools.chaos.faults.wire import WireInjector
-from tools.chaos.injector import Injector, MissedError
-from tools.chaos.injectors import for_kinds
-from tools.chaos.scenario import ScenarioError, load, parse
-from tools.chaos.strikes import draw
+from holdfast.ckpt.memory.arena import arena_path, hold
+from holdfast.tools.chaos.faults import families, together
+from holdfast.tools.chaos.faults.bits import BitsInjector, places
+from holdfast.tools.chaos.faults.environment import before
+from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
+from holdfast.tools.chaos.faults.injector import Injector, MissedError
+from holdfast.tools.chaos.faults.injectors import for_kinds
+from holdfast.tools.chaos.faults.inside import InsideInjector
+from holdfast.tools.chaos.faults.network.cut import NetworkInjector
+from holdfast.tools.chaos.faults.network.sockets import End, pairs, program
+from holdfast.tools.chaos.faults.network.wire import WireInjector
+from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector
+from holdfast.tools.chaos.faults.store import ENDPOINT, StoreInjector
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError, load, parse
+from holdfast.tools.chaos.scenarios.strikes import draw
 
 DOCS = (Path(__file__).parents[2] / "docs/chaos.md").read_text()
-SCENARIOS = sorted((Path(__file__).parents[2] / "tools/chaos/scenarios").glob("*.toml"))
+SCENARIOS = sorted((Path(__file__).parents[2] / "tools/chaos/scenarios/ready").glob("*.toml"))
 
 
 def test_every_kind_is_of_one_family_and_in_the_catalogue() -> None:

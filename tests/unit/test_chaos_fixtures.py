@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 from chaos_runs import plain_events, write_history
 
-from elastic.errors import ConfigError
-from tools.chaos.checker import Verdict
-from tools.chaos.fixtures.cluster import Cluster
-from tools.chaos.fixtures.judging import JobHistory
-from tools.chaos.fixtures.options import Options, options_of
-from tools.chaos.real.jobs import Place
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.chaos.fixtures.cluster import Cluster
+from holdfast.tools.chaos.fixtures.judging import JobHistory
+from holdfast.tools.chaos.fixtures.options import Options, options_of
+from holdfast.tools.chaos.judging.checker import Verdict
+from holdfast.tools.chaos.real.jobs import Place
 
 
 def test_nodes_are_named_and_each_has_the_workers() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools import chaos
-from tools.chaos.history import HistoryError, read
-from tools.chaos.hooks import ATTEMPT, HISTORY, digest
-from tools.cli import EXIT_USAGE, main
+from holdfast.tools import chaos
+from holdfast.tools.chaos.hooks import ATTEMPT, HISTORY, digest
+from holdfast.tools.chaos.judging.history import HistoryError, read
+from holdfast.tools.cli import EXIT_USAGE, main
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RANK", ATTEMPT, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(HISTORY, str(tmp_path / "history"))
-    monkeypatch.setattr("tools.chaos.hooks._files", {})
+    monkeypatch.setattr("holdfast.tools.chaos.hooks._files", {})
     return tmp_path / "history"
 
 
@@ -85,7 +85,7 @@ def test_any_other_bad_line_is_named(folder: Path) -> None:
 
 
 def test_a_folder_without_a_history_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(HistoryError, match=r"call tools\.chaos\.step"):
+    with pytest.raises(HistoryError, match=r"call holdfast\.chaos\.step"):
         read(tmp_path)
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.catalog import step_folder
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.unreferenced import Kind, Unreferenced
-from elastic.clock import VirtualClock
-from elastic.coordinator.memory import MemoryCoordinator
-from elastic.membership import generation_key, node_key
-from tools.chaos.real.jobs import Place, words
-from tools.chaos.real.keys import keys_of, left_keys
-from tools.chaos.real.objects import Objects, is_leak, places_named
-from tools.chaos.scenario import Workload
+from holdfast.ckpt.checkpoints.catalog import step_folder
+from holdfast.ckpt.checkpoints.unreferenced import Kind, Unreferenced
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.elastic.coordinator.clock import VirtualClock
+from holdfast.elastic.coordinator.memory import MemoryCoordinator
+from holdfast.elastic.membership.view import generation_key, node_key
+from holdfast.tools.chaos.real.jobs import Place, words
+from holdfast.tools.chaos.real.keys import keys_of, left_keys
+from holdfast.tools.chaos.real.objects import Objects, is_leak, places_named
+from holdfast.tools.chaos.scenarios.scenario import Workload
 
 RUN = "run-1"
 

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from self_contained import assert_self_contained
 
-from tools.chaos.checker import CHECKS
-from tools.chaos.history import HistoryError
-from tools.chaos.report import prediction
-from tools.chaos.report.command import to_json
-from tools.chaos.report.junit import ENDED, to_junit
-from tools.chaos.report.losses import Loss, Prediction
-from tools.chaos.report.page import headline, render
-from tools.chaos.report.reading import read
-from tools.chaos.report.summary import ALL, compare, percentile, summarise, survival
-from tools.chaos.result import ResultError
-from tools.cli import main
+from holdfast.tools.chaos.commands.report import to_json
+from holdfast.tools.chaos.judging.checker import CHECKS
+from holdfast.tools.chaos.judging.history import HistoryError
+from holdfast.tools.chaos.judging.result import ResultError
+from holdfast.tools.chaos.report import prediction
+from holdfast.tools.chaos.report.junit import ENDED, to_junit
+from holdfast.tools.chaos.report.losses import Loss, Prediction
+from holdfast.tools.chaos.report.page import headline, render
+from holdfast.tools.chaos.report.reading import read
+from holdfast.tools.chaos.report.summary import ALL, compare, percentile, summarise, survival
+from holdfast.tools.cli import main
 
 
 @pytest.fixture

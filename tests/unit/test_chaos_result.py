@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos.checker import Verdict, Violation
-from tools.chaos.result import RESULT, Result, ResultError, Struck, load, save
+from holdfast.tools.chaos.judging.checker import Verdict, Violation
+from holdfast.tools.chaos.judging.result import RESULT, Result, ResultError, Struck, load, save
 
 FOUND = Result(
     name="kill-a-rank",

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.testing.shrinking import Asked, fewest
-from tools.chaos.catalogue import CATALOGUE
-from tools.chaos.checker import Verdict, Violation
-from tools.chaos.injectors import INJECTORS, for_kinds
-from tools.chaos.library import find, ready
-from tools.chaos.real.targets import part_of
-from tools.chaos.result import Result, Struck
-from tools.chaos.runs import Runs
-from tools.chaos.scenario import Scenario, ScenarioError, parse
-from tools.chaos.strikes import draw
-from tools.cli import main
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.testing.shrinking import Asked, fewest
+from holdfast.tools.chaos.faults.injectors import INJECTORS, for_kinds
+from holdfast.tools.chaos.judging.checker import Verdict, Violation
+from holdfast.tools.chaos.judging.result import Result, Struck
+from holdfast.tools.chaos.real.targets import part_of
+from holdfast.tools.chaos.runs import Runs
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
+from holdfast.tools.chaos.scenarios.library import find, ready
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
+from holdfast.tools.chaos.scenarios.strikes import draw
+from holdfast.tools.cli import main
 
 WANTED = {
     "kill-a-rank",

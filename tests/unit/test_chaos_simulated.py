@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tools.chaos import history
-from tools.chaos.catalogue import CATALOGUE
-from tools.chaos.report import reading
-from tools.chaos.result import load
-from tools.chaos.scenario import Scenario, ScenarioError, parse
-from tools.chaos.simulated import run
-from tools.chaos.simulated.translate import KINDS, config_of
-from tools.chaos.simulated.world import Simulated, simulate
-from tools.chaos.strikes import draw
+from holdfast.tools.chaos.judging import history
+from holdfast.tools.chaos.judging.result import load
+from holdfast.tools.chaos.report import reading
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
+from holdfast.tools.chaos.scenarios.strikes import draw
+from holdfast.tools.chaos.simulated import run
+from holdfast.tools.chaos.simulated.translate import KINDS, config_of
+from holdfast.tools.chaos.simulated.world import Simulated, simulate
 
 NODES = {"left": {"trainer": 1}, "middle": {"trainer": 1}, "right": {"trainer": 1}}
 

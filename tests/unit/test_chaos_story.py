@@ -9,11 +9,11 @@ import pytest
 from chaos_runs import SYNTHETIC, holdfast_events, hooks, plain_events, struck
 from synthetic_run import BEGIN
 
-from tools.chaos.checker import check
-from tools.chaos.history import of_events
-from tools.chaos.report.run import Run, judged
-from tools.chaos.report.story import tell
-from tools.chaos.result import Result, Struck
+from holdfast.tools.chaos.judging.checker import check
+from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.result import Result, Struck
+from holdfast.tools.chaos.report.run import Run, judged
+from holdfast.tools.chaos.report.story import tell
 
 
 def run_of(

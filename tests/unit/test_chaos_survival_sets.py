@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastic.errors import ConfigError
-from tools.chaos.report.losses import Loss, Prediction
-from tools.chaos.scenario import parse
-from tools.chaos.strikes import draw
-from tools.chaos.survival.measured import Measuring, scenario_text
-from tools.chaos.survival.sets import broken, drawn, names, sets
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.chaos.report.losses import Loss, Prediction
+from holdfast.tools.chaos.scenarios.scenario import parse
+from holdfast.tools.chaos.scenarios.strikes import draw
+from holdfast.tools.chaos.survival.measured import Measuring, scenario_text
+from holdfast.tools.chaos.survival.sets import broken, drawn, names, sets
 
 TWO = Prediction(nodes=("n0", "n2"), of=3, parity=1, outcome="checkpoint")
 

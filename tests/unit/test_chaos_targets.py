@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tools.chaos.injector import Victim
-from tools.chaos.real.due import Due
-from tools.chaos.real.seen import Seen
-from tools.chaos.real.targets import choose, part_of
-from tools.chaos.scenario import Target, When
-from tools.chaos.strikes import Strike
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.real.due import Due
+from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.targets import choose, part_of
+from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 WORKERS = [
     Victim(name=seat, part="worker", pids=(number,), node=node, seat=seat)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from chaos_victims import Site, struck
 
-from tools.chaos.faults.wire import WireInjector
-from tools.chaos.injector import MissedError
-from tools.cli import main
+from holdfast.tools.chaos.faults.injector import MissedError
+from holdfast.tools.chaos.faults.network.wire import WireInjector
+from holdfast.tools.cli import main
 
 
 def test_the_dry_run_shows_what_would_be_changed(capsys: pytest.CaptureFixture[str]) -> None:

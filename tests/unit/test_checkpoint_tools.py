@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.layout import Box
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from tools.cli import main
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.tools.cli import main
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_what_is_not_there_is_one_paragraph(
 
 def test_the_tools_do_not_import_torch(root: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from tools.cli import main\n"
+        "import sys; from holdfast.tools.cli import main\n"
         f"assert main(['inspect', {str(root)!r}]) == 0\n"
         f"assert main(['verify', {str(root)!r}, '--deep']) == 0\n"
         f"assert main(['diff', {str(root)!r}, {str(root)!r}]) == 0\n"

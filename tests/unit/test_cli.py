@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.errors import CorruptError
-from elastic.errors import ConfigError, JobFailed
-from tools import cli
+from holdfast.ckpt.errors import CorruptError
+from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.tools import cli
 
 
 class FakeCommand:
@@ -48,7 +48,7 @@ def run_as(monkeypatch: pytest.MonkeyPatch, body: Callable[[object], int]) -> in
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from tools.cli import main\n"
+        "from holdfast.tools.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'torch', 'numpy', 'zmq', 'rich', 'jinja2'} & set(sys.modules)\n"
@@ -141,7 +141,7 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ZeroDivisionError):
         run_with(monkeypatch, ZeroDivisionError())
     with pytest.raises(ModuleNotFoundError):
-        run_with(monkeypatch, ModuleNotFoundError("no", name="ckpt.nosuch"))
+        run_with(monkeypatch, ModuleNotFoundError("no", name="holdfast.nosuch"))
 
 
 def test_termination_is_143_and_in_order(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import codecs
-from ckpt.codecs import Codec
-from ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.format import codecs
+from holdfast.ckpt.format.codecs import Codec
 
 SPELLINGS = (
     "zstd",

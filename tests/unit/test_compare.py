@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckpt.compare import Tally, Tolerance, ValueDifference, compare_values, merge, tally
-from ckpt.zarr_dtypes import DTYPES
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.inspect.compare import (
+    Tally,
+    Tolerance,
+    ValueDifference,
+    compare_values,
+    merge,
+    tally,
+)
 
 EXACT = Tolerance()
 

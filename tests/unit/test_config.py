@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elastic.config import Batch, Mesh, Settings
-from elastic.errors import ConfigError
+from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.elastic.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-import ckpt
-from ckpt.catalog import committed_steps
-from ckpt.interchange import TensorSource
-from ckpt.testing.interchange import read_all
-from tools.cli import main
-from tools.formats import FORMATS, Reading, source_format, target_format
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.convert.interchange import TensorSource
+from holdfast.ckpt.testing.interchange import read_all
+from holdfast.tools.cli import main
+from holdfast.tools.commands.formats import FORMATS, Reading, source_format, target_format
 
 TARGETS = {
     "holdfast": "root2",
@@ -213,7 +213,7 @@ def test_safetensors_both_ways_need_neither_torch_nor_the_library(
     root: Path, tmp_path: Path
 ) -> None:
     code = (
-        "import sys; from tools.cli import main\n"
+        "import sys; from holdfast.tools.cli import main\n"
         f"assert main(['convert', {str(root)!r}, {str(tmp_path / 'o.safetensors')!r}]) == 0\n"
         f"assert main(['convert', {str(tmp_path / 'o.safetensors')!r}, "
         f"{str(tmp_path / 'back')!r}]) == 0\n"

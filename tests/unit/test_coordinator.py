@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from coordinator_conformance import CoordinatorConformance
 
-from ckpt.errors import PeerError
-from ckpt.transport import Client, RunKey
-from elastic.clock import VirtualClock
-from elastic.coordinator.base import Coordinator, EventKind
-from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from elastic.coordinator.memory import KeyValueTable, MemoryCoordinator
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.transport import Client, RunKey
+from holdfast.elastic.coordinator.base import Coordinator, EventKind
+from holdfast.elastic.coordinator.clock import VirtualClock
+from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from holdfast.elastic.coordinator.memory import KeyValueTable, MemoryCoordinator
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 
 class TestMemory(CoordinatorConformance):
@@ -148,6 +148,6 @@ def test_history_has_no_hole_at_its_bound() -> None:
 
 
 def test_value_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic.coordinator.memory.MAX_VALUE_BYTES", 10)
+    monkeypatch.setattr("holdfast.elastic.coordinator.memory.MAX_VALUE_BYTES", 10)
     with pytest.raises(CoordinatorError, match="at most 10"):
         KeyValueTable().put("r/a", "x" * 11)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ckpt.capture import CapturePlan, flatten
+from holdfast.ckpt.state.capture import CapturePlan, flatten
 
 RANKS = 3
 

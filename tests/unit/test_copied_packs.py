@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from fault_stores import using
 
-from ckpt import isal, pack, piece_copy
-from ckpt.catalog import load_index, load_manifest, step_folder
-from ckpt.errors import CorruptError
-from ckpt.index import ShardIndex
-from ckpt.manifest import PackIndex
-from ckpt.persist import PackOptions, commit, write_pack
-from ckpt.store.base import Store
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import Array, sample_arrays, shard, split_dim
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.verify import faults
+from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, step_folder
+from holdfast.ckpt.checkpoints.commit import PackOptions, commit, write_pack
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format import pack
+from holdfast.ckpt.format.manifest import PackIndex
+from holdfast.ckpt.geometry.shard_index import ShardIndex
+from holdfast.ckpt.native import isal, piece_copy
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, shard, split_dim
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 AROUND = PackOptions(threads=0, around_cache=True)
 

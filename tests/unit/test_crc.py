@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt import crc, isal
+from holdfast.ckpt.native import crc, isal
 
 
 def test_the_known_answer_of_the_standard() -> None:

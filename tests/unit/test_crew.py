@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastic import messages
-from elastic.agent import crew as crew_module
-from elastic.agent.config import AgentConfig, Timing
-from elastic.agent.crew import Crew
-from elastic.agent.reporting import Reporter
-from elastic.agent.workers import Worker
-from elastic.process import Change, ChildStatus
-from elastic.records import JobSpec, Roster, Seating, WorkerState
-from elastic.testing import fakes
+from holdfast.elastic.agent import crew as crew_module
+from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.crew import Crew
+from holdfast.elastic.agent.reporting import Reporter
+from holdfast.elastic.agent.workers import Worker
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.records import JobSpec, Roster, Seating, WorkerState
+from holdfast.elastic.processes.children import Change, ChildStatus
+from holdfast.elastic.testing import fakes
 
 LONG_S, MOMENT_S = 1e6, 1e-9
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elastic.config import Batch, Settings
-from elastic.cursor import Cursor
-from elastic.errors import ConfigError
+from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.tracked.cursor import Cursor
 
 
 def _cursor(**settings: Any) -> Cursor:

@@ -18,14 +18,14 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ckpt.types import Json
-from elastic.data.loaders import Loader
-from elastic.data.options import Loading, loading_of
-from elastic.data.order import Sequential, Shuffled, Weighted, logarithm
-from elastic.data.samples import Request, SeededSamples
-from elastic.data.streams import Shard, ShardPlan
-from elastic.errors import ConfigError
-from elastic.metrics import Metrics
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.loaders import Loader
+from holdfast.elastic.data.options import Loading, loading_of
+from holdfast.elastic.data.order import Sequential, Shuffled, Weighted, logarithm
+from holdfast.elastic.data.samples import Request, SeededSamples
+from holdfast.elastic.data.streams import Shard, ShardPlan
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients.metrics import Metrics
 
 
 def read_off(dataset: Any, **how: Any) -> Loading:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastic.data.pipes import Flag, PipeQueue
+from holdfast.elastic.data.workers.pipes import Flag, PipeQueue
 
 WAIT_S = 30.0
 

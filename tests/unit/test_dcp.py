@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem, 
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-import ckpt
-from adapters.dcp import HoldfastReader, HoldfastWriter
-from adapters.dcp.names import leaves, view_of
-from ckpt.catalog import committed_steps
-from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
+from holdfast import ckpt
+from holdfast.adapters.dcp import HoldfastReader, HoldfastWriter
+from holdfast.adapters.dcp.names import leaves, view_of
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is (disabled|unavailable)", "ignore:Detected an existing checkpoint"

@@ -16,15 +16,15 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-import ckpt
-from adapters.dcp import DcpSink, DcpSource, HoldfastReader
-from adapters.dcp.names import leaves
-from ckpt.bridges.checkpoint import CheckpointSink, CheckpointSource
-from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
-from ckpt.grid import whole
-from ckpt.interchange import transfer
-from ckpt.layout import Box
-from ckpt.source import StoreSource
+from holdfast import ckpt
+from holdfast.adapters.dcp import DcpSink, DcpSource, HoldfastReader
+from holdfast.adapters.dcp.names import leaves
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.convert.checkpoint import CheckpointSink, CheckpointSource
+from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.geometry.layout import Box
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is (disabled|unavailable)", "ignore:Detected an existing checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.detect import (
+from holdfast.elastic.decisions.detect import (
     Limits,
     learned_s,
     park_limit_s,
@@ -14,8 +14,8 @@ from elastic.detect import (
     stall_limit_s,
     stalled,
 )
-from elastic.phases import Beat, Phase
-from elastic.testing import fakes
+from holdfast.elastic.membership.phases import Beat, Phase
+from holdfast.elastic.testing import fakes
 
 LIMITS = Limits(min_s=2.0, max_s=100.0, first_s=50.0, pause_s=70.0)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from tools.cli import main
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.tools.cli import main
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ckpt.errors import StoreError
-from ckpt.store import direct
-from ckpt.store.direct import BUFFER_BYTES
-from ckpt.store.local import DirectStore
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store import direct
+from holdfast.ckpt.store.direct import BUFFER_BYTES
+from holdfast.ckpt.store.local import DirectStore
 
 SIZES = (0, 1, 4096, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 2 * BUFFER_BYTES + 5000)
 

@@ -9,9 +9,9 @@ import pytest
 from checkpoint_states import copied, files_of, held, needed_files, save
 from fault_stores import Died, DyingStore, using
 
-from ckpt.manifest import RETAINED
-from ckpt.retention import prune, remove
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.checkpoints.retention import prune, remove
+from holdfast.ckpt.format.manifest import RETAINED
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Action = Callable[[], object]
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from pyeclib.ec_iface import ECDriver
 
-from ckpt import combining, isal
-from ckpt.erasure import Codec, codec_named
-from ckpt.isal import cauchy_matrix
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.native.isal import cauchy_matrix
+from holdfast.ckpt.parity import combining
+from holdfast.ckpt.parity.erasure import Codec, codec_named
 
 LENGTH = 300
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.connecting import is_etcd
-from elastic.coordinator.etcd_address import EtcdAddress
-from elastic.errors import ConfigError
+from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.errors import ConfigError
 
 
 def test_members_and_defaults() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.etcd_failures import Meaning, advice, judge
+from holdfast.elastic.coordinator.etcd.failures import Meaning, advice, judge
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator import etcd_stream
-from elastic.coordinator.etcd_failures import Meaning
-from elastic.coordinator.etcd_stream import Compacted, StreamBroken, WatchStream, prefix_end
-from elastic.coordinator.etcd_stubs import rpc
+from holdfast.elastic.coordinator.etcd import stream as etcd_stream
+from holdfast.elastic.coordinator.etcd.failures import Meaning
+from holdfast.elastic.coordinator.etcd.stream import (
+    Compacted,
+    StreamBroken,
+    WatchStream,
+    prefix_end,
+)
+from holdfast.elastic.coordinator.etcd.stubs import rpc
 
 LATER_S = 30.0
 

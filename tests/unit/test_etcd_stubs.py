@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ckpt.transport import RunKey
-from elastic.coordinator.connecting import connect
-from elastic.errors import ConfigError
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.errors import ConfigError
 
 
 def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,10 @@ def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
             raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
         return find(name, package)
 
-    for module in ("etcd_stubs", "etcd_link", "etcd_stream", "etcd"):
-        monkeypatch.delitem(sys.modules, f"elastic.coordinator.{module}", raising=False)
+    for module in ("stubs", "link", "stream", "coordinator"):
+        monkeypatch.delitem(
+            sys.modules, f"holdfast.elastic.coordinator.etcd.{module}", raising=False
+        )
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(ConfigError, match=r"grpc is not installed.*install holdfast\[etcd\]"):
         connect("etcd://127.0.0.1:1", RunKey.new())

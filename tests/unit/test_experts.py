@@ -19,14 +19,14 @@ from torch.distributed.tensor.debug import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from elastic.alltoall import all_to_all
-from elastic.config import Exact, Mesh
-from elastic.errors import ConfigError
-from elastic.gradients import Gradients
-from elastic.records import MeshSize
-from elastic.reform import Groups, groups_of, meshes_of
-from elastic.shards import counts_here, experts_of, is_reduced_by_fsdp, local_of
-from elastic.summing import Replicas
+from holdfast.elastic.config import Exact, Mesh
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients.mean import Gradients
+from holdfast.elastic.gradients.summing import Replicas
+from holdfast.elastic.groups.alltoall import all_to_all
+from holdfast.elastic.groups.reform import Groups, groups_of, meshes_of
+from holdfast.elastic.groups.shards import counts_here, experts_of, is_reduced_by_fsdp, local_of
+from holdfast.elastic.membership.records import MeshSize
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ckpt.fallback import (
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.recovery.fallback import (
     MAX_ATTEMPTS,
     WHOLE_POINT,
     Course,
@@ -15,7 +16,6 @@ from ckpt.fallback import (
     first_course,
     next_course,
 )
-from ckpt.world import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
 
 NODES = ("a", "b", "c")
 

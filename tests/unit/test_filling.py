@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.errors import StateError, StoreError
-from ckpt.filling import Filler, Handover, Piece
-from ckpt.layout import Box
+from holdfast.ckpt.convert.filling import Filler, Handover, Piece
+from holdfast.ckpt.errors import StateError, StoreError
+from holdfast.ckpt.geometry.layout import Box
 
 BOX = Box(offset=(0,), shape=(1,))
 

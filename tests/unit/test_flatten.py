@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from ckpt.capture import PerRank, flatten
-from ckpt.errors import StateError
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.capture import PerRank, flatten
 
 
 class Tied(nn.Module):

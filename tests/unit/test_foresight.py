@@ -5,10 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.planning.foresight import foresee, others_train
-from elastic.planning.plan import plan
-from elastic.records import GenerationRecord, JobSpec, NodeRecord, Roster, WorkerState
-from elastic.testing import fakes
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    NodeRecord,
+    Roster,
+    WorkerState,
+)
+from holdfast.elastic.planning.foresight import foresee, others_train
+from holdfast.elastic.planning.plan import plan
+from holdfast.elastic.testing import fakes
 
 NUMBER = 5
 

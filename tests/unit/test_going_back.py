@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.membership import View
-from elastic.planning.plan import choose_restore
-from elastic.records import RESTORE_AT_MOST, NodeRecord, Origin
-from elastic.testing import fakes
+from holdfast.elastic.membership.records import RESTORE_AT_MOST, NodeRecord, Origin
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.planning.plan import choose_restore
+from holdfast.elastic.testing import fakes
 
 NUMBER = 4
 STEPS = (7, 8, 9)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic.config import Exact
-from elastic.errors import ConfigError, JobFailed
-from elastic.gradients import Gradients
+from holdfast.elastic.config import Exact
+from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.gradients.mean import Gradients
 
 
 class Alone:

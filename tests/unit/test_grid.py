@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.grid import cells, common_grid, fault_of_cover, is_cell, split_grid, whole
-from ckpt.layout import Box
-from ckpt.testing.checkpoints import split_dim
+from holdfast.ckpt.geometry.grid import (
+    cells,
+    common_grid,
+    fault_of_cover,
+    is_cell,
+    split_grid,
+    whole,
+)
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.testing.checkpoints import split_dim
 
 
 def box(offset: tuple[int, ...], shape: tuple[int, ...]) -> Box:

@@ -10,7 +10,7 @@ import pytest
 _BODY = """
 import resource, sys
 import torch
-from elastic import heap
+from holdfast.elastic import tuning
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -19,7 +19,7 @@ def state():
     return [torch.empty(1 << 20, dtype=torch.uint8).fill_(1) for _ in range(64)]
 
 torch.set_num_threads(1)
-if not heap.keep():
+if not tuning.keep():
     sys.exit(77)
 first = faults()
 held = state()

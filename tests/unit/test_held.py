@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckpt.errors import StateError
-from ckpt.held import FlatPart, Held, Part, empty_like, held, like, spec_of
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.held import FlatPart, Held, Part, empty_like, held, like, spec_of
 
 STRIDED = _StridedShard
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from elastic.agree import Idle, Policy, Propose, Seen, decide, observe
-from elastic.membership import View
-from elastic.planning import holdoff
-from elastic.planning.holdoff import Patience, held_off, setbacks_after, strangers
-from elastic.records import GenerationRecord, JobSpec, NodeRecord, Setback, WorkerState
-from elastic.testing import fakes
+from holdfast.elastic.decisions.agree import Idle, Policy, Propose, Seen, decide, observe
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    NodeRecord,
+    Setback,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.planning import holdoff
+from holdfast.elastic.planning.holdoff import Patience, held_off, setbacks_after, strangers
+from holdfast.elastic.testing import fakes
 
 PATIENCE = Patience(free_losses=1, first_s=2.0, most_s=10.0, forgive_s=100.0)
 POLICY = Policy(patience=PATIENCE)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.errors import CorruptError
-from ckpt.index import Chunk, ShardIndex, TensorEntry, decode_index, encode_index
-from ckpt.layout import Box
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import (
+    Chunk,
+    ShardIndex,
+    TensorEntry,
+    decode_index,
+    encode_index,
+)
 
 
 def make_index() -> ShardIndex:

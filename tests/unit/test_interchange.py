@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from ckpt.errors import CorruptError, MismatchError, StateError
-from ckpt.interchange import Budget, choose, cut, transfer
-from ckpt.layout import Box
-from ckpt.testing.checkpoints import sample_arrays
-from ckpt.testing.interchange import ArraySink, ArraySource
+from holdfast.ckpt.convert.interchange import Budget, choose, cut, transfer
+from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.testing.checkpoints import sample_arrays
+from holdfast.ckpt.testing.interchange import ArraySink, ArraySource
 
 
 def test_a_tensor_that_fits_is_one_piece() -> None:

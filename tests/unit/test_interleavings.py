@@ -14,11 +14,11 @@ import pytest
 from checkpoint_states import copied, held, save
 from fault_stores import CHANGES, Wrapped, using
 
-from ckpt.errors import CkptError
-from ckpt.manifest import MANIFEST, RETAINED
-from ckpt.retention import prune, remove
-from ckpt.store.base import Store
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.checkpoints.retention import prune, remove
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.format.manifest import MANIFEST, RETAINED
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 PATIENCE_S = 60.0
 Action = Callable[[], object]

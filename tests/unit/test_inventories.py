@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ckpt.stripes import restore_points
-from elastic.planning.inventories import compact, known_worlds, whole
-from elastic.records import GenerationRecord
-from elastic.testing import fakes
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.elastic.membership.records import GenerationRecord
+from holdfast.elastic.planning.inventories import compact, known_worlds, whole
+from holdfast.elastic.testing import fakes
 
 NAMES = "abcdefgh"
 

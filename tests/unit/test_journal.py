@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from coordinator_conformance import CoordinatorConformance
 
-from ckpt.transport import RunKey
-from elastic.clock import VirtualClock
-from elastic.coordinator.base import Coordinator, EventKind
-from elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from elastic.coordinator.journal import Change, ChangeKind, Journal
-from elastic.coordinator.memory import KeyValueTable
-from elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.coordinator.base import Coordinator, EventKind
+from holdfast.elastic.coordinator.clock import VirtualClock
+from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from holdfast.elastic.coordinator.journal import Change, ChangeKind, Journal
+from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 CHANGES = [
     Change(kind=ChangeKind.GRANT, lease=1, ttl_s=2.5),
@@ -163,7 +163,7 @@ def test_a_server_that_comes_back_is_the_same_one(path: Path) -> None:
 
 
 def test_a_journal_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic.coordinator.embedded._JOURNAL_BYTES", 4096)
+    monkeypatch.setattr("holdfast.elastic.coordinator.embedded._JOURNAL_BYTES", 4096)
     key = RunKey.new()
     server = EmbeddedServer(key, journal=path)
     client = EmbeddedCoordinator(server.address, key)

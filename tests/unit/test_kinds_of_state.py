@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import RandomSampler
 
-import ckpt
-from ckpt import dtypes
-from ckpt.hashing import state_hash
+from holdfast import ckpt
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.hashing import state_hash
 
 State = dict[str, Any]
 
@@ -166,7 +166,7 @@ def test_a_plain_copy_of_the_weights_is_not_tied_to_them(tmp_path: Path) -> None
 
 def every_bit(name: str) -> torch.Tensor:
     """Return many values of a dtype: all of a byte, else random bits and special numbers."""
-    dtype = dtypes.BY_NAME[name]
+    dtype = torch_dtypes.BY_NAME[name]
     if name == "bool":
         return torch.tensor([True, False, True]).repeat(5)
     if dtype.itemsize == 1:
@@ -177,20 +177,22 @@ def every_bit(name: str) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(dtypes.as_carrier(tensor).reshape(-1).view(torch.uint8).numpy())
+    return bytes(torch_dtypes.as_carrier(tensor).reshape(-1).view(torch.uint8).numpy())
 
 
 def test_every_dtype_comes_back_bit_for_bit_nans_and_all(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    state: State = {name: every_bit(name) for name in dtypes.BY_NAME}
+    state: State = {name: every_bit(name) for name in torch_dtypes.BY_NAME}
     quiet, loud = (
         torch.tensor([n], dtype=torch.int32).view(torch.float32) for n in (0x7FC0DEAD, 0x7F80BEEF)
     )
     state |= {"quiet": quiet, "loud": loud, "zero": torch.tensor(-0.0)}
-    other = {n: torch.zeros_like(dtypes.as_carrier(t)).view(t.dtype) for n, t in state.items()}
+    other = {
+        n: torch.zeros_like(torch_dtypes.as_carrier(t)).view(t.dtype) for n, t in state.items()
+    }
     through_a_checkpoint(tmp_path, state, other)
     assert {n: bits(t) for n, t in other.items()} == {n: bits(t) for n, t in state.items()}
-    assert len(dtypes.BY_NAME) > 18
+    assert len(torch_dtypes.BY_NAME) > 18
     with ckpt.open(tmp_path) as checkpoint:
         for name, tensor in state.items():
             assert bits(checkpoint[name][...]) == bits(tensor), name

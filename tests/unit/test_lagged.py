@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from learning.lagged import LaggedRun
 
-from adapters.rl.config import preset
-from adapters.rl.loss import LossConfig
-from adapters.rl.sft import warm_up
-from adapters.rl.task import make_task
-from adapters.rl.trajectory import Trajectory
-from tools.lagged import LaggedRun
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.weights.warm_up import warm_up
 
 torch.set_num_threads(1)
 CONFIG = msgspec.structs.replace(preset("tiny"), steps=5, evaluate_every=2)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt.arena import SlotFile
-from ckpt.block import block_bytes, verify_block
-from ckpt.capture import gather_alone
-from ckpt.lanes import PinnedSlots
-from ckpt.snapshot import Snapshotter
-from ckpt.testing.lanes import FakeLanes
-from ckpt.testing.slots import FakeSidecar
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.block import block_bytes, verify_block
+from holdfast.ckpt.snapshot.lanes import PinnedSlots
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.ckpt.testing.lanes import FakeLanes
+from holdfast.ckpt.testing.slots import FakeSidecar
 
 SHAPE = (6, 5)
 

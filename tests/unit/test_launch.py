@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elastic.launch import LaunchConfig, Launcher, NodeSpec
-from elastic.process import Change, ChildStatus
+from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.processes.children import Change, ChildStatus
 
 
 class Agent:

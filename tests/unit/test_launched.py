@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.launch import start_sidecar
-from ckpt.transport import RunKey
-from ckpt.world import BlockEntry, Inventory, SidecarPeer, SnapshotWorld
-from elastic.channel import Channel
-from elastic.errors import ConfigError
-from elastic.launched import Joiner, LaunchedChannel, choose, form
-from elastic.records import JobSpec
-from elastic.sidecar_file import SidecarFile
+from holdfast.ckpt.memory.records import BlockEntry, Inventory, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.launch import start_sidecar
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.channel.launched import Joiner, LaunchedChannel, choose, form
+from holdfast.elastic.channel.sidecar_file import SidecarFile
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.membership.records import JobSpec
 
 
 def joiner(rank: int, node: str = "a", *, address: str = "tcp://a", **spec: int) -> Joiner:

@@ -6,10 +6,10 @@ import random
 import xml.etree.ElementTree as xml
 
 import pytest
+from learning.__main__ import VARIANTS, _plan
+from learning.charts import mean_line, paired_interval, paired_p_value, picture
 
-from tools.learning import VARIANTS, _plan
-from tools.report.learning import mean_line, paired_interval, paired_p_value, picture
-from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
+from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 
 
 def test_a_picture_has_every_line_its_name_and_its_faults() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from sidecar_group import SidecarGroup, sidecar_group, write_step
 
-from ckpt.arena import arena_path
-from ckpt.errors import FencedError
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.lease_page import LeasePage
-from ckpt.sidecar.server import Sidecar, SidecarConfig
-from ckpt.testing.blocks import make_block
+from holdfast.ckpt.errors import FencedError
+from holdfast.ckpt.memory.arena import arena_path
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
+from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
+from holdfast.ckpt.testing.blocks import make_block
 
 LONG_NS = 3600 * 10**9
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.agent.leaving import (
+from holdfast.elastic.agent.notice import NoticeConfig
+from holdfast.elastic.decisions.leaving import (
     LINGER_S,
     RUSH_S,
     SETTLE_S,
@@ -15,9 +16,8 @@ from elastic.agent.leaving import (
     depart,
     place,
 )
-from elastic.agent.notice import NoticeConfig
-from elastic.membership import View
-from elastic.testing import fakes
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 LONG_S = 100.0
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ckpt.errors import FencedError, PeerError
-from ckpt.sidecar import links
-from ckpt.sidecar.links import Link
-from ckpt.transport import Client, RunKey
-from ckpt.world import SidecarPeer
+from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.memory.records import SidecarPeer
+from holdfast.ckpt.sidecar.core import links
+from holdfast.ckpt.sidecar.core.links import Link
+from holdfast.ckpt.transport import Client, RunKey
 
 KEY = RunKey.new()
 

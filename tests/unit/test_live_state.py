@@ -2,7 +2,7 @@
 
 from synthetic_run import hurt_job
 
-from tools.live_state import LiveState
+from holdfast.tools.show.live_state import LiveState
 
 
 def state_at(seconds: float) -> LiveState:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.errors import CorruptError, NotFoundError, StoreError
-from ckpt.store.local import LocalStore
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.store.local import LocalStore
 
 
 def listed(folder: Path) -> list[str]:

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group, wait_until
 
-from ckpt import budget
-from ckpt.errors import CapacityError, CorruptError, FencedError, NotFoundError, PeerError
-from ckpt.sidecar import logs, record_log
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.log_frames import pack
-from ckpt.sidecar.log_places import holders_of, keepers_of
-from ckpt.sidecar.messages import LogCopy, unparse
-from ckpt.testing.blocks import make_world
-from ckpt.transport import Client
-from ckpt.world import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError, NotFoundError, PeerError
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.parity import budget
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.core.messages import LogCopy, unparse
+from holdfast.ckpt.sidecar.logs import operations, record_log
+from holdfast.ckpt.sidecar.logs.frames import pack
+from holdfast.ckpt.sidecar.logs.places import holders_of, keepers_of
+from holdfast.ckpt.testing.blocks import make_world
+from holdfast.ckpt.transport import Client
 
 RECORDS = [bytes([n]) * n for n in range(1, 60)]
 
@@ -426,7 +426,7 @@ def test_messages_that_no_honest_sidecar_sends_are_refused_and_counted(
     for text in (b"", good[:-1], good + b"x", bytes([good[0] ^ 1]) + good[1:]):
         with pytest.raises(PeerError, match="send again"):
             client.call("log_copy", copy_message(), [text])
-    monkeypatch.setattr(logs, "MAX_COPY_BYTES", 10)
+    monkeypatch.setattr(operations, "MAX_COPY_BYTES", 10)
     with pytest.raises(PeerError, match="send it in parts"):
         client.call("log_copy", copy_message(), [good])
     client.close()

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from elastic.config import Settings
-from elastic.errors import ConfigError, JobFailed, RollBack
-from elastic.loss import Action, LossGuard, Past, decide, judge, longest
-from elastic.losswatch import LossWatch
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError, JobFailed, RollBack
+from holdfast.elastic.loop.loss_watch import LossWatch
+from holdfast.elastic.loss import Action, LossGuard, Past, decide, judge, longest
 
 GUARD = LossGuard(warmup=4, window=8)
 

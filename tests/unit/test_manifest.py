@@ -15,10 +15,17 @@ import pytest
 from checkpoint_states import copied
 from hostile import FOLDER, Change, check_all, encoded, find, read_all, sample, with_index
 
-from ckpt.errors import CorruptError
-from ckpt.manifest import MANIFEST, read_index, read_manifest, read_note, seal, seal_note
-from ckpt.store.base import Store
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.manifest import (
+    MANIFEST,
+    read_index,
+    read_manifest,
+    read_note,
+    seal,
+    seal_note,
+)
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Json = Any
 MOST_BYTES = 16 << 20

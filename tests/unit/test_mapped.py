@@ -12,15 +12,15 @@ import pytest
 from rows import is_intact
 from sidecar_group import SidecarGroup, sidecar_group
 
-from ckpt.arena import SlotFile, SlotHeader, run_digest
-from ckpt.block import SlotState, block_bytes
-from ckpt.errors import CorruptError
-from ckpt.maps import SlotMaps
-from ckpt.sidecar.hosts import FileRef, host_id
-from ckpt.sidecar.mapped import MappedColumn
-from ckpt.sidecar.messages import Column, ColumnSpan
-from ckpt.sums import SUM_BYTES, Sums, runs_of, sums_of
-from ckpt.testing.blocks import make_block, random_payload, write_payload
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.memory.arena import SlotFile, SlotHeader, run_digest
+from holdfast.ckpt.memory.block import SlotState, block_bytes
+from holdfast.ckpt.memory.hosts import FileRef, host_id
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.native.sums import SUM_BYTES, Sums, runs_of, sums_of
+from holdfast.ckpt.sidecar.core.messages import Column, ColumnSpan
+from holdfast.ckpt.sidecar.parity.mapped import MappedColumn
+from holdfast.ckpt.testing.blocks import make_block, random_payload, write_payload
 
 RUN = run_digest("test")
 

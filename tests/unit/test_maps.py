@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.arena import SlotFile
-from ckpt.errors import PeerError
-from ckpt.maps import SlotMaps
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.maps import SlotMaps
 
 
 def make(path: Path) -> str:
@@ -30,7 +30,7 @@ def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(
 ) -> None:
     maps, path, other = SlotMaps(), make(tmp_path / "1.slot"), make(tmp_path / "2.slot")
     usage = shutil.disk_usage(tmp_path)._replace(used=1 << 30, free=1 << 30)
-    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("holdfast.ckpt.memory.arena.shutil.disk_usage", lambda _: usage)
     first = maps.open(path)
     Path(path).rename(tmp_path / "old")
     make(Path(path))
@@ -52,7 +52,7 @@ def test_what_is_gone_is_unmapped_at_once_where_memory_is_scarce(
     maps.open(path)
     Path(path).unlink()
     usage = shutil.disk_usage(tmp_path)._replace(used=1000, free=999)
-    monkeypatch.setattr("ckpt.arena.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("holdfast.ckpt.memory.arena.shutil.disk_usage", lambda _: usage)
     maps.open(other)
     assert list(maps._slots) == [other]
     maps.close()
@@ -74,7 +74,9 @@ def test_slots_are_mapped_ahead_on_another_thread(tmp_path: Path) -> None:
 
 def test_planning_and_reading_need_no_torch() -> None:
     code = (
-        "import sys, ckpt.memory, ckpt.maps, ckpt.reshard, ckpt.plain, ckpt.names, ckpt.layout;"
+        "import sys, holdfast.ckpt.recovery.memory_source, holdfast.ckpt.memory.maps;"
+        "import holdfast.ckpt.geometry.reshard, holdfast.ckpt.state.plain;"
+        "import holdfast.ckpt.geometry.layout, holdfast.ckpt.state.names;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.base import Entry, Event, EventKind
-from elastic.errors import CoordinatorError
-from elastic.membership import (
+from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.records import Outcome, Seating, WorkerState
+from holdfast.elastic.membership.view import (
     View,
     encode,
     fenced_nodes,
@@ -17,8 +18,7 @@ from elastic.membership import (
     seat_order,
     seating_key,
 )
-from elastic.records import Outcome, Seating, WorkerState
-from elastic.testing import fakes
+from holdfast.elastic.testing import fakes
 
 WANTED = {"trainer": 1}
 

@@ -7,10 +7,10 @@ from itertools import islice
 
 import pytest
 
-from ckpt.errors import MismatchError
-from ckpt.layout import Box, Split, TensorSpec
-from ckpt.meshplan import MeshPlan
-from ckpt.partition import MeshLayout, Placed
+from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.geometry.layout import Box, Split, TensorSpec
+from holdfast.ckpt.geometry.meshplan import MeshPlan
+from holdfast.ckpt.geometry.partition import MeshLayout, Placed
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ckpt.meters import RECENT, Meters
+from holdfast.ckpt.meters import RECENT, Meters
 
 
 def test_counts_seconds_and_bytes_add_up_by_name() -> None:

@@ -10,10 +10,10 @@ import pytest
 from rows import MIB, check_rows, counted, flip, rebuilt, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
-from ckpt.arena import HEADER_BYTES
-from ckpt.sidecar import build, building
-from ckpt.sidecar.mirroring import Mirroring
-from ckpt.testing.blocks import random_payload, write_payload
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.sidecar.parity import builder, row_build
+from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
+from holdfast.ckpt.testing.blocks import random_payload, write_payload
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def two(tmp_path: Path) -> Iterator[SidecarGroup]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[type]:
     """Return how rows were made."""
     found: list[type] = []
-    choose = building._encoding
+    choose = builder._encoding
 
     def noted(*arguments: object) -> object:
         encoding = choose(*arguments)  # type: ignore[arg-type]
         found.append(type(encoding))
         return encoding
 
-    monkeypatch.setattr(building, "_encoding", noted)
+    monkeypatch.setattr(builder, "_encoding", noted)
     return found
 
 
@@ -43,7 +43,7 @@ def test_rows_are_copies_whatever_the_blocks_are(
 ) -> None:
     """Several blocks with gaps between them, and rows longer than the column, cut anywhere."""
     rng = random.Random(seed)
-    monkeypatch.setattr(build, "WINDOW_BYTES", rng.choice((4096, 131_072, 200_704, 4 * MIB)))
+    monkeypatch.setattr(row_build, "WINDOW_BYTES", rng.choice((4096, 131_072, 200_704, 4 * MIB)))
     world = two.adopt(rank_nodes=rng.choice((("a", "a", "b"), ("a", "b", "a", "b"))), parity=1)
     sizes = (1, 5, 130_000, 131_072, 262_144, 700_001, MIB + 17)
     for step in (1, 2, 3):  # later ones into rows that hold other bytes
@@ -85,13 +85,13 @@ def test_a_column_that_moved_is_had_over_the_wire(
     two: SidecarGroup, made: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[int, int] = {}
-    current = building.MappedColumn.is_current
+    current = builder.MappedColumn.is_current
 
-    def once(self: building.MappedColumn) -> bool:
+    def once(self: builder.MappedColumn) -> bool:
         asked[id(self)] = asked.get(id(self), 0) + 1
         return asked[id(self)] == 1 and current(self)
 
-    monkeypatch.setattr(building.MappedColumn, "is_current", once)
+    monkeypatch.setattr(builder.MappedColumn, "is_current", once)
     world = two.adopt(parity=1)
     write(two, world, 1, {rank: random_payload(200_000, seed=(rank,)) for rank in range(2)})
     two.await_protected(world, 1)

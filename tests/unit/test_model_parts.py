@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-import ckpt
-from ckpt.flatten import flatten
-from ckpt.watch import Watch
+from holdfast import ckpt
+from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.state.flatten import flatten
 
 
 class Layers(nn.Module):

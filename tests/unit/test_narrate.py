@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.narrate import Narrator
+from holdfast.tools.show.narrate import Narrator
 
 
 def told(*events: dict[str, Any], quiet: bool = False) -> list[str]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Work
 
-from elastic import collectives, nccl
-from elastic.collectives import Guard, InterruptibleGroup
-from elastic.config import Batch, Mesh, Settings
-from elastic.devices import INFO, index_of, kind
-from elastic.errors import ConfigError, Fenced
-from elastic.records import Member
+from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.elastic.errors import ConfigError, Fenced
+from holdfast.elastic.groups import collectives, nccl
+from holdfast.elastic.groups.collectives import Guard, InterruptibleGroup
+from holdfast.elastic.groups.devices import INFO, index_of, kind
+from holdfast.elastic.membership.records import Member
 
 SOON_S = 5.0
 

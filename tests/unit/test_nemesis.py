@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from elastic.events import EventReader
-from elastic.launch import Launcher
-from tools.chaos import kills as chaos
-from tools.chaos.kills import Nemesis
-from tools.live_state import LiveState
-from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
-from tools.schedule import Kill
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.demo import kills as chaos
+from holdfast.tools.demo.kills import Nemesis
+from holdfast.tools.demo.schedule import Kill
+from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
+from holdfast.tools.show.live_state import LiveState
 
 WANTED = {"trainer": 2, "rollout": 2}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.errors import StoreError
-from ckpt.new_folder import NewFolder
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.new_folder import NewFolder
 
 
 def names(path: Path) -> list[str]:
@@ -70,7 +70,7 @@ def killed(target: Path, tag: str) -> None:
     """Fill a folder in a process that is then killed."""
     script = f"""
 import os, signal
-from ckpt.new_folder import NewFolder
+from holdfast.ckpt.store.new_folder import NewFolder
 NewFolder({str(target)!r}, tag={tag!r}).write("x", [b"one"])
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.sidecar.note import RESERVE_BYTES, Note
+from holdfast.ckpt.sidecar.core.durable_note import RESERVE_BYTES, Note
 
 
 def test_nothing_is_read_where_nothing_was_written(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from fake_ranks import rank_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import ckpt
-from ckpt.capture import flatten
-from ckpt.errors import MismatchError, StateError
-from ckpt.hashing import state_hash
-from ckpt.held import FlatPart, Part
-from ckpt.optimizers import merge_groups
-from ckpt.restore import restore
-from ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast import ckpt
+from holdfast.ckpt.errors import MismatchError, StateError
+from holdfast.ckpt.state.capture import flatten
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.state.held import FlatPart, Part
+from holdfast.ckpt.state.optimizers import merge_groups
+from holdfast.ckpt.state.restore import restore
+from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
 
 State = dict[str, Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.pacing import FULL_SPEED, Pacer, pause_s
+from holdfast.ckpt.snapshot.pacing import FULL_SPEED, Pacer, pause_s
 
 SECONDS = st.floats(0, 1e4)
 

@@ -11,13 +11,16 @@ import pytest
 from checkpoint_states import files_of
 from fault_stores import using
 
-from ckpt import isal, pack, persist
-from ckpt.catalog import load_index, load_manifest, open_step, step_folder
-from ckpt.errors import CorruptError
-from ckpt.index import Chunk, ShardIndex, TensorEntry
-from ckpt.layout import Box
-from ckpt.manifest import CRC_BYTES, PackIndex, stored_bytes
-from ckpt.testing.checkpoints import (
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, open_step, step_folder
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format import pack
+from holdfast.ckpt.format.manifest import CRC_BYTES, PackIndex, stored_bytes
+from holdfast.ckpt.format.unpack import ends_of
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.testing.checkpoints import (
     Array,
     part_of,
     sample_arrays,
@@ -25,8 +28,7 @@ from ckpt.testing.checkpoints import (
     split_dim,
     write_checkpoint,
 )
-from ckpt.testing.memory_store import MemoryStore
-from ckpt.unpack import ends_of
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 FOLDER = step_folder(1)
 
@@ -67,7 +69,7 @@ def test_every_byte_of_a_pack_is_accounted_for(compression: dict[str, str]) -> N
 def test_the_order_of_threads_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are prepared by threads that finish in any order; the pack is the same."""
     array = np.random.default_rng(0).integers(0, 256, (40, 100_000)).astype("u1")
-    monkeypatch.setattr("ckpt.grid.PIECE_BYTES", 300_000)
+    monkeypatch.setattr("holdfast.ckpt.geometry.grid.PIECE_BYTES", 300_000)
     first, _ = written({"w": (array, "uint8")})
     slow = threading.Lock()
     real = pack._prepare
@@ -104,7 +106,7 @@ def broken_shard(fault: str) -> tuple[ShardIndex, bytes]:
 def test_memory_that_is_not_what_was_captured_is_not_published(fault: str) -> None:
     index, payload = broken_shard(fault)
     with using(store := MemoryStore()), pytest.raises(CorruptError, match=r"writer 0: tensor .*"):
-        persist.write_pack("", step=1, index=index, payload=memoryview(payload))
+        commit.write_pack("", step=1, index=index, payload=memoryview(payload))
     assert files_of(store) == set()
 
 
@@ -126,7 +128,7 @@ def test_what_breaks_in_a_thread_reaches_the_saver(monkeypatch: pytest.MonkeyPat
     def fails(*_: object, **__: object) -> bytes:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("ckpt.codecs.encode", fails)
+    monkeypatch.setattr("holdfast.ckpt.format.codecs.encode", fails)
     array = np.zeros((3, 1 << 17), dtype="u1")
     with using(store := MemoryStore()), pytest.raises(MemoryError):
         write_checkpoint("", {"w": (array, "uint8")}, compression={"*": "zstd"})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt import pages
-from ckpt.arena import SlotFile
-from ckpt.errors import CapacityError
+from holdfast.ckpt.errors import CapacityError
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.native import pages
 
 
 @pytest.mark.parametrize(

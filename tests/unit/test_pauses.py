@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ckpt.errors import PeerError
-from tools.benching import goodput, mttr, pauses, peers
-from tools.benching.recoveries import Recovery
-from tools.benching.samples import Figure, Setup
-from tools.benching.tempo import Tempo
+from holdfast.ckpt.errors import PeerError
+from holdfast.tools.bench.faults import goodput, mttr, pauses, peers
+from holdfast.tools.bench.faults.recoveries import Recovery
+from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.tempo import Tempo
 
 
 def recovery(pause_s: float, *, lost: int = 0) -> Recovery:

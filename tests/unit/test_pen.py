@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from ckpt.errors import CorruptError, GivenUpError, StoreError
-from ckpt.priority import NICE
-from ckpt.sidecar import pen
-from ckpt.sidecar.pen import Pen
-from ckpt.target import CheckpointTarget
+from holdfast.ckpt.errors import CorruptError, GivenUpError, StoreError
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.native.priority import NICE
+from holdfast.ckpt.sidecar.persist import paced_writer
+from holdfast.ckpt.sidecar.persist.paced_writer import Pen
 
 
 class Flaky:
@@ -35,7 +35,7 @@ class Flaky:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pen, "BACKOFF_S", (0.001, 0.002))
+    monkeypatch.setattr(paced_writer, "BACKOFF_S", (0.001, 0.002))
 
 
 def test_what_fails_is_tried_again_and_told() -> None:
@@ -60,7 +60,7 @@ def test_damage_is_not_tried_again() -> None:
 
 
 def test_closing_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pen, "BACKOFF_S", (60.0, 60.0))
+    monkeypatch.setattr(paced_writer, "BACKOFF_S", (60.0, 60.0))
     writer, flaky = Pen(), Flaky(1)
     threading.Timer(0.05, writer.close).start()
     with pytest.raises(GivenUpError):

@@ -11,14 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from ckpt import persist
-from ckpt.assemble import Assembler
-from ckpt.catalog import choose, committed_steps, quick_verify, steps
-from ckpt.errors import CorruptError, FencedError, NotFoundError, StoreError
-from ckpt.layout import Box
-from ckpt.source import StoreSource
-from ckpt.store.places import open_store
-from ckpt.testing.checkpoints import (
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import choose, committed_steps, quick_verify, steps
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.errors import CorruptError, FencedError, NotFoundError, StoreError
+from holdfast.ckpt.format.zarr_metadata import array_name, group
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import (
     About,
     Array,
     sample_arrays,
@@ -26,8 +28,6 @@ from ckpt.testing.checkpoints import (
     split_dim,
     write_checkpoint,
 )
-from ckpt.verify import faults
-from ckpt.zarr_view import array_name, group
 
 Arrays = Mapping[str, tuple[Array, str]]
 
@@ -135,7 +135,7 @@ def test_a_payload_that_is_not_what_was_captured_is_refused(tmp_path: Path) -> N
     bad = bytearray(payload)
     bad[0] ^= 1
     with pytest.raises(CorruptError, match=r"model\.weight"):
-        persist.write_pack(tmp_path, step=1, index=index, payload=memoryview(bad))
+        commit.write_pack(tmp_path, step=1, index=index, payload=memoryview(bad))
     assert committed_steps(tmp_path) == []
     assert list(tmp_path.rglob("*.*")) == []
 
@@ -162,17 +162,17 @@ def test_a_commit_wants_every_element_once(tmp_path: Path, second: Box, said: st
 def test_a_commit_wants_every_writer(tmp_path: Path) -> None:
     receipts = write_checkpoint(tmp_path / "a", sample_arrays(), world_size=3)
     with pytest.raises(CorruptError, match=r"writers \[0, 2\]"):
-        persist.commit(
+        commit.commit(
             tmp_path / "a", run="test", step=1, generation=1, receipts=receipts[::2], mesh={}
         )
     with pytest.raises(CorruptError, match="receipt of run"):
-        persist.commit(tmp_path / "a", run="test", step=1, generation=2, receipts=receipts, mesh={})
+        commit.commit(tmp_path / "a", run="test", step=1, generation=2, receipts=receipts, mesh={})
 
 
 def test_receipts_travel_as_json(tmp_path: Path) -> None:
     (receipt,) = write_checkpoint(tmp_path, sample_arrays())
     data = msgspec.json.encode(receipt)
-    assert msgspec.json.decode(data, type=persist.WriterReceipt) == receipt
+    assert msgspec.json.decode(data, type=commit.WriterReceipt) == receipt
 
 
 def test_the_newest_that_can_be_trusted_is_chosen(
@@ -216,19 +216,19 @@ def test_other_kinds_of_store_are_refused() -> None:
         open_store("gs://bucket/run")
 
 
-def written_only(root: Path, seed: int, **about: Unpack[About]) -> list[persist.WriterReceipt]:
+def written_only(root: Path, seed: int, **about: Unpack[About]) -> list[commit.WriterReceipt]:
     """Write the pack of a step, and do not commit it."""
     arrays = sample_arrays(seed)
     boxes = {fqn: split_dim(a.shape, parts=1) for fqn, (a, _) in arrays.items()}
     index, payload = shard(arrays, boxes, writer=0, world_size=1, **about)
-    return [persist.write_pack(root, step=1, index=index, payload=memoryview(payload))]
+    return [commit.write_pack(root, step=1, index=index, payload=memoryview(payload))]
 
 
 def test_what_a_run_removes_is_never_another_runs(tmp_path: Path) -> None:
     receipts = written_only(tmp_path, 1, run="one", generation=1)
     write_checkpoint(tmp_path, sample_arrays(2), run="other", generation=7)
     check(tmp_path, sample_arrays(2))
-    persist.commit(tmp_path, run="one", step=1, generation=1, receipts=receipts, mesh={})
+    commit.commit(tmp_path, run="one", step=1, generation=1, receipts=receipts, mesh={})
     check(tmp_path, sample_arrays(1))
 
 
@@ -238,7 +238,7 @@ def test_a_fenced_saver_leaves_nothing_behind(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     receipts = written_only(tmp_path, 1, generation=3)
     with pytest.raises(FencedError, match="generation 7"):
-        persist.commit(tmp_path, run="test", step=1, generation=3, receipts=receipts, mesh={})
+        commit.commit(tmp_path, run="test", step=1, generation=3, receipts=receipts, mesh={})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -248,7 +248,7 @@ def test_a_reference_map_that_was_written_over_is_healed(tmp_path: Path) -> None
     good = refs.read_bytes()
     for bad in (b"{}", b""):
         refs.write_bytes(bad)
-        persist.commit(tmp_path, run="test", step=1, generation=1, receipts=receipts, mesh={})
+        commit.commit(tmp_path, run="test", step=1, generation=1, receipts=receipts, mesh={})
         assert refs.read_bytes() == good
 
 
@@ -268,8 +268,8 @@ def test_writers_that_do_not_share_a_root_are_told_so(tmp_path: Path) -> None:
     for writer, place in enumerate(("here", "there")):
         index, payload = shard(arrays, boxes, writer=writer, world_size=2)
         view = memoryview(payload)
-        receipts.append(persist.write_pack(tmp_path / place, step=1, index=index, payload=view))
+        receipts.append(commit.write_pack(tmp_path / place, step=1, index=index, payload=view))
     about = {"run": index.run, "step": 1, "generation": index.generation}
     with pytest.raises(StoreError, match=r"writer 1 wrote.*one root that all of them see"):
-        persist.commit(tmp_path / "here", receipts=receipts, mesh={"dp": 2}, **about)
+        commit.commit(tmp_path / "here", receipts=receipts, mesh={"dp": 2}, **about)
     assert committed_steps(tmp_path / "here") == []

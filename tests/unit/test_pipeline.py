@@ -19,9 +19,9 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from elastic.data.loaders import Piece
-from elastic.errors import ConfigError, Fenced
-from elastic.pipeline import Stage, pair, run_schedule, stages_of
+from holdfast.elastic.data.loaders import Piece
+from holdfast.elastic.errors import ConfigError, Fenced
+from holdfast.elastic.loop.pipeline import Stage, pair, run_schedule, stages_of
 
 
 class OneRank:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ckpt.errors import StoreError
-from ckpt.store.local import LocalStore
-from ckpt.store.places import locate, open_store
-from ckpt.store.s3 import S3Store
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.store.places import locate, open_store
+from holdfast.ckpt.store.s3.store import S3Store
 
 
 def test_a_path_is_a_directory(tmp_path: Path) -> None:

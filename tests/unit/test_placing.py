@@ -5,13 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.membership import View
-from elastic.planning.holdings import Holdings, saved_mesh
-from elastic.planning.meshes import choose_mesh, coordinates, rank_of
-from elastic.planning.placing import Placer, form_cells
-from elastic.planning.plan import plan
-from elastic.records import GenerationRecord, JobSpec, MeshSize, NodeRecord, WorkerRecord
-from elastic.testing import fakes
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    MeshSize,
+    NodeRecord,
+    WorkerRecord,
+)
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.planning.meshes import choose_mesh, coordinates, rank_of
+from holdfast.elastic.planning.placing import Placer, form_cells
+from holdfast.elastic.planning.plan import plan
+from holdfast.elastic.testing import fakes
 
 
 def trainers(count: int, *, first: int = 0, spec: JobSpec | None = None) -> list[WorkerRecord]:

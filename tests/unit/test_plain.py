@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ckpt import plain
-from ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.state import plain
 
 
 def round_trip(value: object) -> object:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ckpt.world import BlockSource
-from elastic.membership import View, identity
-from elastic.planning.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
-from elastic.records import GenerationRecord, JobSpec, NodeRecord, Origin, WorkerRecord
-from elastic.testing import fakes
+from holdfast.ckpt.memory.records import BlockSource
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    NodeRecord,
+    Origin,
+    WorkerRecord,
+)
+from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.planning.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
+from holdfast.elastic.testing import fakes
 
 
 def trainer(number: int, *, attempt: int = 1, spec: JobSpec | None = None) -> WorkerRecord:

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import msgspec
 
-from elastic.membership import View
-from elastic.probing import Probing
-from elastic.testing import fakes
+from holdfast.elastic.decisions.probing import Probing
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 
 def view(*names: str, number: int = 3, group: str = "abc", **changed: dict[str, object]) -> View:

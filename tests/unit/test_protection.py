@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ckpt.errors import PeerError
-from elastic import protection
-from elastic.protection import ProtectionWatch
+from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.tracked import protection
+from holdfast.elastic.tracked.protection import ProtectionWatch
 
 DEADLINE_S = 10.0
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import ckpt
-from ckpt import pins
-from ckpt.catalog import committed_steps
-from ckpt.errors import CorruptError, NotFoundError, StoreError
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import write_checkpoint
-from tools.cli import main
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints import pins
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import write_checkpoint
+from holdfast.tools.cli import main
 
 
 @pytest.fixture
@@ -81,15 +81,15 @@ def test_a_limit_in_time_counts_from_the_first_look_of_this_host(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("tools.prune.time.time", lambda: now[0])
+    monkeypatch.setattr("holdfast.tools.commands.prune.time.time", lambda: now[0])
     assert prune(root, "--keep-last", "4", "--ttl", "1h") == 0
     assert committed_steps(root) == [1, 2, 3, 4]
     now[0] += 3700
-    monkeypatch.setattr("tools.prune.socket.gethostname", lambda: "another")
+    monkeypatch.setattr("holdfast.tools.commands.prune.socket.gethostname", lambda: "another")
     assert prune(root, "--keep-last", "4", "--ttl", "1h") == 0
     assert committed_steps(root) == [1, 2, 3, 4]
     monkeypatch.undo()
-    monkeypatch.setattr("tools.prune.time.time", lambda: now[0])
+    monkeypatch.setattr("holdfast.tools.commands.prune.time.time", lambda: now[0])
     assert prune(root, "--keep-last", "4", "--ttl", "1h") == 0
     assert committed_steps(root) == [4]
 

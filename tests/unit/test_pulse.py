@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from elastic.channel import Channel, Phase
-from elastic.pulse import Pulse
+from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.pulse import Pulse
 
 
 class Page:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from test_erasure import TABLE
 
-from ckpt.erasure import codec_named
-from ckpt.pyerasure_codec import CODEC, PyerasureCodec
+from holdfast.ckpt.parity.erasure import codec_named
+from holdfast.ckpt.parity.pyerasure_codec import CODEC, PyerasureCodec
 
 LENGTH = 40
 INVERSE = [0, *(int(np.flatnonzero(TABLE[value] == 1)[0]) for value in range(1, 256))]

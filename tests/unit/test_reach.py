@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agree import (
+from holdfast.elastic.decisions.agree import (
     Decision,
     Fence,
     Halt,
@@ -22,10 +22,8 @@ from elastic.agree import (
     faults,
     observe,
 )
-from elastic.detect import stalled
-from elastic.membership import View
-from elastic.planning.reach import all_asked, broken_pairs, is_wondering, left_out, parted
-from elastic.records import (
+from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobSpec,
     NodeRecord,
@@ -33,7 +31,9 @@ from elastic.records import (
     WorkerRecord,
     WorkerState,
 )
-from elastic.testing import fakes
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.planning.reach import all_asked, broken_pairs, is_wondering, left_out, parted
+from holdfast.elastic.testing import fakes
 
 POLICY = Policy()
 

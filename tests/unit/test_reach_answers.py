@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.transport import Request, RunKey, Server, answers
-from elastic.agent.reach import AT_ONCE, ask_all
-from elastic.probing import Asked
+from holdfast.ckpt.transport import Request, RunKey, Server, answers
+from holdfast.elastic.agent.reach import AT_ONCE, ask_all
+from holdfast.elastic.decisions.probing import Asked
 
 SOON_S = 0.2
 
@@ -63,11 +63,11 @@ def test_the_handler_is_not_asked(key: RunKey) -> None:
 def test_all_are_asked_though_many_are_silent(
     server: Server, key: RunKey, mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic.agent.reach.TRIES_S", (SOON_S, 30.0))
+    monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, 30.0))
     asked = {"there": Asked(address=server.address, mark="there#1/1")}
     found = ask_all(asked, key, over=threading.Event())
     assert found == {"there"}
-    monkeypatch.setattr("elastic.agent.reach.TRIES_S", (SOON_S, SOON_S))
+    monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, SOON_S))
     silent = {f"n{i}": Asked(address=mute, mark="#") for i in range(AT_ONCE // 8)}
     assert ask_all(silent, key, over=threading.Event()) == frozenset()
     over = threading.Event()

@@ -12,16 +12,16 @@ import pytest
 from rows import MIB, flip, rebuilt, send_over_the_wire, write
 from sidecar_group import SidecarGroup, inventories, sidecar_group
 
-from ckpt import memory
-from ckpt.arena import HEADER_BYTES
-from ckpt.errors import CkptError
-from ckpt.index import ChunkRef
-from ckpt.memory import MemorySource
-from ckpt.sidecar.core import Core
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import random_payload
-from ckpt.transport import Client
-from ckpt.world import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.geometry.shard_index import ChunkRef
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.recovery import memory_source
+from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.sidecar.core.core import Core
+from holdfast.ckpt.testing.blocks import random_payload
+from holdfast.ckpt.transport import Client
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_what_is_asked_for_much_is_rebuilt_after_all(loss: Loss) -> None:
 def test_a_reader_of_one_tensor_decodes_no_more_than_is_worth_it(
     loss: Loss, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(memory, "_WHOLE_FROM", limit)
+    monkeypatch.setattr(memory_source, "_WHOLE_FROM", limit)
     with loss.source() as source:
         ((_, found),) = source.read([loss.ref(1)])
         assert found == loss.half(1)
@@ -131,7 +131,7 @@ def test_nothing_is_rebuilt_of_a_block_that_nobody_wants(loss: Loss) -> None:
 def test_a_node_lost_between_opening_and_reading_is_done_without(
     loss: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_WHOLE_FROM", 1)
+    monkeypatch.setattr(memory_source, "_WHOLE_FROM", 1)
     send_over_the_wire(loss.group)
     answer_late(loss.group, "c", "holdings")  # what a and d have is enough
     with loss.source() as source:
@@ -145,7 +145,7 @@ def test_a_node_lost_between_opening_and_reading_is_done_without(
 def test_parts_decoded_from_changed_fragments_are_not_given_out(
     loss: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_WHOLE_FROM", 1)
+    monkeypatch.setattr(memory_source, "_WHOLE_FROM", 1)
     answer_late(loss.group, "c", "holdings")
     with loss.source() as source:
         ref = next(source.indexes()[1].chunks())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.benching.recoveries import after_change, after_fault, after_loss
+from holdfast.tools.bench.faults.recoveries import after_change, after_fault, after_loss
 
 
 def step(t: float, number: int, generation: int, rank: int, *, seconds: float = 0.5) -> Any:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.errors import MismatchError
-from ckpt.renaming import Renamed, module_names, selected, the_module, with_prefix, without_prefix
-from ckpt.testing.checkpoints import sample_arrays
-from ckpt.testing.interchange import ArraySource, read_all
+from holdfast.ckpt.convert.renaming import (
+    Renamed,
+    module_names,
+    selected,
+    the_module,
+    with_prefix,
+    without_prefix,
+)
+from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.testing.checkpoints import sample_arrays
+from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 ARRAYS = sample_arrays()
 

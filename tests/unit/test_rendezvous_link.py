@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from ckpt.transport import RunKey
-from elastic.errors import ConfigError, CoordinatorError
-from elastic.rendezvous.link import Link, Place
-from elastic.rendezvous.rounds import Participant, Round
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import ConfigError, CoordinatorError
+from holdfast.elastic.rendezvous.link import Link, Place
+from holdfast.elastic.rendezvous.rounds import Participant, Round
 
 TTL_S = 0.8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.coordinator.base import Entry
-from elastic.errors import CoordinatorError
-from elastic.rendezvous.rounds import (
+from holdfast.elastic.coordinator.base import Entry
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.rendezvous.rounds import (
     Closed,
     Enter,
     Form,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from ckpt.errors import FencedError, StateError
-from ckpt.replan import PART_CHARACTERS, StoreGather
+from holdfast.ckpt.errors import FencedError, StateError
+from holdfast.ckpt.snapshot.store_gather import PART_CHARACTERS, StoreGather
 
 
 def gathers(size: int, **options: Any) -> list[StoreGather]:

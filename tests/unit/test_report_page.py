@@ -8,10 +8,10 @@ import pytest
 from self_contained import assert_self_contained
 from synthetic_run import hurt_job
 
-from tools.report import charts, html, timeline
-from tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
-from tools.report.svg import Scale, marks, text
-from tools.snapshot_costs import Cost
+from holdfast.tools.report import charts, html, timeline
+from holdfast.tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
+from holdfast.tools.report.snapshot_costs import Cost
+from holdfast.tools.report.svg import Scale, marks, text
 
 
 def make_report(**changes: object) -> Report:

@@ -3,9 +3,9 @@
 import pytest
 from synthetic_run import Story, hurt_job
 
-from tools.report import timeline
-from tools.report.accounting import CLASSES, Interval, account
-from tools.report.record import recovery_rows, summarise
+from holdfast.tools.report import timeline
+from holdfast.tools.report.accounting import CLASSES, Interval, account
+from holdfast.tools.report.record import recovery_rows, summarise
 
 
 def test_a_trainer_kill_is_split_into_its_phases() -> None:

@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from ckpt.errors import CorruptError, MismatchError
-from ckpt.index import Chunk, ChunkRef, ShardIndex, TensorEntry
-from ckpt.layout import Box, TensorSpec
-from ckpt.reshard import SavedChunks, plan
-from ckpt.spans import covers
+from holdfast.ckpt.errors import CorruptError, MismatchError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.geometry.reshard import SavedChunks, plan
+from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
+from holdfast.ckpt.geometry.spans import covers
 
 
 def spec(fqn: str, *shape: int, dtype: str = "float32") -> TensorSpec:
@@ -106,7 +106,7 @@ def test_a_rank_of_a_large_world_looks_at_no_chunk_that_it_does_not_need() -> No
     box = Box(offset=(1001, 0), shape=(33, 8))
     want = {f: (spec(f, *shape), (box,)) for f in names}
     saved = SavedChunks(have)
-    with mock.patch("ckpt.reshard.ChunkRef", wraps=ChunkRef) as made:
+    with mock.patch("holdfast.ckpt.geometry.reshard.ChunkRef", wraps=ChunkRef) as made:
         copies = plan(saved, want).copies
     assert len(copies) == made.call_count == 10 * len({(1001 + i) // 4 for i in range(33)})
     assert copies == plan(have, want).copies
@@ -115,7 +115,7 @@ def test_a_rank_of_a_large_world_looks_at_no_chunk_that_it_does_not_need() -> No
 def test_chunks_are_checked_once_however_often_they_are_planned_with() -> None:
     have, shape = in_rows(64, 4, ["t"])
     saved = SavedChunks(have)
-    with mock.patch("ckpt.reshard.covers", wraps=covers) as check:
+    with mock.patch("holdfast.ckpt.geometry.reshard.covers", wraps=covers) as check:
         for row in range(5):
             box = Box(offset=(row, 0), shape=(7, 8))
             assert plan(saved, {"t": (spec("t", *shape), (box,))}).copies

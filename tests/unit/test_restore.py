@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt import dtypes
-from ckpt.capture import CapturePlan, PerRank, flatten, gather_alone
-from ckpt.copying import copy_out
-from ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
-from ckpt.hashing import state_hash
-from ckpt.held import FlatPart, Part
-from ckpt.layout import Box
-from ckpt.restore import read_tensor, read_tensors, restore
-from ckpt.rng import RandomStates
-from ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.capture import CapturePlan, PerRank, flatten, gather_alone
+from holdfast.ckpt.state.copying import copy_out
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.state.held import FlatPart, Part
+from holdfast.ckpt.state.restore import read_tensor, read_tensors, restore
+from holdfast.ckpt.state.rng import RandomStates
+from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
 
 
 def saved(state: dict[str, Any], **options: Any) -> MemoryShards:
@@ -49,7 +49,7 @@ def train(state: dict[str, Any], seed: int) -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(dtypes.as_carrier(tensor.contiguous()).numpy().tobytes())
+    return bytes(torch_dtypes.as_carrier(tensor.contiguous()).numpy().tobytes())
 
 
 def test_training_goes_on_bit_for_bit_in_fresh_objects() -> None:
@@ -199,9 +199,9 @@ def test_tied_tensors_are_stored_once_and_restored_into_tied_and_untied_models()
     assert torch.equal(tied[1].weight, model[0].weight)
 
 
-@pytest.mark.parametrize("name", sorted(dtypes.BY_NAME))
+@pytest.mark.parametrize("name", sorted(torch_dtypes.BY_NAME))
 def test_every_dtype_comes_back_bit_for_bit(name: str) -> None:
-    dtype = dtypes.BY_NAME[name]
+    dtype = torch_dtypes.BY_NAME[name]
     raw = torch.randint(0, 2 if name == "bool" else 256, (6 * dtype.itemsize,), dtype=torch.uint8)
     tensor = raw.view(dtype).view(2, 3) if dtype.itemsize > 1 else raw.view(2, 3).view(dtype)
     live = {"t": torch.zeros(6 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(2, 3)}

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import ckpt
-from ckpt.catalog import committed_steps
-from ckpt.retention import expendable, prune
-from tools import cli
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.retention import expendable, prune
+from holdfast.tools import cli
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpt.retention_rules import (
+from holdfast.ckpt.checkpoints.retention_rules import (
     Best,
     Candidate,
     Rules,

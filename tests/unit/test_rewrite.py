@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import ckpt
-from ckpt.bridges.checkpoint import CheckpointSink, CheckpointSource, Identity
-from ckpt.catalog import committed_steps
-from ckpt.errors import StateError, StoreError
-from ckpt.interchange import Transferred, transfer
-from ckpt.manifest import MANIFEST
-from ckpt.rewrite import reshard
-from ckpt.source import StoreSource
-from ckpt.store.places import open_store
-from ckpt.target_layout import Rule, TargetLayout
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.testing.interchange import ArraySource, read_all
-from ckpt.verify import faults
-from tools.cli import main
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.convert.checkpoint import CheckpointSink, CheckpointSource, Identity
+from holdfast.ckpt.convert.interchange import Transferred, transfer
+from holdfast.ckpt.convert.rewrite import reshard
+from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.errors import StateError, StoreError
+from holdfast.ckpt.format.manifest import MANIFEST
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.ckpt.testing.interchange import ArraySource, read_all
+from holdfast.tools.cli import main
 
 STEP = "step-000000000007"
 
@@ -277,7 +277,7 @@ def test_a_disk_that_refuses_is_an_error_and_leaves_nothing_visible(
     def full(*_: object, **__: object) -> None:
         raise StoreError("full")
 
-    monkeypatch.setattr("ckpt.bridges.checkpoint.write_parts", full)
+    monkeypatch.setattr("holdfast.ckpt.convert.checkpoint.write_parts", full)
     with pytest.raises(StoreError, match="full"):
         again(root, tmp_path / "t", dp=2)
     assert committed_steps(tmp_path / "t") == []

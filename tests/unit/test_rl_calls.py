@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from adapters.rl.calls import ThreadedCalls
-from adapters.rl.environment import Action, Failed, Observation, Reply, ToolError
-from adapters.rl.trajectory import SampleId
-from adapters.rl.waits import Waits, quantile
-from elastic.errors import JobFailed
+from holdfast.adapters.rl.environments.base import Action, Failed, Observation, Reply, ToolError
+from holdfast.adapters.rl.environments.calls import ThreadedCalls
+from holdfast.adapters.rl.environments.waits import Waits, quantile
+from holdfast.adapters.rl.samples.trajectory import SampleId
+from holdfast.elastic.errors import JobFailed
 
 
 class Scripted:

@@ -10,10 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.rl.checker import CheckConfig, Checker, Consumer, Observation, Row, observe
-from adapters.rl.ledger import Ledger
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.trajectory import Limits, Stamp
+from holdfast.adapters.rl.ledger.checker import (
+    CheckConfig,
+    Checker,
+    Consumer,
+    Observation,
+    Row,
+    observe,
+)
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.samples.trajectory import Limits, Stamp
 
 GROUP = 2
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.rl import main as job
-from adapters.rl.config import RLConfig, load_config, preset, save_config
-from adapters.rl.loss import LossConfig
-from adapters.rl.main import main
-from adapters.rl.plan import Mode
-from adapters.rl.replay import ReplayConfig
-from elastic.errors import ConfigError
+from holdfast.adapters.rl import main as job
+from holdfast.adapters.rl.config import RLConfig, load_config, preset, save_config
+from holdfast.adapters.rl.ledger.plan import Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.main import main
+from holdfast.elastic.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["quick", "full", "tiny", "reversal", "spiral"])

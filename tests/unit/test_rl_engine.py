@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from adapters.rl.config import preset
-from adapters.rl.engine import Engine
-from adapters.rl.model import build_model
-from adapters.rl.policy import build_policy, full_tensors
-from adapters.rl.token_record import encode_deltas, fold
-from adapters.rl.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.policy.model import build_model
+from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.samples.token_record import encode_deltas, fold
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 
 torch.set_num_threads(1)
 

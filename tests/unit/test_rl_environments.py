@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.rl.config import RLConfig, load_config, preset, save_config
-from adapters.rl.environment import HELD_OUT, Action, Environment, Observation
-from adapters.rl.environments import BUILT_IN, EnvironmentConfig, make_environment
-from adapters.rl.slow_tool import SlowTool
-from adapters.rl.task import is_held_out, make_task
-from adapters.rl.two_turns import TwoTurns, hint
-from elastic.errors import ConfigError
+from holdfast.adapters.rl.config import RLConfig, load_config, preset, save_config
+from holdfast.adapters.rl.environments.base import HELD_OUT, Action, Environment, Observation
+from holdfast.adapters.rl.environments.registry import BUILT_IN, EnvironmentConfig, make_environment
+from holdfast.adapters.rl.environments.slow_tool import SlowTool
+from holdfast.adapters.rl.environments.task import is_held_out, make_task
+from holdfast.adapters.rl.environments.two_turns import TwoTurns, hint
+from holdfast.elastic.errors import ConfigError
 
 SOURCE = """
-from adapters.rl.environment import Observation
+from holdfast.adapters.rl.environments.base import Observation
 
 class Echo:
     def __init__(self, seed, loud=False):

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 import torch
 
-from adapters.rl.calls import ThreadedCalls
-from adapters.rl.config import RLConfig, preset
-from adapters.rl.engine import Engine
-from adapters.rl.environment import HELD_OUT, Action, Failed, Observation, Reply
-from adapters.rl.environments import EnvironmentConfig
-from adapters.rl.episodes import Episodes
-from adapters.rl.held_out_episodes import Player
-from adapters.rl.loss import target_logprobs
-from adapters.rl.policy import build_policy, full_tensors
-from adapters.rl.slow_tool import SlowTool
-from adapters.rl.token_record import encode_deltas, fold
-from adapters.rl.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.config import RLConfig, preset
+from holdfast.adapters.rl.environments.base import HELD_OUT, Action, Failed, Observation, Reply
+from holdfast.adapters.rl.environments.calls import ThreadedCalls
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.slow_tool import SlowTool
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.rollout.episodes import Episodes
+from holdfast.adapters.rl.samples.token_record import encode_deltas, fold
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.training.held_out_episodes import Player
 
 torch.set_num_threads(1)
 CHOSEN = EnvironmentConfig(factory="slow_tool")

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from adapters.rl.ledger import Ledger, Verdict
-from adapters.rl.plan import BatchPlan
-from adapters.rl.states import TRANSITIONS, Event, LedgerError, State
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.ledger.states import TRANSITIONS, Event, LedgerError, State
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
 
 LIMITS = Limits(end=10, context=12, max_new_tokens=6)
 PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from own_loops import LIMITS, Job, finish
 
-from adapters.rl import library
-from adapters.rl.library import BatchPlan, Mode, Sample
-from elastic.errors import ConfigError, JobFailed
+from holdfast.adapters.rl import library
+from holdfast.adapters.rl.library import BatchPlan, Mode, Sample
+from holdfast.elastic.errors import ConfigError, JobFailed
 
 
 def test_steps_train_every_prompt_once_in_order() -> None:

@@ -14,18 +14,18 @@ import torch
 from pretrained_models import saved
 from torch import nn
 
-from adapters.rl import sft
-from adapters.rl.building import Policies, require_same
-from adapters.rl.config import RLConfig, WarmStart, preset
-from adapters.rl.engine import Engine
-from adapters.rl.lora import LoraConfig, LoraLinear
-from adapters.rl.loss import target_logprobs
-from adapters.rl.policy import Policy, build_policy, full_tensors, parameter_names
-from adapters.rl.rollout import RolloutWorker
-from adapters.rl.trajectory import SampleId, Trajectory
-from ckpt.flatten import flatten
-from ckpt.transport import RunKey
-from elastic.errors import ConfigError
+from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.policy.lora import LoraConfig, LoraLinear
+from holdfast.adapters.rl.policy.policy import Policy, build_policy, full_tensors, parameter_names
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.rollout.worker import RolloutWorker
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.weights import warm_up
+from holdfast.adapters.rl.weights.setup import Policies, require_same
+from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import ConfigError
 
 torch.set_num_threads(1)
 MODELS = ["own", *(["llama", "qwen3"] if importlib.util.find_spec("transformers") else [])]
@@ -100,9 +100,9 @@ def test_a_warm_start_is_what_is_frozen(tmp_path: Path) -> None:
     config = msgspec.structs.replace(
         config_of("own"), warm=WarmStart(steps=2), warm_start=str(tmp_path / "warm")
     )
-    sft.prepare(config)
+    warm_up.prepare(config)
     warmed = base(config)
-    sft.load_warm_start(warmed, str(tmp_path / "warm"))
+    warm_up.load_warm_start(warmed, str(tmp_path / "warm"))
     tokens = torch.arange(20).reshape(2, 10) + 60
     policies = Policies(config)
     assert torch.equal(policies.build()(tokens), warmed(tokens))

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from adapters.rl.advantages import group_advantages
-from adapters.rl.batch import Batch, collate, packed_shape
-from adapters.rl.config import preset
-from adapters.rl.loss import LossConfig, policy_loss, target_logprobs
-from adapters.rl.model import build_model
-from adapters.rl.trajectory import Stamp, Trajectory
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.loss.advantages import group_advantages
+from holdfast.adapters.rl.loss.batch import Batch, collate, packed_shape
+from holdfast.adapters.rl.loss.ppo import LossConfig, policy_loss, target_logprobs
+from holdfast.adapters.rl.policy.model import build_model
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 
 torch.set_num_threads(1)
 CONFIG = preset("tiny")

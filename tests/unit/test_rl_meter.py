@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from adapters.rl import meter
-from adapters.rl.meter import Meter
-from ckpt.types import Json
+from holdfast.adapters.rl.rollout import meter
+from holdfast.adapters.rl.rollout.meter import Meter
+from holdfast.ckpt.types import Json
 
 
 def test_totals_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from test_rl_loss import CONFIG, make_batch
 
-from adapters.rl.advantages import Baseline, group_advantages
-from adapters.rl.loss import LossConfig, policy_loss, target_logprobs
-from adapters.rl.model import build_model
-from adapters.rl.proximal import Ewma, Recomputed
-from adapters.rl.ratios import (
+from holdfast.adapters.rl.loss.advantages import Baseline, group_advantages
+from holdfast.adapters.rl.loss.ppo import LossConfig, policy_loss, target_logprobs
+from holdfast.adapters.rl.loss.ratios import (
     behavior_weights,
     effective_share,
     score_norms,
     sequence_ratios,
     staleness_weights,
 )
-from adapters.rl.survey import survey
+from holdfast.adapters.rl.policy.model import build_model
+from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
+from holdfast.adapters.rl.training.survey import survey
 
 torch.set_num_threads(1)
 LOGS = st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.rl.order import Open, choose, fits, needs, oldest_version, urgency
+from holdfast.adapters.rl.ledger.order import Open, choose, fits, needs, oldest_version, urgency
 
 
 def group(ordinal: int, due: int | None = None, arrived: int | None = None) -> Open:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.rl.config import RLConfig, preset
-from adapters.rl.engine import Engine
-from adapters.rl.policy import Policy, build_policy, full_tensors
-from adapters.rl.trajectory import Trajectory
+from holdfast.adapters.rl.config import RLConfig, preset
+from holdfast.adapters.rl.policy.policy import Policy, build_policy, full_tensors
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-5

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import torch
 
-from adapters.rl.config import RLConfig, preset
-from adapters.rl.engine import Engine
-from adapters.rl.loss import target_logprobs
-from adapters.rl.policy import build_policy, full_tensors, parameter_names
-from adapters.rl.trajectory import SampleId, Trajectory
-from elastic.errors import ConfigError
+from holdfast.adapters.rl.config import RLConfig, preset
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.policy.policy import build_policy, full_tensors, parameter_names
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.elastic.errors import ConfigError
 
 pytest.importorskip("transformers")
 from pretrained_models import ARCHITECTURES, END, saved

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.rl.batch import collate
-from adapters.rl.config import preset
-from adapters.rl.engine import Engine
-from adapters.rl.model import build_model
-from adapters.rl.policy import build_policy, full_tensors
-from adapters.rl.recheck import Recheck, row_at
-from adapters.rl.trajectory import Trajectory
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.loss.batch import collate
+from holdfast.adapters.rl.policy.model import build_model
+from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.training.recheck import Recheck, row_at
 
 CONFIG = preset("tiny")
 

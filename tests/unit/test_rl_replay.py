@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from adapters.rl.config import RLConfig
-from adapters.rl.loss import LossConfig
-from adapters.rl.replay import Replay, ReplayConfig
-from adapters.rl.trajectory import Trajectory
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.ledger.replay import Replay, ReplayConfig
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 REWARDS = {0: [0.0, 1.0], 1: [0.5, 0.5], 2: [0.2, 0.8], 3: [0.0, 0.9]}
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from adapters.rl.places import VERSIONS, Place, candidates, slot_of
-from adapters.rl.policy import parameter_names
-from adapters.rl.retained import Retained
-from ckpt.flatten import flatten
+from holdfast.adapters.rl.policy.policy import parameter_names
+from holdfast.adapters.rl.weights.places import VERSIONS, Place, candidates, slot_of
+from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.ckpt.state.flatten import flatten
 
 
 def linear() -> nn.Module:

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.rl import claimant
-from adapters.rl.config import preset
-from adapters.rl.messages import Answer, Exchange, ToldDigest
-from adapters.rl.places import Place
-from adapters.rl.rollout import RolloutWorker
-from adapters.rl.trajectory import Trajectory
-from adapters.rl.weights import RefusedWeights
-from ckpt.errors import NotFoundError, PeerError
-from ckpt.transport import RunKey
-from elastic.errors import JobFailed
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.rollout import claimant
+from holdfast.adapters.rl.rollout.worker import RolloutWorker
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.server.messages import Answer, Exchange, ToldDigest
+from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.pull import RefusedWeights
+from holdfast.ckpt.errors import NotFoundError, PeerError
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import JobFailed
 
 GONE = NotFoundError("no protected snapshot of step 3 in memory; have [5, 6]")
 

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 from own_loops import LIMITS, PLAN, Job
 
-from adapters.rl.meeting import Meeting, Offer, is_held
-from adapters.rl.sample import Sample
-from adapters.rl.sampler import _Hand, _roster, attach
-from adapters.rl.trajectory import Delta, Stamp, Trajectory
-from ckpt.transport import RunKey
-from ckpt.world import SidecarPeer, SnapshotWorld
-from elastic.errors import ConfigError, JobFailed
-from elastic.records import GenerationRecord, Member
+from holdfast.adapters.rl.sampler_process import _Hand, _roster, attach
+from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory
+from holdfast.adapters.rl.server.meeting import Meeting, Offer, is_held
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.membership.records import GenerationRecord, Member
 
 STAMPS = (Stamp(generation=1, version=2, count=2),)
 BEGUN = Trajectory(
@@ -32,8 +32,8 @@ BEGUN = Trajectory(
 HOLDER = """
 import sys
 from pathlib import Path
-from adapters.rl.meeting import Meeting
-from ckpt.transport import RunKey
+from holdfast.adapters.rl.server.meeting import Meeting
+from holdfast.ckpt.transport import RunKey
 meeting = Meeting(sys.argv[1])
 lock = meeting.join(sys.argv[2]) if sys.argv[2:] else meeting.lead(RunKey.new())
 print("held", flush=True)

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.rl.budget import Pressure, TokenBudget, pressure
-from adapters.rl.config import RLConfig
-from adapters.rl.ledger import Ledger, Verdict
-from adapters.rl.order import Order
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.schedule import Candidate, Lengths, queue, remaining
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.tail import Tail, percentile
-from adapters.rl.tokens import Tokens
-from adapters.rl.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
+from holdfast.adapters.rl.ledger.claim_order import Candidate, Lengths, queue, remaining
+from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.ledger.tail_figures import Tail, percentile
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
 
 END = 10
 

@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from adapters.rl.ledger import Ledger
-from adapters.rl.messages import (
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.samples.token_record import encode_deltas
+from holdfast.adapters.rl.samples.trajectory import Delta, Limits, Stamp, Trajectory
+from holdfast.adapters.rl.server.messages import (
     DIGEST,
     EXCHANGE,
     Answer,
@@ -18,17 +23,18 @@ from adapters.rl.messages import (
     ToldDigest,
     Worker,
 )
-from adapters.rl.order import Order
-from adapters.rl.places import Place
-from adapters.rl.plan import BatchPlan, Mode
-from adapters.rl.scheduling import Scheduling
-from adapters.rl.server import LedgerState, Patience, RolloutServer, Term, rollout_workers
-from adapters.rl.token_record import encode_deltas
-from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory
-from ckpt.errors import NotFoundError, PeerError
-from ckpt.transport import Client, RunKey
-from ckpt.types import Json
-from elastic.records import NodeRecord, Roster, WorkerRecord, WorkerState
+from holdfast.adapters.rl.server.server import (
+    LedgerState,
+    Patience,
+    RolloutServer,
+    Term,
+    rollout_workers,
+)
+from holdfast.adapters.rl.weights.places import Place
+from holdfast.ckpt.errors import NotFoundError, PeerError
+from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.membership.records import NodeRecord, Roster, WorkerRecord, WorkerState
 
 LIMITS = Limits(end=10, context=12, max_new_tokens=6)
 PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)

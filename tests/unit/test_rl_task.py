@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapters.rl.sampling import choose, uniform
-from adapters.rl.task import gym_installed, is_held_out, make_task
-from elastic.errors import ConfigError
+from holdfast.adapters.rl.environments.task import gym_installed, is_held_out, make_task
+from holdfast.adapters.rl.samples.noise import choose, uniform
+from holdfast.elastic.errors import ConfigError
 
 TASKS = ["reverse", *(["spell_backward", "chain_sum", "spiral_matrix"] if gym_installed() else [])]
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group
 
-from adapters.rl import token_log
-from adapters.rl.token_log import TokenLog
-from adapters.rl.token_record import MAX_ID, decode_deltas, encode_deltas, fold
-from adapters.rl.trajectory import Delta, Stamp, Trajectory
-from ckpt.errors import CorruptError
-from ckpt.sidecar import record_log
-from ckpt.sidecar.log_frames import framed_bytes
+from holdfast.adapters.rl.samples import token_log
+from holdfast.adapters.rl.samples.token_log import TokenLog
+from holdfast.adapters.rl.samples.token_record import MAX_ID, decode_deltas, encode_deltas, fold
+from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.sidecar.logs import record_log
+from holdfast.ckpt.sidecar.logs.frames import framed_bytes
 
 LOGPROBS = st.floats(width=32, allow_nan=False)
 

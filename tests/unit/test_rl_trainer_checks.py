@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import torch
 
-from adapters.rl.batch import collate
-from adapters.rl.checker import CheckConfig, Checker
-from adapters.rl.config import preset
-from adapters.rl.trainer import Trainer
-from adapters.rl.trajectory import Stamp, Trajectory
-from ckpt.errors import NotFoundError
-from elastic.errors import JobFailed
+from holdfast.adapters.rl.config import preset
+from holdfast.adapters.rl.ledger.checker import CheckConfig, Checker
+from holdfast.adapters.rl.loss.batch import collate
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
+from holdfast.adapters.rl.training.trainer import Trainer
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.errors import JobFailed
 
 SAMPLE = Trajectory(
     ordinal=3,

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from adapters.rl.batch import collate
-from adapters.rl.ledger import Ledger, Verdict
-from adapters.rl.plan import BatchPlan
-from adapters.rl.token_log import TokenLog
-from adapters.rl.token_record import decode_deltas, encode_deltas, fold
-from adapters.rl.trajectory import Delta, Limits, Stamp, Trajectory, Turn
-from ckpt.errors import CorruptError
-from ckpt.sidecar.log_frames import framed_bytes
+from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.loss.batch import collate
+from holdfast.adapters.rl.samples.token_log import TokenLog
+from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold
+from holdfast.adapters.rl.samples.trajectory import Delta, Limits, Stamp, Trajectory, Turn
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.sidecar.logs.frames import framed_bytes
 
 LIMITS = Limits(end=10, context=16, max_new_tokens=4, turns=True)
 EPISODE = Trajectory(

@@ -13,18 +13,25 @@ import torch
 from sidecar_group import SidecarGroup, sidecar_group
 from torch import nn
 
-from adapters.rl.places import Place
-from adapters.rl.policy import parameter_names
-from adapters.rl.retained import Retained
-from adapters.rl.weights import Pulled, Reader, RefusedWeights, published, pull, weights_of
-from ckpt.arena import HEADER_BYTES
-from ckpt.capture import gather_alone
-from ckpt.errors import CorruptError, NotFoundError, PeerError
-from ckpt.memory import MemorySource
-from ckpt.refresh import Replica
-from ckpt.snapshot import Snapshotter
-from ckpt.world import SnapshotWorld
-from elastic.records import NodeRecord, Roster
+from holdfast.adapters.rl.policy.policy import parameter_names
+from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.pull import (
+    Pulled,
+    Reader,
+    RefusedWeights,
+    published,
+    pull,
+    weights_of,
+)
+from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.ckpt.errors import CorruptError, NotFoundError, PeerError
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.ckpt.state.refresh import Replica
+from holdfast.elastic.membership.records import NodeRecord, Roster
 
 PARTS = 20
 
@@ -137,8 +144,8 @@ def test_a_digest_is_published_without_reading_a_tensor(
 ) -> None:
     trainer.publish()
     found = trainer.pull(0, expected=trainer.published)
-    monkeypatch.setattr("ckpt.memory.MemorySource.scatter", None)
-    monkeypatch.setattr("ckpt.memory.MemorySource.read", None)
+    monkeypatch.setattr("holdfast.ckpt.recovery.memory_source.MemorySource.scatter", None)
+    monkeypatch.setattr("holdfast.ckpt.recovery.memory_source.MemorySource.read", None)
     assert trainer.published(own(0)) == found.digest
     with pytest.raises(NotFoundError):
         trainer.published(own(7))
@@ -208,7 +215,7 @@ def test_a_refresh_that_fails_midway_is_made_up_for_by_the_next(
         raise PeerError("gone in the middle")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ckpt.memory.MemorySource.scatter", half)
+        patched.setattr("holdfast.ckpt.recovery.memory_source.MemorySource.scatter", half)
         with pytest.raises(PeerError):
             trainer.pull(1, replica=replica)
     again = trainer.pull(1, replica=replica)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rows import is_intact
 
-from ckpt import pages
-from ckpt.arena import HEADER_BYTES, Arena, run_digest
-from ckpt.errors import CapacityError, CorruptError
-from ckpt.isal import crc32c
-from ckpt.sidecar.parity import Parities, Row
-from ckpt.sidecar.row_file import RowFile
-from ckpt.testing.blocks import make_world
-from ckpt.world import ParityEntry
+from holdfast.ckpt.errors import CapacityError, CorruptError
+from holdfast.ckpt.memory.arena import HEADER_BYTES, Arena, run_digest
+from holdfast.ckpt.memory.records import ParityEntry
+from holdfast.ckpt.native import pages
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.parity.row_file import RowFile
+from holdfast.ckpt.sidecar.parity.rows import Parities, Row
+from holdfast.ckpt.testing.blocks import make_world
 
 RUN = run_digest("test")
 

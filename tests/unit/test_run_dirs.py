@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic import run_dirs
+from holdfast.elastic.processes import run_dirs
 
 
 @pytest.fixture(autouse=True)

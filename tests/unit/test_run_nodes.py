@@ -6,10 +6,10 @@ import argparse
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.joint import JointConfig
-from elastic.launch import EMBEDDED
-from tools.run_nodes import add_options, joint_config
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.joint import JointConfig
+from holdfast.elastic.launch.local import EMBEDDED
+from holdfast.tools.commands.run_machines import add_options, joint_config
 
 SLURM = {
     "SLURM_JOB_ID": "17",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.launch import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig
-from tools import run
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.local import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig
+from holdfast.tools.commands import run
 
 
 def config(tmp_path: Path, *words: str) -> LaunchConfig:

@@ -9,12 +9,12 @@ import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from ckpt.errors import NotFoundError, StoreError
-from ckpt.store.s3 import S3Store
-from ckpt.store.s3_calls import Connection, Deadline
-from ckpt.store.s3_config import S3Config, Timing
-from ckpt.store.s3_errors import is_missing, is_transient, refusal
-from ckpt.store.s3_upload import _pieces
+from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.config import S3Config, Timing
+from holdfast.ckpt.store.s3.errors import is_missing, is_transient, refusal
+from holdfast.ckpt.store.s3.store import S3Store
+from holdfast.ckpt.store.s3.upload import _pieces
 
 MIB = 1 << 20
 SECRET = "the-secret-of-this-test"

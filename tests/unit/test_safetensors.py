@@ -12,14 +12,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
-from ckpt.bridges.safetensors import INDEX, SafetensorsSink, SafetensorsSource
-from ckpt.bridges.safetensors_header import NAME_OF, TORCH_OF, build_header, parse_header
-from ckpt.dtypes import BY_NAME
-from ckpt.errors import CkptError, CorruptError, MismatchError, NotFoundError, StoreError
-from ckpt.interchange import Transferred, transfer
-from ckpt.layout import Box, TensorSpec
-from ckpt.testing.checkpoints import sample_arrays
-from ckpt.testing.interchange import ArraySource, read_all
+from holdfast.ckpt.convert.interchange import Transferred, transfer
+from holdfast.ckpt.convert.safetensors import INDEX, SafetensorsSink, SafetensorsSource
+from holdfast.ckpt.convert.safetensors_header import NAME_OF, TORCH_OF, build_header, parse_header
+from holdfast.ckpt.errors import CkptError, CorruptError, MismatchError, NotFoundError, StoreError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.state.torch_dtypes import BY_NAME
+from holdfast.ckpt.testing.checkpoints import sample_arrays
+from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -102,7 +102,7 @@ def test_every_element_is_aligned(theirs: Path, tmp_path: Path) -> None:
 def test_any_box_is_read(
     theirs: Path, box: Box, slab_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpt.bridges.places._SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr("holdfast.ckpt.convert.box_files._SLAB_BYTES", slab_bytes)
     tensor = tensors()["t.float32"]
     index = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
     assert bytes(SafetensorsSource(theirs).read("t.float32", box)) == raw(tensor[index])

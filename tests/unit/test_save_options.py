@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-import ckpt
-from ckpt.catalog import committed_steps
-from ckpt.errors import StateError
-from ckpt.retention import prune
-from ckpt.source import StoreSource
-from ckpt.store.places import open_store
-from ckpt.verify import faults
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.retention import prune
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.store.places import open_store
 
 
 def make(seed: int) -> dict[str, Any]:

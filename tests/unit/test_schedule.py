@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
-from tools.schedule import schedule, victims
+from holdfast.tools.demo.schedule import schedule, victims
+from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 
 RUNNING = {"a": ["trainer/0", "rollout/1"], "b": ["trainer/1"], "c": ["rollout/0"]}
 

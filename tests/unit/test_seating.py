@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastic.membership import View
-from elastic.records import NodeRecord, Outcome, Seating, WorkerState
-from elastic.seating import NOWHERE, Exhausted, Keep, Seat, assigned, seat
-from elastic.testing import fakes
+from holdfast.elastic.decisions.seating import NOWHERE, Exhausted, Keep, Seat, assigned, seat
+from holdfast.elastic.membership.records import NodeRecord, Outcome, Seating, WorkerState
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 SLOTS = {"trainer": 1, "rollout": 1}
 WANTED = {"trainer": 2, "rollout": 2}

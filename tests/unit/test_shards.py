@@ -16,7 +16,13 @@ from torch.distributed.tensor.debug import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from elastic.shards import counts_here, is_reduced_by_fsdp, local_of, settled, with_local
+from holdfast.elastic.groups.shards import (
+    counts_here,
+    is_reduced_by_fsdp,
+    local_of,
+    settled,
+    with_local,
+)
 
 SHAPE, NAMES = (2, 2, 2), ("replicate", "shard", "tp")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.shared_key import shared_key, shared_key_file
+from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
+from holdfast.elastic.errors import ConfigError
 
 
 def test_the_option_precedes_the_environment_and_that_the_users_own(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ckpt.types import Json
-from elastic.config import Batch, Mesh, Settings
-from elastic.data.sharing import LOOK_EVERY, Sharing
-from elastic.errors import ConfigError
+from holdfast.ckpt.types import Json
+from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.elastic.data.sharing import LOOK_EVERY, Sharing
+from holdfast.elastic.errors import ConfigError
 
 
 class FakeGroups:

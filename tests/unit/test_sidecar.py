@@ -16,11 +16,10 @@ from sidecar_group import (
     write_step,
 )
 
-from ckpt.arena import HEADER_BYTES, SlotFile
-from ckpt.assemble import Assembler
-from ckpt.block import block_bytes
-from ckpt.catalog import load_manifest, step_folder
-from ckpt.errors import (
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import load_manifest, step_folder
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import (
     CapacityError,
     CkptError,
     CorruptError,
@@ -28,16 +27,17 @@ from ckpt.errors import (
     NotFoundError,
     PeerError,
 )
-from ckpt.index import decode_index
-from ckpt.sidecar.client import SidecarClient
-from ckpt.source import StoreSource
-from ckpt.store.places import open_store
-from ckpt.stripes import restore_points
-from ckpt.sums import sums_of
-from ckpt.target import CheckpointTarget
-from ckpt.testing.blocks import make_block, make_index, random_payload, write_block
-from ckpt.transport import RunKey
-from ckpt.world import BlockSource
+from holdfast.ckpt.geometry.shard_index import decode_index
+from holdfast.ckpt.memory.arena import HEADER_BYTES, SlotFile
+from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.records import BlockSource
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.native.sums import sums_of
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.blocks import make_block, make_index, random_payload, write_block
+from holdfast.ckpt.transport import RunKey
 
 BIG_BYTES = 20 << 20
 

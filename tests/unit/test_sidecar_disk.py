@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
 
-from ckpt.arena import SlotFile
-from ckpt.spill import Held, SpillDirectory
-from ckpt.target import DiskTarget
-from ckpt.testing.blocks import write_block
-from ckpt.world import RestorePoint
-from elastic.records import Origin
-from elastic.spilled import Choice, choose
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.records import RestorePoint
+from holdfast.ckpt.memory.target import DiskTarget
+from holdfast.ckpt.sidecar.disk.directory import Held, SpillDirectory
+from holdfast.ckpt.testing.blocks import write_block
+from holdfast.elastic.membership.records import Origin
+from holdfast.elastic.tracked.spilled import Choice, choose
 
 NODES = ("a", "b", "c")
 SIZES = (5000, 70_001, 300)

@@ -21,14 +21,14 @@ from sidecar_group import (
     write_step,
 )
 
-from ckpt import persist
-from ckpt.errors import CkptError, CorruptError, GivenUpError
-from ckpt.isal import crc32c
-from ckpt.sidecar import decoding
-from ckpt.stripes import restore_points
-from ckpt.target import CheckpointTarget
-from ckpt.testing.blocks import write_block
-from ckpt.world import BlockSource
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.errors import CkptError, CorruptError, GivenUpError
+from holdfast.ckpt.memory.records import BlockSource
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.reading import decoding
+from holdfast.ckpt.testing.blocks import write_block
 
 SIZES = (1000, 2000, 3000)
 
@@ -134,7 +134,7 @@ def test_a_store_that_hangs_does_not_keep_blocks_from_being_rebuilt(
         hung.wait(DEADLINE_S)
         raise OSError("unmounted")
 
-    monkeypatch.setattr(persist, "write_pack", hang)
+    monkeypatch.setattr(commit, "write_pack", hang)
     world = three.adopt(rank_nodes=("a", "a", "b"))
     root = str(three.directory / "checkpoints")
     for rank, node in enumerate(world.rank_nodes):
@@ -187,13 +187,13 @@ def test_a_checkpoint_tried_again_is_not_refused_for_its_first_failure(
             client.durable_step(at_least=3, timeout_s=DEADLINE_S)
     point = restore_points(inventories(three))[0][0]
     world = three.adopt(rank_nodes=("a", "b"), generation=2, restore=point)
-    write = persist.write_pack
+    write = commit.write_pack
 
-    def slowly(*arguments: Any, **options: Any) -> persist.WriterReceipt:
+    def slowly(*arguments: Any, **options: Any) -> commit.WriterReceipt:
         time.sleep(0.5)
         return write(*arguments, **options)
 
-    monkeypatch.setattr(persist, "write_pack", slowly)
+    monkeypatch.setattr(commit, "write_pack", slowly)
     root = str(three.directory / "checkpoints")
     for rank, node in enumerate(world.rank_nodes):
         write_block(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.sidecar_file import SidecarFile, sidecar_file
+from holdfast.elastic.channel.sidecar_file import SidecarFile, sidecar_file
+from holdfast.elastic.errors import ConfigError
 
 FOUND = SidecarFile(run="r", node="n", domain="d", address="tcp://h:1", key_file="k", pid=7)
 

@@ -19,16 +19,16 @@ from sidecar_group import (
     wait_until,
 )
 
-from ckpt import persist
-from ckpt.assemble import Assembler
-from ckpt.errors import StoreError
-from ckpt.sidecar import pen, persistence
-from ckpt.source import StoreSource
-from ckpt.store.local import LocalStore
-from ckpt.stripes import restore_points
-from ckpt.target import CheckpointTarget
-from ckpt.testing.blocks import write_block
-from ckpt.world import RestorePoint, SnapshotWorld
+from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.persist import paced_writer, persistence
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.blocks import write_block
 
 NBYTES = 5000
 
@@ -41,7 +41,7 @@ def three(tmp_path: Path) -> Iterator[SidecarGroup]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pen, "BACKOFF_S", (0.01, 0.02))
+    monkeypatch.setattr(paced_writer, "BACKOFF_S", (0.01, 0.02))
 
 
 class Gate:
@@ -51,9 +51,9 @@ class Gate:
         self.ranks = ranks
         self.opened = threading.Event()
         self.held: set[tuple[int, int]] = set()
-        self._write = persist.write_pack
+        self._write = commit.write_pack
 
-    def write_pack(self, *arguments: Any, **options: Any) -> persist.WriterReceipt:
+    def write_pack(self, *arguments: Any, **options: Any) -> commit.WriterReceipt:
         index = options["index"]
         if index.writer in self.ranks:
             self.held.add((index.step, index.writer))
@@ -67,7 +67,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gate]]:
 
     def make(*ranks: int) -> Gate:
         made.append(Gate(ranks))
-        monkeypatch.setattr(persist, "write_pack", made[-1].write_pack)
+        monkeypatch.setattr(commit, "write_pack", made[-1].write_pack)
         return made[-1]
 
     yield make

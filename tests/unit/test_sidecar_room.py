@@ -14,15 +14,16 @@ import msgspec
 import pytest
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
-from ckpt.arena import HEADER_BYTES, SlotFile, arena_path, slot_capacity
-from ckpt.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
-from ckpt.errors import BudgetError, CapacityError, CkptError, FencedError, GivenUpError
-from ckpt.sidecar.client import SidecarClient
-from ckpt.sidecar.room import Fit, Mode, fit
-from ckpt.sidecar.slots import fits
-from ckpt.sidecar.state import Book, Release
-from ckpt.stripes import restore_points
-from ckpt.testing.blocks import (
+from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, FencedError, GivenUpError
+from holdfast.ckpt.memory.arena import HEADER_BYTES, SlotFile, arena_path, slot_capacity
+from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
+from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.core.book import Book, Release
+from holdfast.ckpt.sidecar.core.slots import fits
+from holdfast.ckpt.sidecar.writing.room import Fit, Mode, fit
+from holdfast.ckpt.testing.blocks import (
     INDEX_ROOM_BYTES,
     make_block,
     make_index,
@@ -30,7 +31,6 @@ from ckpt.testing.blocks import (
     random_payload,
     write_block,
 )
-from ckpt.world import RestorePoint, SnapshotWorld
 
 LENGTH = 100_000
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.block import SlotState
-from ckpt.errors import CkptError, FencedError, MismatchError, NotFoundError
-from ckpt.sidecar.state import (
+from holdfast.ckpt.errors import CkptError, FencedError, MismatchError, NotFoundError
+from holdfast.ckpt.memory.block import SlotState
+from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
+from holdfast.ckpt.sidecar.core.book import (
     PHASES,
     SLOTS,
     Book,
@@ -16,8 +17,7 @@ from ckpt.sidecar.state import (
     SlotEvent,
     move_slot,
 )
-from ckpt.testing.blocks import make_world
-from ckpt.world import BlockEntry, RestorePoint, SnapshotWorld
+from holdfast.ckpt.testing.blocks import make_world
 
 NODES = {"a": "tcp://a", "b": "tcp://b"}
 PAIR = make_world(NODES, parity=1, keep=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.slicing import everything, parse, select, split_name, tiles
+from holdfast.ckpt.geometry.slicing import everything, parse, select, split_name, tiles
 
 
 @pytest.mark.parametrize(

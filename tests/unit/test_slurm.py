@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.slurm import SlurmStep, expand
+from holdfast.elastic.channel.slurm import SlurmStep, expand
+from holdfast.elastic.errors import ConfigError
 
 STEP = {
     "SLURM_JOB_ID": "123456",

@@ -13,9 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt.block import verify_block
-from ckpt.capture import gather_alone
-from ckpt.errors import (
+from holdfast.ckpt.errors import (
     BudgetError,
     CapacityError,
     CorruptError,
@@ -26,14 +24,16 @@ from ckpt.errors import (
     StateError,
     StoreError,
 )
-from ckpt.maps import SlotMaps
-from ckpt.memory import MemorySource
-from ckpt.restore import restore
-from ckpt.snapshot import CopySettings, Snapshotter
-from ckpt.target import CheckpointTarget
-from ckpt.testing.slots import FakeSidecar
-from ckpt.transport import RunKey
-from ckpt.world import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.memory.block import verify_block
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.ckpt.state.restore import restore
+from holdfast.ckpt.testing.slots import FakeSidecar
+from holdfast.ckpt.transport import RunKey
 
 WORLD = SnapshotWorld(
     run="test",

@@ -9,11 +9,20 @@ from unittest.mock import Mock
 
 import pytest
 
-from elastic.launch import Launcher
-from tools.chaos.faults import bits
-from tools.chaos.soak.striking import Striker
-from tools.chaos.soak.strokes import ENDING, MOMENTS, NODES, Fault, Kind, Setup, Stroke, strokes
-from tools.chaos.soak.watching import Seen, outcries
+from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.faults import bits
+from holdfast.tools.chaos.soak.striking import Striker
+from holdfast.tools.chaos.soak.strokes import (
+    ENDING,
+    MOMENTS,
+    NODES,
+    Fault,
+    Kind,
+    Setup,
+    Stroke,
+    strokes,
+)
+from holdfast.tools.chaos.soak.watching import Seen, outcries
 
 RANKS = sum(NODES.values())
 

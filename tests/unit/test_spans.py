@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from ckpt.grid import fault_of_cover
-from ckpt.layout import Box
-from ckpt.spans import covers, expand, overlap, spans_of
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.spans import covers, expand, overlap, spans_of
 
 
 def rows(*cuts: int, width: int = 3) -> list[Box]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ckpt.arena import Arena, SlotFile
-from ckpt.block import block_bytes
-from ckpt.errors import CorruptError, StoreError
-from ckpt.isal import crc32c
-from ckpt.sidecar.row_file import RowFile
-from ckpt.spill import KEEP, Held, SpillDirectory
-from ckpt.testing.blocks import make_index, make_world, random_payload
-from ckpt.world import BlockEntry, ParityEntry, SnapshotWorld, ancestor
+from holdfast.ckpt.errors import CorruptError, StoreError
+from holdfast.ckpt.memory.arena import Arena, SlotFile
+from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SnapshotWorld, ancestor
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.parity.row_file import RowFile
+from holdfast.ckpt.sidecar.disk.directory import KEEP, Held, SpillDirectory
+from holdfast.ckpt.testing.blocks import make_index, make_world, random_payload
 
 RANKS, NBYTES = 2, 3001
 Blocks = dict[int, tuple[SlotFile, BlockEntry]]

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic.agent import stacks
-from elastic.agent.stacks import MAX_TEXT, StackProbe, Stacks
+from holdfast.elastic.agent import stacks
+from holdfast.elastic.agent.stacks import MAX_TEXT, StackProbe, Stacks
 
 _LISTENS = (
     "import faulthandler,sys,threading,time;"
-    "from elastic.channel import STACK_SIGNAL as s;"
+    "from holdfast.elastic.channel.base import STACK_SIGNAL as s;"
     "faulthandler.register(s, file=int(sys.argv[1]), all_threads=True);"
 )
 _DEAF = "import signal,sys,time; signal.signal(signal.SIGRTMIN + 11, signal.SIG_IGN);"

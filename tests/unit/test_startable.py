@@ -13,7 +13,7 @@ import pytest
 import torch
 from loader_worlds import Numbers, as_list
 
-from elastic.data.startable import MOST_BYTES, is_guarded, startable
+from holdfast.elastic.data.workers.startable import MOST_BYTES, is_guarded, startable
 
 
 class Holding:

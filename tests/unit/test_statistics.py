@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckpt.statistics import Accumulator
+from holdfast.ckpt.inspect.statistics import Accumulator
 
 
 def seen(numbers: np.ndarray, *, pieces: int = 1) -> Accumulator:

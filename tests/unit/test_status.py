@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ckpt.errors import NotFoundError, PeerError
-from ckpt.transport import RunKey
-from elastic.agent.reporting import NodeProcesses, Reporter, read_all_processes
-from elastic.events import EventWriter, events_file
-from tools import status
-from tools.exposition import exposition
-from tools.node_status import NodeStatus
-from tools.status_view import seconds, summary, view
+from holdfast.ckpt.errors import NotFoundError, PeerError
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.reporting import NodeProcesses, Reporter, read_all_processes
+from holdfast.elastic.events import EventWriter, events_file
+from holdfast.tools.commands import status
+from holdfast.tools.show.node_status import NodeStatus
+from holdfast.tools.show.prometheus import exposition
+from holdfast.tools.show.status_view import seconds, summary, view
 
 METER = {"seconds": 2.0, "bytes": 1 << 30, "median_s": 0.02, "max_s": 0.3, "last_s": 0.02}
 SEAL = {"count": 9, **METER}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from store_conformance import StoreConformance
 
-from ckpt.store.base import Store
-from ckpt.store.local import LocalStore
-from ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.memory_store import MemoryStore
 
 
 class TestLocal(StoreConformance):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elastic.membership import View
-from elastic.records import WorkerState
-from elastic.stragglers import StepTimes, outliers, pace, stragglers
-from elastic.testing import fakes
+from holdfast.elastic.decisions.stragglers import StepTimes, outliers, pace, stragglers
+from holdfast.elastic.membership.records import WorkerState
+from holdfast.elastic.membership.view import View
+from holdfast.elastic.testing import fakes
 
 
 def step(seconds: float, *, count: int = 2, **spent: float) -> StepTimes:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ckpt import isal, streaming
-from ckpt.streaming import copy_run, copy_runs, sums_of_runs
+from holdfast.ckpt.native import isal, streaming
+from holdfast.ckpt.native.streaming import copy_run, copy_runs, sums_of_runs
 
 LENGTHS = [0, 1, 7, 8, 15, 16, 17, 255, 767, 768, 769, 4095, 4096, 4097, 12_287, 12_288, 12_289]
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-import ckpt
-from ckpt.errors import MismatchError
-from ckpt.flatten import flatten
-from ckpt.held import Part
-from ckpt.restore import RestoreReport, live_keys, restore
-from ckpt.strictness import LEVELS, Strictness, check_selected, chooser
-from ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast import ckpt
+from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.held import Part
+from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
+from holdfast.ckpt.state.strictness import LEVELS, Strictness, check_selected, chooser
+from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
 
 
 def test_the_first_pattern_that_matches_says_the_level_and_the_rest_is_exact() -> None:

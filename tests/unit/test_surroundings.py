@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.errors import ConfigError
-from elastic.surroundings import Surroundings, is_launched, surroundings
+from holdfast.elastic.channel.surroundings import Surroundings, is_launched, surroundings
+from holdfast.elastic.errors import ConfigError
 
 TORCHRUN = {
     "RANK": "1",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.errors import MismatchError
-from ckpt.layout import Box, TensorSpec
-from ckpt.target_layout import Rule, TargetLayout
+from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
 
 
 def spec(*shape: int, fqn: str = "w", dtype: str = "float32") -> TensorSpec:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from tools.terminal import parse_bytes, positive, readable, shape_text
+from holdfast.tools.terminal import parse_bytes, positive, readable, shape_text
 
 
 @pytest.mark.parametrize(

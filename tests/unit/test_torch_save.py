@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt import dtypes, plain
-from ckpt.bridges.torch_save import TorchSaveSink, TorchSaveSource
-from ckpt.errors import CkptError, CorruptError, NotFoundError, StateError, StoreError
-from ckpt.interchange import transfer
-from ckpt.testing.checkpoints import sample_arrays
-from ckpt.testing.interchange import ArraySource, read_all
+from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.convert.torch_save import TorchSaveSink, TorchSaveSource
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StateError, StoreError
+from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.testing.checkpoints import sample_arrays
+from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 
 def raw(tensor: torch.Tensor) -> bytes:
     found = tensor.detach().resolve_conj().contiguous()
-    return dtypes.as_carrier(found).reshape(-1).view(torch.uint8).numpy().tobytes()
+    return torch_dtypes.as_carrier(found).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def state() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from ckpt.errors import FencedError, PeerError
-from ckpt.transport import Client, Request, RunKey, Server
+from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.transport import Client, Request, RunKey, Server
 
 
 class Echo:
@@ -162,8 +162,8 @@ def test_a_watching_client_hears_at_once_that_its_server_is_gone(key: RunKey) ->
 def test_a_client_that_is_dropped_unclosed_is_collected_and_hangs_nobody() -> None:
     code = (
         "import gc, sys\n"
-        "from ckpt.errors import PeerError\n"
-        "from ckpt.transport import Client, RunKey, Server\n"
+        "from holdfast.ckpt.errors import PeerError\n"
+        "from holdfast.ckpt.transport import Client, RunKey, Server\n"
         "key = RunKey.new()\n"
         "server = Server(lambda request: request.reply(None, [bytes(10)]), key=key)\n"
         "for bulk in (False, True, None):\n"

@@ -12,10 +12,17 @@ import pytest
 import zmq
 from raw_session import DEADLINE_S, RawSession, ask_session, flipped, wait_until
 
-from ckpt.envelope import MAX_FRAMES, PIECE_BYTES, TAG_BYTES, Envelope, Header, Kind
-from ckpt.errors import FencedError, PeerError
-from ckpt.transport import Client, Limits, Request, RunKey, Server, answers_refused
-from ckpt.transport.sealing import Sealer
+from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.transport import Client, Limits, Request, RunKey, Server, answers_refused
+from holdfast.ckpt.transport.envelope import (
+    MAX_FRAMES,
+    PIECE_BYTES,
+    TAG_BYTES,
+    Envelope,
+    Header,
+    Kind,
+)
+from holdfast.ckpt.transport.sealing import Sealer
 
 _MIB = 1 << 20
 _BIG = bytes(range(256)) * (2 * _MIB // 256) + b"odd end"

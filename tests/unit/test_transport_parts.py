@@ -7,11 +7,18 @@ import threading
 
 import pytest
 
-from ckpt.envelope import BULK_BYTES, EnvelopeError, Header, Kind, Reason, parse_sealed
-from ckpt.transport import Limits
-from ckpt.transport.buffers import Buffers, Exhausted
-from ckpt.transport.sealing import Sealer
-from ckpt.transport.sessions import Ask, Grant, Sessions
+from holdfast.ckpt.transport import Limits
+from holdfast.ckpt.transport.buffers import Buffers, Exhausted
+from holdfast.ckpt.transport.envelope import (
+    BULK_BYTES,
+    EnvelopeError,
+    Header,
+    Kind,
+    Reason,
+    parse_sealed,
+)
+from holdfast.ckpt.transport.sealing import Sealer
+from holdfast.ckpt.transport.sessions import Ask, Grant, Sessions
 
 _MIB = 1 << 20
 

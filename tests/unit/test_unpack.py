@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from ckpt import crc
-from ckpt.assemble import Assembler
-from ckpt.catalog import open_step, step_folder
-from ckpt.errors import CorruptError
-from ckpt.index import ShardIndex
-from ckpt.layout import Box
-from ckpt.manifest import PackIndex
-from ckpt.scatter import ByChunk
-from ckpt.source import PackSource, StoreSource
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import About, Array, part_of, split_dim, write_checkpoint
-from ckpt.unpack import ChunkReader, Pack, ends_of
+from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import open_step, step_folder
+from holdfast.ckpt.checkpoints.source import PackSource, StoreSource
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.manifest import PackIndex
+from holdfast.ckpt.format.unpack import ChunkReader, Pack, ends_of
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import ShardIndex
+from holdfast.ckpt.native import crc
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import About, Array, part_of, split_dim, write_checkpoint
 
 BLOCK = crc.BLOCK_BYTES
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.catalog import step_folder
-from ckpt.retention import note, prune
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.unreferenced import Kind, unreferenced
+from holdfast.ckpt.checkpoints.catalog import step_folder
+from holdfast.ckpt.checkpoints.retention import note, prune
+from holdfast.ckpt.checkpoints.unreferenced import Kind, unreferenced
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 
 @pytest.fixture

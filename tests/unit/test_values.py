@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ckpt.dtypes import BY_NAME
-from ckpt.values import decode, widened
-from ckpt.zarr_dtypes import DTYPES
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.inspect.values import decode, widened
+from holdfast.ckpt.state.torch_dtypes import BY_NAME
 
 FLOAT8 = [name for name in DTYPES if name.startswith("float8")]
 

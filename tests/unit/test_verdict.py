@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from synthetic_run import hurt_job
 
-from tools.report import timeline
-from tools.verdict import Evidence, first_difference, judge
+from holdfast.tools.demo.verdict import Evidence, first_difference, judge
+from holdfast.tools.report import timeline
 
 
 def result(**changes: Any) -> dict[str, Any]:

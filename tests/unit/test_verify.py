@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpt.catalog import load_index, load_manifest
-from ckpt.layout import Box
-from ckpt.persist import PackOptions, commit, write_pack
-from ckpt.store.local import LocalStore
-from ckpt.testing.checkpoints import shard, split_dim, write_checkpoint
-from ckpt.verify import Fault, deep_faults, examine, faults
+from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest
+from holdfast.ckpt.checkpoints.commit import PackOptions, commit, write_pack
+from holdfast.ckpt.checkpoints.verify import Fault, deep_faults, examine, faults
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.testing.checkpoints import shard, split_dim, write_checkpoint
 
 RNG = np.random.default_rng(0)
 ARRAYS: dict[str, tuple[np.ndarray[Any, Any], str]] = {

@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr_samples import of_every_dtype
 
-from ckpt.errors import CorruptError, MismatchError, StateError, StoreError
-from ckpt.grid import whole
-from ckpt.interchange import transfer
-from ckpt.isal import crc32c
-from ckpt.layout import Box, TensorSpec
-from ckpt.source import StoreSource
-from ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
-from ckpt.zarr_export import ZarrDirectorySink, export_zarr
-from ckpt.zarr_import import import_zarr
-from ckpt.zarr_view import array_name
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink, export_zarr
+from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.errors import CorruptError, MismatchError, StateError, StoreError
+from holdfast.ckpt.format.zarr_metadata import array_name
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
 
 TIED = {"model.tied": "model.weight"}
 VALUES = {"optimizer.groups.0.lr": 0.1, "cursor": {"$tuple": [1, 2]}}
@@ -124,8 +124,8 @@ def test_damage_is_named_and_nothing_is_published(tmp_path: Path) -> None:
 
 EXPORT_AND_DIE = """
 import os, signal, sys
-from ckpt.source import StoreSource
-from ckpt.zarr_export import export_zarr
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.convert.zarr_export import export_zarr
 done = 0
 def progress(nbytes):
     global done
@@ -281,8 +281,8 @@ def test_what_is_not_whole_is_not_published(tmp_path: Path) -> None:
 
 HALF_A_CHUNK_AND_DIE = """
 import os, signal, sys
-from ckpt.layout import Box, TensorSpec
-from ckpt.zarr_export import ZarrDirectorySink
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
 sink = ZarrDirectorySink(sys.argv[1])
 sink.begin({"t": TensorSpec(fqn="t", dtype="uint8", shape=(4,))}, aliases={}, values={}, step=None)
 sink.write("t", Box(offset=(0,), shape=(2,)), memoryview(b"xx"))

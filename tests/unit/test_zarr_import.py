@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import zarr
 
-from ckpt.errors import CorruptError, MismatchError, NotFoundError
-from ckpt.grid import whole
-from ckpt.layout import Box
-from ckpt.zarr_import import import_zarr
+from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.geometry.layout import Box
 
 
 def write(path: Path, name: str, data: Any, **options: Any) -> Any:

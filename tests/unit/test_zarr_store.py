@@ -22,12 +22,12 @@ from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.testing.store import StoreTests
 from zarr_samples import of_every_dtype
 
-from ckpt.errors import CorruptError, StoreError
-from ckpt.source import StoreSource
-from ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from ckpt.zarr_dtypes import DTYPES
-from ckpt.zarr_store import CheckpointStore, ImmutableError
-from ckpt.zarr_view import Stored, array_name, group
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import CorruptError, StoreError
+from holdfast.ckpt.format.zarr_metadata import Stored, array_name, group
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+from holdfast.ckpt.zarr.store import CheckpointStore, ImmutableError
 
 REFUSED = "store was opened in read-only mode and does not support writing"
 PROTOTYPE = default_buffer_prototype()

@@ -16,8 +16,15 @@ import zarr
 from zarr.dtype import DataTypeValidationError, data_type_registry, parse_dtype
 from zarr.storage import MemoryStore
 
-from ckpt.zarr_dtypes import DTYPES
-from ckpt.zarr_types import TYPES, BFloat16, Float8E4M3FN, Float8E8M0FNU, SmallFloat, register
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.zarr.types import (
+    TYPES,
+    BFloat16,
+    Float8E4M3FN,
+    Float8E8M0FNU,
+    SmallFloat,
+    register,
+)
 
 every_type = pytest.mark.parametrize("kind", TYPES, ids=[kind._zarr_v3_name for kind in TYPES])
 

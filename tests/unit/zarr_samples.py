@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.zarr_dtypes import DTYPES
+from holdfast.ckpt.geometry.element_types import DTYPES
 
 Arrays = dict[str, tuple[npt.NDArray[Any], str]]
 

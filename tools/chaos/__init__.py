@@ -2,7 +2,7 @@
 
 A loop of any kind tells what it does by three calls, which cost nothing where nobody asked::
 
-    from tools import chaos
+    from holdfast.tools import chaos
 
     for step in range(start, steps):
         chaos.samples(step, ids)
@@ -11,6 +11,6 @@ A loop of any kind tells what it does by three calls, which cost nothing where n
         chaos.state_hash(step, model.state_dict())
 """
 
-from tools.chaos.hooks import samples, state_hash, step
+from holdfast.tools.chaos.hooks import samples, state_hash, step
 
 __all__ = ["samples", "state_hash", "step"]

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from tools.terminal import HelpFormatter
+from holdfast.tools.terminal import HelpFormatter
 
 if TYPE_CHECKING:
-    from tools.chaos.commands import Command
-    from tools.cli import Subparsers
+    from holdfast.tools.chaos.commands import Command
+    from holdfast.tools.cli import Subparsers
 
 SUBCOMMANDS: Final = {
-    "run": "tools.chaos.commands.run",
-    "check": "tools.chaos.commands.check",
-    "soak": "tools.chaos.commands.soak",
-    "list": "tools.chaos.commands.scenarios",
-    "faults": "tools.chaos.commands.faults",
-    "report": "tools.chaos.report.command",
-    "survive": "tools.chaos.commands.survive",
+    "run": "holdfast.tools.chaos.commands.run",
+    "check": "holdfast.tools.chaos.commands.check",
+    "soak": "holdfast.tools.chaos.commands.soak",
+    "list": "holdfast.tools.chaos.commands.scenarios",
+    "faults": "holdfast.tools.chaos.commands.faults",
+    "report": "holdfast.tools.chaos.commands.report",
+    "survive": "holdfast.tools.chaos.commands.survive",
 }
 """Name → the module that is this `Command`."""
 

@@ -14,9 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tools.chaos.fixtures.cluster import Cluster
-    from tools.chaos.fixtures.judging import JobHistory
-    from tools.chaos.fixtures.nemesis import Nemesis
+    from holdfast.tools.chaos.fixtures.cluster import Cluster
+    from holdfast.tools.chaos.fixtures.judging import JobHistory
+    from holdfast.tools.chaos.fixtures.nemesis import Nemesis
 
 _FAILURE = pytest.StashKey[str]()
 
@@ -57,8 +57,8 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """Nodes of this machine with agents and sidecars; nothing of them is left after the test."""
-    from tools.chaos.fixtures.cluster import Cluster
-    from tools.chaos.fixtures.options import options_of
+    from holdfast.tools.chaos.fixtures.cluster import Cluster
+    from holdfast.tools.chaos.fixtures.options import options_of
 
     marker = request.node.get_closest_marker("chaos")
     seed = request.config.getoption("--chaos-seed")
@@ -79,6 +79,6 @@ def nemesis(cluster: Cluster) -> Nemesis:
 @pytest.fixture
 def history(cluster: Cluster) -> JobHistory:
     """What the job of ``cluster`` did, once it has ended: steps, samples, verdict."""
-    from tools.chaos.fixtures.judging import JobHistory
+    from holdfast.tools.chaos.fixtures.judging import JobHistory
 
     return JobHistory(cluster)

@@ -11,13 +11,13 @@ from typing import Final
 
 import msgspec
 
-from elastic.errors import ConfigError
-from elastic.testing.shrinking import Asked, fewest
-from tools.chaos import real
-from tools.chaos.catalogue import CATALOGUE, World
-from tools.chaos.result import SCENARIO, STRIKES, Result, save
-from tools.chaos.scenario import Scenario, ScenarioError
-from tools.chaos.strikes import draw
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.testing.shrinking import Asked, fewest
+from holdfast.tools.chaos import real
+from holdfast.tools.chaos.judging.result import SCENARIO, STRIKES, Result, save
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, World
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import draw
 
 SMALLEST: Final = "smallest"
 _TRY: Final = "try"
@@ -64,7 +64,7 @@ class Runs:
 
     def _in_world(self, seed: int, only: Collection[int] | None, folder: Path) -> Result:
         if self._world == "simulated":
-            simulated = importlib.import_module("tools.chaos.simulated")
+            simulated = importlib.import_module("holdfast.tools.chaos.simulated")
             result: Result = simulated.run(self._scenario, seed=seed, only=only, folder=folder)
             return result
         source = self._path.absolute().parent

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tools.report.record import RecoveryRow
-from tools.report.svg import Scale, drawing, marks, tag, text, titled
-from tools.report.timeline import PHASES, Fault, Life, StepRun, Timeline
+from holdfast.tools.report.record import RecoveryRow
+from holdfast.tools.report.svg import Scale, drawing, marks, tag, text, titled
+from holdfast.tools.report.timeline import PHASES, Fault, Life, StepRun, Timeline
 
 WIDTH: Final = 1080.0
 CURVE_WIDTH: Final = 520.0

@@ -10,9 +10,9 @@ from typing import Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from tools.report import charts
-from tools.report.record import RecoveryRow, Report
-from tools.report.timeline import PHASES
+from holdfast.tools.report import charts
+from holdfast.tools.report.record import RecoveryRow, Report
+from holdfast.tools.report.timeline import PHASES
 
 CHECKS: Final = {
     "exact": "Final weights equal the undisturbed run's, bit for bit",
@@ -45,12 +45,12 @@ def environment() -> Environment:
 
 def style() -> Markup:
     """Return the style sheet of every page."""
-    return Markup(files("tools.report").joinpath("page.css").read_text(encoding="utf-8"))
+    return Markup(files("holdfast.tools.report").joinpath("page.css").read_text(encoding="utf-8"))
 
 
 def render(report: Report) -> str:
     """Return the page."""
-    source = files("tools.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    source = files("holdfast.tools.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     return (
         environment()
         .from_string(source)

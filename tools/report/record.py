@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ckpt.types import Json
-from tools.report.timeline import PHASES, Recovery, Timeline
-from tools.snapshot_costs import Cost
+from holdfast.ckpt.types import Json
+from holdfast.tools.report.snapshot_costs import Cost
+from holdfast.tools.report.timeline import PHASES, Recovery, Timeline
 
 REPORT_FORMAT = 1
 

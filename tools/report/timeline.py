@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from elastic.membership import role_of
-from elastic.records import TRAINER
-from tools.report.accounting import Interval, account
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.membership.view import role_of
+from holdfast.tools.report.accounting import Interval, account
 
 Event: TypeAlias = Mapping[str, Any]
 

@@ -39,9 +39,9 @@ def after(owner: Any, name: str, note: Callable[..., tuple[str, str, int]]) -> N
 
 
 def in_sidecar() -> None:
-    from ckpt import persist
-    from ckpt.sidecar.exchange import Exchange
-    from ckpt.sidecar.writing import Writing
+    from holdfast.ckpt.checkpoints import commit
+    from holdfast.ckpt.sidecar.parity.exchange import Exchange
+    from holdfast.ckpt.sidecar.writing.operations import Writing
 
     def of(part: Any) -> str:
         return str(part._core.node)
@@ -56,14 +56,14 @@ def in_sidecar() -> None:
         lambda x, _r, body: ("peer", of(x), max(e.generation for e in body.entries)),
     )
     after(
-        persist,
+        commit,
         "_published",
         lambda *_, generation, **__: ("store", "", generation),
     )
 
 
 def in_worker() -> None:
-    from elastic.run import Run
+    from holdfast.elastic.loop.run import Run
 
     emit = Run.emit
 
@@ -77,7 +77,7 @@ def in_worker() -> None:
 
 
 if _FOLDER:
-    if "ckpt.sidecar" in sys.orig_argv:
+    if "holdfast.ckpt.sidecar" in sys.orig_argv:
         in_sidecar()
     elif any(word.endswith("_training.py") for word in sys.orig_argv):
         in_worker()

@@ -1,4 +1,4 @@
-"""What a module has that is a command of `holdfast chaos`; `tools.chaos.command` lists them."""
+"""The commands of `holdfast chaos`, one module each; `tools.chaos.command` lists them."""
 
 from __future__ import annotations
 

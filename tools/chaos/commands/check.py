@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from tools.chaos.checker import CHECKS, Promises, Verdict, check
-from tools.chaos.commands import Add, Words
-from tools.chaos.history import read
-from tools.terminal import console, place, print_json, step_number
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.judging.checker import CHECKS, Promises, Verdict, check
+from holdfast.tools.chaos.judging.history import read
+from holdfast.tools.terminal import console, place, print_json, step_number
 
 EXIT_BROKEN: Final = 1
 
@@ -26,8 +26,8 @@ examples:
   holdfast chaos check runs/hurt/history --against runs/calm/history --undone-most 1
   holdfast chaos check runs/demo --json
 
-A history is what tools.chaos.step, samples and state_hash wrote where HOLDFAST_HISTORY says, or the
-run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
+A history is what holdfast.chaos.step, samples and state_hash wrote where HOLDFAST_HISTORY says, or
+the run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
 completed it, or an earlier one, again; all that is promised is promised of what survives. Exit
 codes: 0 all held, 1 something is broken, 2 wrong command line or unreadable history.
 """,

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 from rich.table import Table
 
-from tools.chaos.catalogue import CATALOGUE
-from tools.chaos.commands import Add, Words
-from tools.terminal import console, print_json
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
+from holdfast.tools.terminal import console, print_json
 
 WORDS: Final = Words(
     help="show the kinds of faults",

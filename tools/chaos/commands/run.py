@@ -11,15 +11,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tools.chaos.commands import Add, Words
-from tools.chaos.commands.check import EXIT_BROKEN, show
-from tools.chaos.library import find
-from tools.chaos.result import Result
-from tools.chaos.runs import SMALLEST, Runs
-from tools.chaos.scenario import Scenario
-from tools.chaos.strikes import Strike, draw
-from tools.chaos.words import target_text, when_text
-from tools.terminal import console, place, positive, print_json, step_number
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.commands.check import EXIT_BROKEN, show
+from holdfast.tools.chaos.judging.result import Result
+from holdfast.tools.chaos.runs import SMALLEST, Runs
+from holdfast.tools.chaos.scenarios.library import find
+from holdfast.tools.chaos.scenarios.scenario import Scenario
+from holdfast.tools.chaos.scenarios.strikes import Strike, draw
+from holdfast.tools.chaos.scenarios.words import target_text, when_text
+from holdfast.tools.terminal import console, place, positive, print_json, step_number
 
 _OUT: Final = Path("holdfast-chaos")
 

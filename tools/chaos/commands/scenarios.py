@@ -7,10 +7,10 @@ from typing import Final
 
 from rich.table import Table
 
-from tools.chaos.commands import Add, Words
-from tools.chaos.library import ready
-from tools.chaos.scenario import load
-from tools.terminal import console, print_json
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.scenarios.library import ready
+from holdfast.tools.chaos.scenarios.scenario import load
+from holdfast.tools.terminal import console, print_json
 
 WORDS: Final = Words(
     help="show the ready scenarios",

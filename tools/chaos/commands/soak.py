@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tools.chaos.commands import Add, Words
-from tools.chaos.soak.strokes import Kind
-from tools.terminal import step_number
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.soak.strokes import Kind
+from holdfast.tools.terminal import step_number
 
 WORDS: Final = Words(
     help="random faults for minutes or hours, with flat resources",
@@ -55,11 +55,11 @@ def declare(add: Add) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Soak; 1 when something is wrong."""
-    from tools.chaos.soak.memory import own_shared_memory
-    from tools.chaos.soak.soak import Options, say, soak
+    from holdfast.tools.chaos.soak.memory import own_shared_memory
+    from holdfast.tools.chaos.soak.soak import Options, say, soak
 
     words = _words(args)
-    fills = own_shared_memory([sys.executable, "-P", "-m", "tools.cli", *words])
+    fills = own_shared_memory([sys.executable, "-P", "-m", "holdfast.tools.cli", *words])
     if not fills:
         say("shared memory is not filled: no mount namespace of our own can be had (unshare)")
     folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))

@@ -12,14 +12,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from tools.chaos.commands import Add, Words
-from tools.chaos.commands.check import EXIT_BROKEN
-from tools.chaos.report.losses import OUTCOMES, Loss, Prediction
-from tools.chaos.report.summary import Cell, survival
-from tools.chaos.survival import simulated
-from tools.chaos.survival.measured import Measuring
-from tools.chaos.survival.sets import broken, drawn, names
-from tools.terminal import console, positive, step_number
+from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.commands.check import EXIT_BROKEN
+from holdfast.tools.chaos.report.losses import OUTCOMES, Loss, Prediction
+from holdfast.tools.chaos.report.summary import Cell, survival
+from holdfast.tools.chaos.survival import simulated
+from holdfast.tools.chaos.survival.measured import Measuring
+from holdfast.tools.chaos.survival.sets import broken, drawn, names
+from holdfast.tools.terminal import console, positive, step_number
 
 _OUT: Final = Path("holdfast-chaos")
 _MOST_REAL: Final = 16

@@ -10,20 +10,12 @@ from typing import Final
 
 import msgspec
 
-from tools.chaos.faults import (
-    bits,
-    clock,
-    coordinator,
-    disk,
-    inside,
-    network,
-    processes,
-    store,
-    throttle,
-    wire,
-)
-from tools.chaos.faults.environment import together
-from tools.chaos.injector import Injector
+from holdfast.tools.chaos.faults import bits, inside, processes, store, throttle
+from holdfast.tools.chaos.faults.environment import together
+from holdfast.tools.chaos.faults.etcd import coordinator
+from holdfast.tools.chaos.faults.injector import Injector
+from holdfast.tools.chaos.faults.network import cut, wire
+from holdfast.tools.chaos.faults.preloaded import clock, disk
 
 __all__ = ["Family", "families", "together"]
 
@@ -44,7 +36,7 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     Family(kinds=clock.KINDS, make=clock.ClockInjector),
     Family(kinds=store.KINDS, make=store.StoreInjector),
     Family(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
-    Family(kinds=network.KINDS, make=network.NetworkInjector),
+    Family(kinds=cut.KINDS, make=cut.NetworkInjector),
     Family(kinds=wire.KINDS, make=wire.WireInjector),
 )
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ckpt.arena import arena_path
-from tools.chaos.injector import MissedError, Site, Victim
-from tools.chaos.scenario import ScenarioError
-from tools.chaos.strikes import Strike
+from holdfast.ckpt.memory.arena import arena_path
+from holdfast.tools.chaos.faults.injector import MissedError, Site, Victim
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _COMMITS: Final[Mapping[str, str]] = {"manifest.json": "data/*.pack", ".metadata": "*.distcp"}
 """The file that commits a checkpoint → its data beside it: Holdfast's, and those of torch's DCP."""

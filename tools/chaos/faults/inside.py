@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tools.chaos.faults.environment import before
-from tools.chaos.faults.shim.holdfast_inside import ORDERS, TRAINS
-from tools.chaos.injector import MissedError, Site, Undo, Victim
-from tools.chaos.scenario import ScenarioError
-from tools.chaos.strikes import Strike
+from holdfast.tools.chaos.faults.environment import before
+from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.shim.holdfast_inside import ORDERS, TRAINS
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _SHIM: Final = Path(__file__).with_name("shim")
 _AMOUNTS: Final[Mapping[str, float]] = {

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tools.chaos.injector import MissedError, Site, Undo, Victim
-from tools.chaos.strikes import Strike
+from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _GRACE_S: Final = 10.0
 _SHARE: Final = 0.8

@@ -1,7 +1,7 @@
 """An S3 store that fails, throttles, dawdles, loses replies or shows what was there before.
 
-A proxy stands between the job and its store (`ckpt.testing.http_faults`): the job is given its
-address as ``AWS_ENDPOINT_URL_S3``, and asks the server that this process would.
+A proxy stands between the job and its store (`holdfast.ckpt.testing.http_faults`): the job is given
+its address as ``AWS_ENDPOINT_URL_S3``, and asks the server that this process would.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from ckpt.testing.http_faults import Fault, FaultProxy, Rule
-from tools.chaos.injector import Site, Undo, Victim
-from tools.chaos.scenario import ScenarioError
-from tools.chaos.strikes import Strike
+from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule
+from holdfast.tools.chaos.faults.injector import Site, Undo, Victim
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 ENDPOINT: Final = "AWS_ENDPOINT_URL_S3"
 _ANY_SERVICE: Final = "AWS_ENDPOINT_URL"

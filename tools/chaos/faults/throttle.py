@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tools.chaos.faults.cgroups import ENABLED, LEAST, PROCESSES, Hierarchy, hierarchies
-from tools.chaos.injector import MissedError, Site, Undo, Victim
-from tools.chaos.scenario import ScenarioError
-from tools.chaos.strikes import Strike
+from holdfast.tools.chaos.faults.cgroups import ENABLED, LEAST, PROCESSES, Hierarchy, hierarchies
+from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 KINDS: Final = frozenset({"cpu-throttle"})
 

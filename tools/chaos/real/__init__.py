@@ -1,5 +1,5 @@
 """The world of real processes: a scenario's job is started on this machine, watched and hurt."""
 
-from tools.chaos.real.world import Calm, run, undisturbed
+from holdfast.tools.chaos.real.world import Calm, run, undisturbed
 
 __all__ = ["Calm", "run", "undisturbed"]

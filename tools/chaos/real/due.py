@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tools.chaos.real.seen import Seen
-    from tools.chaos.scenario import When
-    from tools.chaos.strikes import Strike
+    from holdfast.tools.chaos.real.seen import Seen
+    from holdfast.tools.chaos.scenarios.scenario import When
+    from holdfast.tools.chaos.scenarios.strikes import Strike
 
 
 class Due:

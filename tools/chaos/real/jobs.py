@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from elastic.agent.stacks import kernel_state
-from tools.chaos.faults.environment import LISTS, together
-from tools.chaos.hooks import HISTORY
-from tools.chaos.injector import Site
-from tools.chaos.scenario import Workload
+from holdfast.elastic.agent.stacks import kernel_state
+from holdfast.tools.chaos.faults.environment import LISTS, together
+from holdfast.tools.chaos.faults.injector import Site
+from holdfast.tools.chaos.hooks import HISTORY
+from holdfast.tools.chaos.scenarios.scenario import Workload
 
 MARK: Final = "HOLDFAST_CHAOS_RUN"
 """Environment variable that all processes of a job have, each job with a value of its own."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from elastic.coordinator.base import Coordinator
-from elastic.coordinator.connecting import is_etcd
-from elastic.coordinator.etcd_address import EtcdAddress
-from elastic.errors import CoordinatorError
-from elastic.launch import ETCD_TIMING
-from elastic.membership import run_prefix
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.launch.local import ETCD_TIMING
+from holdfast.elastic.membership.view import run_prefix
 
 _LEASE_S: Final = 2 * ETCD_TIMING.lease_ttl_s + 3.0
 """No lease of a job that has ended lives longer: etcd gives all of them their time anew when it
@@ -29,7 +29,7 @@ def left_keys(address: str, run: str) -> list[str]:
     """
     if not run or not is_etcd(address):
         return []
-    from elastic.coordinator.etcd import EtcdCoordinator
+    from holdfast.elastic.coordinator.etcd.coordinator import EtcdCoordinator
 
     try:
         with contextlib.closing(EtcdCoordinator(EtcdAddress.parse(address))) as coordinator:

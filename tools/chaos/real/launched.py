@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from elastic.events import EVENTS_PATTERN, EventReader
-from elastic.launch import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
-from tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
-from tools.chaos.real.site import LaunchedSite
-from tools.chaos.scenario import ScenarioError, Workload
+from holdfast.elastic.events import EVENTS_PATTERN, EventReader
+from holdfast.elastic.launch.local import (
+    EMBEDDED,
+    ETCD_TIMING,
+    LOCAL_TIMING,
+    LaunchConfig,
+    Launcher,
+    NodeSpec,
+)
+from holdfast.tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from holdfast.tools.chaos.real.site import LaunchedSite
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 
 _END_S: Final = 60.0
 _MANY: Final = 10_000

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tools.chaos.real.jobs import Job
-from tools.chaos.real.keys import left_keys
-from tools.chaos.real.objects import Objects
-from tools.leftovers import leftovers, processes_of
+from holdfast.tools.chaos.real.jobs import Job
+from holdfast.tools.chaos.real.keys import left_keys
+from holdfast.tools.chaos.real.objects import Objects
+from holdfast.tools.show.leftovers import leftovers, processes_of
 
 _SHM: Final = Path("/dev/shm")
 _OWN_HANDLES: Final = Path("/proc/self/fd")

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from ckpt.errors import CkptError
-from ckpt.store.places import open_store, scheme_of
-from ckpt.unreferenced import Kind, Unreferenced, unreferenced
-from elastic.events import EventReader
+from holdfast.ckpt.checkpoints.unreferenced import Kind, Unreferenced, unreferenced
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.store.places import open_store, scheme_of
+from holdfast.elastic.events import EventReader
 
 _STEP: Final = re.compile(r"step-[0-9]{12}")
 _SCHEMES: Final = frozenset({"s3", "file"})

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from elastic.events import EventReader
-from elastic.process import Child, describe_exit, end_processes
-from tools.chaos.catalogue import Part
-from tools.chaos.hooks import ATTEMPT, PATTERN
-from tools.chaos.injector import Victim
-from tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
-from tools.chaos.scenario import ScenarioError, Workload
-from tools.leftovers import processes_of
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.processes.children import Child, describe_exit, end_processes
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.hooks import ATTEMPT, PATTERN
+from holdfast.tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from holdfast.tools.chaos.scenarios.catalogue import Part
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
+from holdfast.tools.show.leftovers import processes_of
 
 _END_S: Final = 5.0
 _OUTPUT_BYTES: Final = 2000

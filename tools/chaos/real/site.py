@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic.agent.reporting import NodeProcesses
-from elastic.launch import Launcher
-from tools.chaos.catalogue import Part
-from tools.chaos.injector import Victim
-from tools.chaos.real.jobs import alive
+from holdfast.elastic.agent.reporting import NodeProcesses
+from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.real.jobs import alive
+from holdfast.tools.chaos.scenarios.catalogue import Part
 
 
 class LaunchedSite:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from elastic.agent.stacks import kernel_state
-from tools.chaos.real.jobs import alive
+from holdfast.elastic.agent.stacks import kernel_state
+from holdfast.tools.chaos.real.jobs import alive
 
 STACKS: Final = "stacks.txt"
 _SPY_S: Final = 10.0

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from elastic.events import EventWriter, events_file
-from tools.chaos.injector import Injector, MissedError, Undo, Victim
-from tools.chaos.real.jobs import Job, Place
-from tools.chaos.real.seen import Seen
-from tools.chaos.real.targets import choose, part_of
-from tools.chaos.result import Struck
-from tools.chaos.strikes import Strike
-from tools.chaos.words import target_text
+from holdfast.elastic.events import EventWriter, events_file
+from holdfast.tools.chaos.faults.injector import Injector, MissedError, Undo, Victim
+from holdfast.tools.chaos.judging.result import Struck
+from holdfast.tools.chaos.real.jobs import Job, Place
+from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.targets import choose, part_of
+from holdfast.tools.chaos.scenarios.strikes import Strike
+from holdfast.tools.chaos.scenarios.words import target_text
 
 
 class Striker:

@@ -6,14 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from elastic.membership import role_of
-from tools.chaos.catalogue import CATALOGUE, Part
+from holdfast.elastic.membership.view import role_of
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
 
 if TYPE_CHECKING:
-    from tools.chaos.injector import Victim
-    from tools.chaos.real.seen import Seen
-    from tools.chaos.scenario import Target
-    from tools.chaos.strikes import Strike
+    from holdfast.tools.chaos.faults.injector import Victim
+    from holdfast.tools.chaos.real.seen import Seen
+    from holdfast.tools.chaos.scenarios.scenario import Target
+    from holdfast.tools.chaos.scenarios.strikes import Strike
 
 PLAIN: Final[tuple[Part, ...]] = ("worker", "job", "store")
 """What can be hit of a job without Holdfast."""

@@ -12,25 +12,25 @@ from typing import Final
 
 import msgspec
 
-from elastic.launch import EMBEDDED
-from tools.chaos.checker import Promises, Verdict, check
-from tools.chaos.faults.environment import together
-from tools.chaos.history import HistoryError, read
-from tools.chaos.injector import Injector
-from tools.chaos.injectors import for_kinds
-from tools.chaos.real.due import Due
-from tools.chaos.real.jobs import Ending, Job, Place, words
-from tools.chaos.real.launched import HoldfastJob
-from tools.chaos.real.leaks import Leaks
-from tools.chaos.real.plain import PlainJob
-from tools.chaos.real.seen import Seen
-from tools.chaos.real.stacks import write_stacks
-from tools.chaos.real.striker import Striker
-from tools.chaos.real.targets import part_of
-from tools.chaos.record import History
-from tools.chaos.result import CALM, HISTORY, STRIKES, Result, Struck, save
-from tools.chaos.scenario import Scenario, ScenarioError
-from tools.chaos.strikes import Strike, draw
+from holdfast.elastic.launch.local import EMBEDDED
+from holdfast.tools.chaos.faults.environment import together
+from holdfast.tools.chaos.faults.injector import Injector
+from holdfast.tools.chaos.faults.injectors import for_kinds
+from holdfast.tools.chaos.judging.checker import Promises, Verdict, check
+from holdfast.tools.chaos.judging.history import HistoryError, read
+from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.judging.result import CALM, HISTORY, STRIKES, Result, Struck, save
+from holdfast.tools.chaos.real.due import Due
+from holdfast.tools.chaos.real.jobs import Ending, Job, Place, words
+from holdfast.tools.chaos.real.launched import HoldfastJob
+from holdfast.tools.chaos.real.leaks import Leaks
+from holdfast.tools.chaos.real.plain import PlainJob
+from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.stacks import write_stacks
+from holdfast.tools.chaos.real.striker import Striker
+from holdfast.tools.chaos.real.targets import part_of
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError
+from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 
 _TICK_S: Final = 0.01
 _LOOK_S: Final = 0.5

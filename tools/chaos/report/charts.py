@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tools.chaos.report.summary import Repair
-from tools.report.charts import WIDTH
-from tools.report.svg import Scale, drawing, marks, tag, text, titled
+from holdfast.tools.chaos.report.summary import Repair
+from holdfast.tools.report.charts import WIDTH
+from holdfast.tools.report.svg import Scale, drawing, marks, tag, text, titled
 
 _LEFT: Final = 190.0
 _RIGHT: Final = 90.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 from xml.etree import ElementTree
 
-from tools.chaos.checker import CHECKS
-from tools.chaos.report.run import Run
+from holdfast.tools.chaos.judging.checker import CHECKS
+from holdfast.tools.chaos.report.run import Run
 
 ENDED: Final = "the job ended as it should, and left nothing behind"
 

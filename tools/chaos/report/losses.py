@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from tools.report.timeline import Fault, Timeline
+from holdfast.tools.report.timeline import Fault, Timeline
 
 Outcome: TypeAlias = Literal["memory", "parity", "checkpoint", "beginning", "refused", "lost"]
 """What became of a job that lost machines; `OUTCOMES` says it in words."""

@@ -8,15 +8,15 @@ from typing import Final
 
 from markupsafe import Markup
 
-from tools.chaos.checker import CHECKS
-from tools.chaos.report import charts as own_charts
-from tools.chaos.report.losses import OUTCOMES
-from tools.chaos.report.run import Run
-from tools.chaos.report.summary import ALL, TOTAL, Summary, compare, summarise
-from tools.report import charts
-from tools.report.html import environment, seconds, style
-from tools.report.record import recovery_rows
-from tools.report.timeline import PHASES
+from holdfast.tools.chaos.judging.checker import CHECKS
+from holdfast.tools.chaos.report import charts as own_charts
+from holdfast.tools.chaos.report.losses import OUTCOMES
+from holdfast.tools.chaos.report.run import Run
+from holdfast.tools.chaos.report.summary import ALL, TOTAL, Summary, compare, summarise
+from holdfast.tools.report import charts
+from holdfast.tools.report.html import environment, seconds, style
+from holdfast.tools.report.record import recovery_rows
+from holdfast.tools.report.timeline import PHASES
 
 SHOWN_MOST: Final = 12
 """So many runs are shown in full, those that broke something first."""
@@ -28,7 +28,7 @@ def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "
     """Return the page of ``runs``, beside those they are compared with."""
     made = environment()
     made.filters["figure"] = figure
-    package = files("tools.chaos.report")
+    package = files("holdfast.tools.chaos.report")
     summary = summarise(runs)
     cells = [cell for row in summary.survival.values() for cell in row]
     ordered = sorted(runs, key=lambda run: (run.held, -len(run.recoveries)))

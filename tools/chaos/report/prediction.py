@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from tools.chaos.report.losses import Prediction
-from tools.chaos.result import ResultError
+from holdfast.tools.chaos.judging.result import ResultError
+from holdfast.tools.chaos.report.losses import Prediction
 
 _FILE: Final = "predicted.json"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.chaos.checker import check
-from tools.chaos.history import HistoryError, of_events, told
-from tools.chaos.report import prediction
-from tools.chaos.report.run import Run, judged
-from tools.chaos.result import HISTORY, RESULT, load
+from holdfast.tools.chaos.judging.checker import check
+from holdfast.tools.chaos.judging.history import HistoryError, of_events, told
+from holdfast.tools.chaos.judging.result import HISTORY, RESULT, load
+from holdfast.tools.chaos.report import prediction
+from holdfast.tools.chaos.report.run import Run, judged
 
 
 def read(folder: Path) -> list[Run]:

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tools.chaos.catalogue import World
-from tools.chaos.checker import Verdict
-from tools.chaos.record import History
-from tools.chaos.report.losses import Loss, Prediction, losses
-from tools.chaos.report.story import tell, tells_generations
-from tools.chaos.result import Result, Struck
-from tools.report.timeline import Recovery, Timeline
+from holdfast.tools.chaos.judging.checker import Verdict
+from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.judging.result import Result, Struck
+from holdfast.tools.chaos.report.losses import Loss, Prediction, losses
+from holdfast.tools.chaos.report.story import tell, tells_generations
+from holdfast.tools.chaos.scenarios.catalogue import World
+from holdfast.tools.report.timeline import Recovery, Timeline
 
 Event: TypeAlias = Mapping[str, Any]
 

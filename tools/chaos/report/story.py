@@ -15,11 +15,11 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from elastic.membership import role_of
-from elastic.records import TRAINER
-from tools.chaos.result import Struck
-from tools.report import timeline
-from tools.report.timeline import Fault, Recovery, Timeline
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.membership.view import role_of
+from holdfast.tools.chaos.judging.result import Struck
+from holdfast.tools.report import timeline
+from holdfast.tools.report.timeline import Fault, Recovery, Timeline
 
 Event: TypeAlias = Mapping[str, Any]
 

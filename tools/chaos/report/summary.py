@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from tools.chaos.report.losses import OUTCOMES, Loss, Outcome
-from tools.chaos.report.run import Run
-from tools.report import accounting
-from tools.report.timeline import PHASES, Recovery
+from holdfast.tools.chaos.report.losses import OUTCOMES, Loss, Outcome
+from holdfast.tools.chaos.report.run import Run
+from holdfast.tools.report import accounting
+from holdfast.tools.report.timeline import PHASES, Recovery
 
 TOTAL: Final = "total_s"
 ALL: Final = "all"

@@ -1,5 +1,5 @@
 """The simulated world of scenarios: virtual time, and the decisions of production."""
 
-from tools.chaos.simulated.world import run
+from holdfast.tools.chaos.simulated.world import run
 
 __all__ = ["run"]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from ckpt.types import Json
-from elastic.membership import role_of
-from elastic.records import WorkerState
-from elastic.testing.faults import Fault, FaultKind
-from elastic.testing.simulated_agent import SimulatedAgent
-from elastic.testing.simulator import Simulation
-from tools.chaos.result import Struck
-from tools.chaos.simulated.translate import KINDS, part_of
-from tools.chaos.strikes import Strike
+from holdfast.ckpt.types import Json
+from holdfast.elastic.membership.records import WorkerState
+from holdfast.elastic.membership.view import role_of
+from holdfast.elastic.testing.simulation.agent import SimulatedAgent
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.simulator import Simulation
+from holdfast.tools.chaos.judging.result import Struck
+from holdfast.tools.chaos.scenarios.strikes import Strike
+from holdfast.tools.chaos.simulated.translate import KINDS, part_of
 
 _RESTART_S: Final = 0.5
 """After so long a node is there again whose processes were killed."""

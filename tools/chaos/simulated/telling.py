@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from ckpt.types import Json
-from elastic.events import events_file
-from elastic.planning.shares import part
-from elastic.sampler import positions
-from elastic.testing.simulator import Simulation
-from tools.chaos.history import of_events
-from tools.chaos.record import History
-from tools.chaos.strikes import Strike
+from holdfast.ckpt.types import Json
+from holdfast.elastic.data.sampler import positions
+from holdfast.elastic.events import events_file
+from holdfast.elastic.planning.shares import part
+from holdfast.elastic.testing.simulation.simulator import Simulation
+from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _FILE: Final = "history-simulated.jsonl"
 

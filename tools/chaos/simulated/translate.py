@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from elastic.records import JobSpec
-from elastic.testing.faults import FaultKind
-from elastic.testing.simulator import SimulationConfig
-from tools.chaos.catalogue import CATALOGUE, Part
-from tools.chaos.scenario import FaultSpec, Scenario, ScenarioError
+from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.testing.simulation.faults import FaultKind
+from holdfast.elastic.testing.simulation.simulator import SimulationConfig
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
+from holdfast.tools.chaos.scenarios.scenario import FaultSpec, Scenario, ScenarioError
 
 REAL: Final = "or run it with real processes (--world real)"
 

@@ -8,17 +8,25 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt.types import Json
-from elastic.records import Outcome
-from elastic.testing.simulated_training import InvariantError
-from elastic.testing.simulator import Simulation
-from tools.chaos.checker import Promises, Verdict, check
-from tools.chaos.result import CALM, HISTORY, SCENARIO, STRIKES, Result, Struck, save
-from tools.chaos.scenario import Scenario
-from tools.chaos.simulated.striking import Striker
-from tools.chaos.simulated.telling import Telling
-from tools.chaos.simulated.translate import config_of, names_of
-from tools.chaos.strikes import Strike, draw
+from holdfast.ckpt.types import Json
+from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.testing.simulation.simulator import Simulation
+from holdfast.elastic.testing.simulation.training import InvariantError
+from holdfast.tools.chaos.judging.checker import Promises, Verdict, check
+from holdfast.tools.chaos.judging.result import (
+    CALM,
+    HISTORY,
+    SCENARIO,
+    STRIKES,
+    Result,
+    Struck,
+    save,
+)
+from holdfast.tools.chaos.scenarios.scenario import Scenario
+from holdfast.tools.chaos.scenarios.strikes import Strike, draw
+from holdfast.tools.chaos.simulated.striking import Striker
+from holdfast.tools.chaos.simulated.telling import Telling
+from holdfast.tools.chaos.simulated.translate import config_of, names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from ckpt.arena import ARENA_ROOT
-from tools.chaos.soak.strokes import FULL_BYTES
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.tools.chaos.soak.strokes import FULL_BYTES
 
 _OWN_MEMORY: Final = "HOLDFAST_SOAK_OWN_MEMORY"
 

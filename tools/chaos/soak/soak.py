@@ -22,15 +22,15 @@ from typing import Final
 
 import msgspec
 
-from ckpt.arena import ARENA_ROOT
-from elastic.events import EventReader
-from elastic.launch import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
-from tools.chaos.soak.striking import Striker
-from tools.chaos.soak.strokes import NODES, Fault, Kind, Setup, Stroke, strokes
-from tools.chaos.soak.watching import Seen, Use, grumbles, outcries
-from tools.leftovers import leftovers
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.tools.chaos.soak.striking import Striker
+from holdfast.tools.chaos.soak.strokes import NODES, Fault, Kind, Setup, Stroke, strokes
+from holdfast.tools.chaos.soak.watching import Seen, Use, grumbles, outcries
+from holdfast.tools.show.leftovers import leftovers
 
-TRAINING: Final = (sys.executable, "-u", "-m", "tools.chaos.workloads.soaked")
+TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.soaked")
 PARTS: Final = 2
 _ENDING_STEPS: Final = 200
 _WAIT_S: Final = 180.0

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ckpt.arena import ARENA_ROOT
-from elastic.launch import Launcher
-from tools.chaos.catalogue import Part
-from tools.chaos.faults.bits import BitsInjector
-from tools.chaos.faults.processes import Processes
-from tools.chaos.injector import MissedError, Undo, Victim
-from tools.chaos.real.site import LaunchedSite
-from tools.chaos.scenario import Target, When
-from tools.chaos.soak.strokes import Fault, Kind
-from tools.chaos.strikes import Strike
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.faults.bits import BitsInjector
+from holdfast.tools.chaos.faults.injector import MissedError, Undo, Victim
+from holdfast.tools.chaos.faults.processes import Processes
+from holdfast.tools.chaos.real.site import LaunchedSite
+from holdfast.tools.chaos.scenarios.catalogue import Part
+from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.strikes import Strike
+from holdfast.tools.chaos.soak.strokes import Fault, Kind
 
 _OF_PROCESSES: Final[dict[Kind, tuple[str, Part]]] = {
     Kind.KILL_WORKER: ("kill", "worker"),

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt.arena import ARENA_ROOT
-from elastic.launch import Launcher
-from tools.chaos.soak.striking import BALLAST
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.soak.striking import BALLAST
 
 _PAUSE_S, _PAUSES = 1.0, 5
 _GROWTH = 1.15

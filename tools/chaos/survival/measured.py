@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
-from tools.chaos import real
-from tools.chaos.report import prediction
-from tools.chaos.report.losses import Loss, Prediction
-from tools.chaos.report.reading import read
-from tools.chaos.result import RESULT, SCENARIO, load, save
-from tools.chaos.runs import Tell, emptied
-from tools.chaos.scenario import Scenario, parse
+from holdfast.tools.chaos import real
+from holdfast.tools.chaos.judging.result import RESULT, SCENARIO, load, save
+from holdfast.tools.chaos.report import prediction
+from holdfast.tools.chaos.report.losses import Loss, Prediction
+from holdfast.tools.chaos.report.reading import read
+from holdfast.tools.chaos.runs import Tell, emptied
+from holdfast.tools.chaos.scenarios.scenario import Scenario, parse
 
 _TEMPLATE: Final = Path(__file__).with_name("lose.toml")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from tools.chaos.report.losses import OUTCOMES, Loss, Outcome
+from holdfast.tools.chaos.report.losses import OUTCOMES, Loss, Outcome
 
 _UNHARMED: Final[tuple[Outcome, ...]] = ("memory", "parity")
 _BEST_FIRST: Final[tuple[Outcome, ...]] = tuple(OUTCOMES)

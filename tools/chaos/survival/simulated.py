@@ -1,7 +1,7 @@
 """Losing a set of nodes in a simulated job: production decisions on virtual time.
 
-The oracle of the simulator (`elastic.testing.simulator`) also fails where a protected step is not
-restored although no more nodes are gone than parity covers.
+The oracle of the simulator (`holdfast.elastic.testing.simulation.simulator`) also fails where a
+protected step is not restored although no more nodes are gone than parity covers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from elastic.errors import ConfigError
-from elastic.records import TRAINER, JobSpec
-from elastic.testing.faults import Fault, FaultKind
-from elastic.testing.simulated_training import InvariantError
-from elastic.testing.simulator import Simulation, SimulationConfig
-from tools.chaos.report.losses import Outcome
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.membership.records import TRAINER, JobSpec
+from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationConfig
+from holdfast.elastic.testing.simulation.training import InvariantError
+from holdfast.tools.chaos.report.losses import Outcome
 
 MOST_NODES: Final = 12
 
@@ -27,7 +27,7 @@ _LOST_AT_S: Final = 5.0
 _BACK_AT_S: Final = 8.0
 
 _PAYLOAD_BYTES: Final = 1_000_000
-"""What counts for a real job: its state fills all pieces of a node block (`ckpt.stripes`)."""
+"""Enough to fill all pieces of a node block, as a real job's state does (`ckpt.parity.stripes`)."""
 
 
 def check(nodes: int, parity: int) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import elastic
-from ckpt.hashing import state_hash
+from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
 
 FOREVER = 10**9
 
@@ -26,7 +26,7 @@ def dump_stacks(record: logging.LogRecord) -> bool:
 
 def main(args: argparse.Namespace) -> None:
     """Train until the step that ``--end`` names, once it is there; then write the hash."""
-    logging.getLogger("ckpt.snapshot").addFilter(dump_stacks)
+    logging.getLogger("holdfast.ckpt.snapshot.snapshotter").addFilter(dump_stacks)
     torch.set_num_threads(1)
     data = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
     end = Path(args.end)

@@ -15,8 +15,8 @@ import time
 import torch
 from torch import nn
 
-import elastic
-from tools import chaos
+from holdfast import elastic
+from holdfast.tools import chaos
 
 SAMPLES = 4096
 MICROBATCHES, SIZE = 6, 2

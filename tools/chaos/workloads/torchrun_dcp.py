@@ -1,6 +1,7 @@
 """A plain loop under torchrun with torch.distributed.checkpoint, that tells what it does.
 
-    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 -m tools.chaos.workloads.torchrun_dcp
+    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 -m
+    holdfast.tools.chaos.workloads.torchrun_dcp
 
 It saves every few steps and goes on from the newest checkpoint, as many loops do; it does not save
 where its data stood. Kill a worker, then let `holdfast chaos check history` say what that cost.
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tools import chaos
+from holdfast.tools import chaos
 
 
 class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):

@@ -1,0 +1,69 @@
+"""How long episodes wait for their environment: the events of a rollout worker about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.ckpt.types import Json
+
+_EVERY_S = 5.0
+_MOST = 256
+
+
+class Emit(Protocol):
+    """Records an event."""
+
+    def __call__(self, kind: str, **fields: Json) -> None:
+        """Record it."""
+
+
+def unheard(kind: str, **fields: Json) -> None:
+    """Record nothing."""
+
+
+class Waits:
+    """Collects waiting times, and tells of them every five seconds or 256 replies.
+
+    ``failed`` and ``given_up`` count attempts that failed or took too long, and calls whose last
+    one did, since the last event.
+    """
+
+    def __init__(self, emit: Emit = unheard) -> None:
+        self.failed = self.given_up = 0
+        self._emit, self._seconds = emit, list[float]()
+        self._told: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """Note that an episode waited so long for a reply."""
+        self._seconds.append(seconds)
+
+    def tell(self, *, waiting: int, now_s: float) -> None:
+        """Record what was collected, when there is enough; ``waiting`` episodes wait now."""
+        if self._told is None:
+            self._told = now_s
+        due = now_s - self._told >= _EVERY_S or len(self._seconds) >= _MOST
+        if not due or not (self._seconds or self.failed):
+            return
+        self._emit(
+            "environment_waits",
+            calls=len(self._seconds),
+            p50_s=quantile(self._seconds, 0.5),
+            p95_s=quantile(self._seconds, 0.95),
+            p99_s=quantile(self._seconds, 0.99),
+            longest_s=max(self._seconds, default=0.0),
+            failed=self.failed,
+            given_up=self.given_up,
+            waiting=waiting,
+        )
+        self._seconds.clear()
+        self.failed = self.given_up = 0
+        self._told = now_s
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that is not below ``share`` of the values; 0 of none."""
+    if not values:
+        return 0.0
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

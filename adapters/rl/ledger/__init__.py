@@ -1,0 +1,1 @@
+"""Every prompt in exactly one state: the pure bookkeeping."""

@@ -1,0 +1,271 @@
+"""The always-on checker: what every step promises, looked at before it is trained. Pure.
+
+It is told the rows that are about to be trained, the states of all open ordinals and which weights
+the consumers have, as one small value (`Observation`), and believes nobody: it does its own count
+of what was trained. That count and what was found are part of the tracked state, so it goes on past
+restores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.states import State
+from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory
+from holdfast.ckpt.types import Json
+
+_TOLD = 100
+"""Violations that are kept in words; all are counted."""
+
+
+class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the checker does beside looking: it is always on.
+
+    Every ``recompute_every`` steps (0: never) the log-probabilities of one row, another each time,
+    are computed anew under the very versions that sampled it, and may differ by ``tolerance``.
+    With ``fatal`` a violation ends the job.
+    """
+
+    recompute_every: int = 0
+    tolerance: float = 1e-5
+    fatal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recompute_every < 0:
+            raise ValueError(f"recompute_every is {self.recompute_every}, needed: 0 or more")
+        if self.tolerance <= 0:
+            raise ValueError(f"tolerance is {self.tolerance}, needed: above 0")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample about to be trained: how many sampled tokens and log-probabilities, and by whom."""
+
+    ordinal: int
+    sample: int
+    tokens: int
+    logprobs: int
+    stamps: tuple[Stamp, ...]
+
+
+class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights that somebody samples with: ``version``, pulled in ``generation``."""
+
+    name: str
+    generation: int
+    version: int
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """A step about to be trained.
+
+    ``group`` is how many samples an ordinal needs, ``eta`` the largest staleness; ``cuts`` maps a
+    generation to the step it was restored to; ``dropped`` are the step's ordinals that train
+    without samples. ``admitted`` is how many ordinals were ever let in, ``states`` has those that
+    are open, this step's included. ``in_order``: step t trains the next ordinals, each once.
+    ``reused`` are ordinals that are trained again on purpose, and may be staler by ``reuse_age``
+    steps; their rows come last. ``pinned``: consumers may go back to
+    an older version for work that another one lost.
+    """
+
+    step: int
+    rows: tuple[Row, ...]
+    group: int
+    eta: int
+    admitted: int
+    states: Mapping[int, str]
+    cuts: Mapping[int, int]
+    consumers: tuple[Consumer, ...] = ()
+    dropped: frozenset[int] = frozenset()
+    reused: frozenset[int] = frozenset()
+    reuse_age: int = 0
+    in_order: bool = True
+    pinned: bool = True
+
+
+class Checker:
+    """Looks at every step; ``violations`` has what was found, ``count`` how much."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.count = 0
+        self._below = 0
+        self._beyond: set[int] = set()
+        self._consumers: dict[str, tuple[int, int]] = {}
+
+    def check(self, seen: Observation) -> list[str]:
+        """Return what is wrong with a step, in words; take it as trained."""
+        ordinals = {row.ordinal for row in seen.rows} | seen.dropped
+        found = [
+            *_rows(seen),
+            *_groups(seen),
+            *self._trained(seen, ordinals),
+            *self._elsewhere(seen, ordinals),
+            *self._progress(seen),
+        ]
+        self._beyond |= ordinals - seen.reused
+        while self._below in self._beyond:
+            self._beyond.remove(self._below)
+            self._below += 1
+        return self._keep(found)
+
+    def recomputed(self, key: SampleId, difference: float, *, tolerance: float) -> list[str]:
+        """Return what is wrong with a row whose log-probabilities differ by so much at most."""
+        if difference <= tolerance:
+            return []
+        return self._keep(
+            [
+                f"sample {key}: its log-probabilities, computed anew by the versions that sampled "
+                f"it, differ by {difference:.3g}, more than {tolerance:.3g}"
+            ]
+        )
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return what was trained and found."""
+        return {
+            "below": self._below,
+            "beyond": sorted(self._beyond),
+            "violations": list(self.violations),
+            "count": self.count,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Replace both by what ``state_dict`` returned."""
+        self._below, self._beyond = state["below"], set(state["beyond"])
+        self.violations, self.count = list(state["violations"]), state["count"]
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _keep(self, found: list[str]) -> list[str]:
+        self.count += len(found)
+        self.violations += found[: max(0, _TOLD - len(self.violations))]
+        return found
+
+    def _is_trained(self, ordinal: int) -> bool:
+        return ordinal < self._below or ordinal in self._beyond
+
+    def _trained(self, seen: Observation, ordinals: set[int]) -> Iterator[str]:
+        """Every ordinal once, and in order where that is the plan."""
+        again = sorted(o for o in ordinals - seen.reused if self._is_trained(o))
+        if again:
+            yield f"step {seen.step} trains ordinals {again} again"
+        new = sorted(o for o in seen.reused if not self._is_trained(o))
+        if new:
+            yield f"step {seen.step} reuses ordinals {new}, which were never trained"
+        fresh = sorted(ordinals - seen.reused)
+        if seen.in_order and fresh != list(range(self._below, self._below + len(fresh))):
+            yield f"step {seen.step} trains ordinals {fresh}, next in order is {self._below}"
+        rows = [row.ordinal for row in seen.rows if row.ordinal not in seen.reused]
+        if seen.in_order and rows != sorted(rows):
+            yield f"step {seen.step} has its ordinals out of order"
+
+    def _elsewhere(self, seen: Observation, ordinals: set[int]) -> Iterator[str]:
+        """All ordinals that were let in are open or trained, never both."""
+        open_ = set(seen.states)
+        both = sorted(o for o in open_ - ordinals if self._is_trained(o))
+        if both:
+            yield f"step {seen.step}: ordinals {both} are trained and {seen.states[both[0]]}"
+        known = set(State) - {State.TRAINED}
+        if odd := sorted(o for o, state in seen.states.items() if state not in known):
+            yield f"step {seen.step}: open ordinals {odd} are {seen.states[odd[0]]}"
+        missing = [
+            ordinal
+            for ordinal in range(self._below, seen.admitted)
+            if ordinal not in open_ and not self._is_trained(ordinal)
+        ]
+        if missing:
+            yield f"step {seen.step}: ordinals {missing} are in no state"
+        if beyond := sorted(o for o in open_ | ordinals if o >= seen.admitted):
+            yield f"step {seen.step}: ordinals {beyond} were never let in"
+
+    def _progress(self, seen: Observation) -> Iterator[str]:
+        """No consumer goes back within a generation, unless work of an older version is given."""
+        for consumer in seen.consumers:
+            now = (consumer.generation, consumer.version)
+            before = self._consumers.get(consumer.name, now)
+            if before[0] == now[0] and now < before and not seen.pinned:
+                yield (
+                    f"step {seen.step}: {consumer.name} went from version {before[1]} back to "
+                    f"{now[1]} in generation {now[0]}"
+                )
+            if _rolled_back(now, seen.cuts):
+                yield f"step {seen.step}: {consumer.name} samples with rolled-back {_named(now)}"
+        self._consumers = {each.name: (each.generation, each.version) for each in seen.consumers}
+
+
+def observe(
+    ledger: Ledger, step: int, batch: Sequence[Trajectory], *, consumers: Iterable[Consumer] = ()
+) -> Observation:
+    """Return what is to be known of ``step`` before the ledger counts it as trained."""
+    plan, states = ledger.plan, ledger.states()
+    taken, again = ledger.takes()
+    return Observation(
+        step=step,
+        rows=tuple(map(row_of, batch)),
+        group=plan.group,
+        eta=plan.eta,
+        admitted=ledger.admitted,
+        states={ordinal: state.value for ordinal, state in states.items()},
+        cuts=ledger.cuts,
+        consumers=tuple(consumers),
+        dropped=frozenset(o for o in taken if states.get(o) is State.DROPPED),
+        reused=frozenset(again),
+        reuse_age=plan.replay.max_age,
+        in_order=not plan.by_arrival,
+        pinned=plan.pinned,
+    )
+
+
+def row_of(trajectory: Trajectory) -> Row:
+    """Return what the checker looks at of a sample."""
+    return Row(
+        ordinal=trajectory.ordinal,
+        sample=trajectory.sample,
+        tokens=sum(end - start for start, end in trajectory.spans),
+        logprobs=len(trajectory.logprobs),
+        stamps=trajectory.stamps,
+    )
+
+
+def _rows(seen: Observation) -> Iterator[str]:
+    """Every token has a log-probability and a version, none too old, none rolled back."""
+    for row in seen.rows:
+        of = f"step {seen.step}, sample {(row.ordinal, row.sample)}:"
+        stamped = sum(stamp.count for stamp in row.stamps)
+        if not row.tokens or not row.tokens == row.logprobs == stamped:
+            yield f"{of} {row.tokens} tokens, {row.logprobs} log-probabilities, {stamped} versions"
+        versions = [(stamp.generation, stamp.version) for stamp in row.stamps]
+        most = seen.eta + (seen.reuse_age if row.ordinal in seen.reused else 0)
+        oldest = min((version for _, version in versions), default=seen.step)
+        if seen.step - oldest > most:
+            yield f"{of} sampled by version {oldest}, staler than {most}"
+        if versions and max(version for _, version in versions) > seen.step:
+            yield f"{of} sampled by a version that is not there before step {seen.step}"
+        for version in versions:
+            if _rolled_back(version, seen.cuts):
+                yield f"{of} sampled by rolled-back {_named(version)}"
+
+
+def _groups(seen: Observation) -> Iterator[str]:
+    """Every ordinal has its whole group, and each sample once."""
+    wanted = set(range(seen.group))
+    samples: dict[int, Counter[int]] = {}
+    for row in seen.rows:
+        samples.setdefault(row.ordinal, Counter())[row.sample] += 1
+    for ordinal, counted in samples.items():
+        if set(counted) != wanted or max(counted.values()) > 1:
+            yield f"step {seen.step}: ordinal {ordinal} has samples {sorted(counted.elements())}"
+        if ordinal in seen.dropped:
+            yield f"step {seen.step}: dropped ordinal {ordinal} is trained"
+
+
+def _rolled_back(version: tuple[int, int], cuts: Mapping[int, int]) -> bool:
+    generation, number = version
+    return any(later > generation and number > restored for later, restored in cuts.items())
+
+
+def _named(version: tuple[int, int]) -> str:
+    return f"version {version[1]} of generation {version[0]}"

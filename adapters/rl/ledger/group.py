@@ -1,0 +1,139 @@
+"""An open prompt with its group of samples: what is finished, begun, and claimed by whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.ledger.states import Event, LedgerError, State, moved
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """The samples of ``ordinal``, ``size`` when complete, by their numbers.
+
+    ``charged`` are the tokens of each sample that the token budget was charged with; ``reason``
+    says why a dropped one was.
+    """
+
+    ordinal: int
+    prompt: Tokens
+    size: int
+    state: State = State.PENDING
+    reason: str = ""
+    done: dict[int, Trajectory] = field(default_factory=dict)
+    partial: dict[int, Trajectory] = field(default_factory=dict)
+    claims: dict[int, str] = field(default_factory=dict)
+    charged: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held."""
+        return sum(len(each.tokens) for each in (*self.done.values(), *self.partial.values()))
+
+    @property
+    def samples(self) -> list[Trajectory]:
+        """The finished samples, in order."""
+        return [self.done[sample] for sample in sorted(self.done)]
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The samples that nobody has finished or claimed."""
+        numbers = range(self.size)
+        return [n for n in numbers if n not in self.done and n not in self.claims]
+
+    def move(self, event: Event) -> None:
+        """Go to the state after ``event``."""
+        self.state = moved(self.ordinal, self.state, event)
+
+    def begun(self, sample: int) -> Trajectory:
+        """Return what there is of a sample to go on with."""
+        blank = Trajectory(ordinal=self.ordinal, sample=sample, prompt=self.prompt)
+        return self.partial.get(sample, blank)
+
+    def claim(self, sample: int, worker: str) -> None:
+        """Note that ``worker`` is at work on a sample."""
+        self.claims[sample] = worker
+        self.move(Event.CLAIM)
+
+    def claimed_by(self, worker: str) -> set[int]:
+        """Return the samples that ``worker`` is taken to be at work on."""
+        return {sample for sample, holder in self.claims.items() if holder == worker}
+
+    def release(self, samples: Iterable[int]) -> None:
+        """Take back claims; nobody is at work on these samples."""
+        given = set(samples) & self.claims.keys()
+        for sample in given:
+            del self.claims[sample]
+        if given and not self.claims and self.state is State.RUNNING:
+            self.move(Event.RELEASE)
+
+    def accept(self, trajectory: Trajectory) -> bool:
+        """Take a finished sample; return whether the group is complete with it."""
+        sample = trajectory.sample
+        if not 0 <= sample < self.size:
+            raise LedgerError(f"sample {trajectory.key} is outside groups of {self.size}")
+        self.done[sample] = trajectory
+        self.claims.pop(sample, None)
+        self.partial.pop(sample, None)
+        if len(self.done) == self.size:
+            self.move(Event.COMPLETE)
+            return True
+        if not self.claims and self.state is State.RUNNING:
+            self.move(Event.RELEASE)
+        return False
+
+    def longer(self, trajectory: Trajectory) -> bool:
+        """Whether an unfinished sample is more than what there is of it."""
+        known = self.partial.get(trajectory.sample)
+        if trajectory.sample in self.done:
+            return False
+        return known is None or _length(known) < _length(trajectory)
+
+    def check(self) -> list[str]:
+        """Return every violation of what a group promises; empty when it holds."""
+        found = []
+        if (len(self.done) == self.size) != (self.state is State.READY):
+            found.append(f"ordinal {self.ordinal} is {self.state} with {len(self.done)} samples")
+        if both := self.done.keys() & (self.claims.keys() | self.partial.keys()):
+            found.append(f"ordinal {self.ordinal}: samples {sorted(both)} are done and running")
+        if self.claims and self.state is not State.RUNNING:
+            found.append(f"ordinal {self.ordinal} is {self.state} with claims {self.claims}")
+        return found
+
+
+def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
+    """Return what is wrong with a group that ``step`` trains on, by what its samples say."""
+    if group.state is State.DROPPED:
+        return []
+    found = []
+    if sorted(group.done) != list(range(plan.group)):
+        found.append(f"step {step} trained on samples {sorted(group.done)}")
+    wanted = plan.oldest_at(step)
+    for trajectory in group.done.values():
+        by = trajectory.versions
+        if by != {wanted} if plan.pinned else min(by) < wanted or max(by) > step:
+            found.append(
+                f"sample {trajectory.key} of step {step} was sampled by versions "
+                f"{sorted(by)}, wanted {wanted}" + ("" if plan.pinned else f" to {step}")
+            )
+    return found
+
+
+def agree(one: Trajectory, other: Trajectory) -> bool:
+    """Whether two deliveries of a sample tell the same.
+
+    A call to an environment that was given up is not the same twice: it depends on the time.
+    """
+    if one.reason or other.reason:
+        return True
+    told = (other.tokens, other.logprobs, other.turns)
+    return (one.tokens, one.logprobs, one.turns) == told
+
+
+def _length(trajectory: Trajectory) -> tuple[int, int]:
+    """Return how far a trajectory has come, in tokens and replies."""
+    return len(trajectory.tokens), len(trajectory.turns)

@@ -1,0 +1,503 @@
+"""The ledger: every prompt ordinal in exactly one state, every sample counted once. Pure.
+
+A step trains on ``groups`` ordinals of ``group`` samples each, in their order, each ordinal once;
+by `ReplayConfig` some of a step's groups are taken again, which is counted apart. The ordinals of
+step t are admitted once policy version max(0, t - eta) exists, and no older one may sample them: so
+staleness never exceeds eta, whatever fails, and in the first steps after it as well. By `Mode` that
+version samples them entirely, or any from it on. An ordinal moves by
+`states.TRANSITIONS`; what is not listed there is an error.
+
+With `Order.ARRIVAL` a step takes the ordinals that are complete, by the rules of `order`, within
+the same bound.
+
+The ledger is part of the trainer's tracked state: a restored ledger and restored weights are one
+consistent cut. Claims are not in it; after a restore what ran is pending until its workers
+announce it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
+from holdfast.adapters.rl.ledger.claim_order import Candidate, Lengths, queue, remaining
+from holdfast.adapters.rl.ledger.counters import Counters
+from holdfast.adapters.rl.ledger.cuts import Cuts
+from holdfast.adapters.rl.ledger.group import Group, agree, audit
+from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan
+from holdfast.adapters.rl.ledger.replay import Replay
+from holdfast.adapters.rl.ledger.states import Event, LedgerError, State
+from holdfast.adapters.rl.ledger.taking import Taking
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.ckpt.types import Json
+
+_RECORDED_STEPS = 64
+
+
+class Verdict(StrEnum):
+    """What became of a delivered sample."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    ROLLED_BACK = "rolled_back"
+    TOO_OLD = "too_old"
+    UNKNOWN = "unknown"
+
+
+class Ledger:
+    """See the module's docstring. Not safe to share between threads without a lock."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self.plan = plan
+        self.counters = Counters()
+        self.trained_steps = 0
+        self.staleness_max = 0
+        self._groups: dict[int, Group] = {}
+        self._admitted = 0
+        self._cuts = Cuts()
+        self._conflicts: list[str] = []
+        self._taking = Taking.by(plan.scheduling.order, groups=plan.fresh, eta=plan.eta)
+        self._replay = Replay(plan.replay, count=plan.replay.reused(plan.groups))
+        self._taken: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_RECORDED_STEPS)
+        self._budget = TokenBudget(limit=plan.scheduling.token_budget)
+        self._lengths = Lengths()
+
+    # -- admission and work ------------------------------------------------------------------
+
+    def admit(self, completed: int, prompt_of: Callable[[int], Tokens]) -> None:
+        """Let in every ordinal whose policy version exists after ``completed`` steps."""
+        for ordinal in range(self._admitted, self.plan.admitted(completed)):
+            group = self._open(ordinal, prompt_of(ordinal))
+            self._taking.admit(ordinal)
+            if len(group.prompt) >= self.plan.limits.context:
+                self.drop(ordinal, f"the prompt of {len(group.prompt)} tokens leaves no room")
+        self._admitted = max(self._admitted, self.plan.admitted(completed))
+
+    def _open(self, ordinal: int, prompt: Tokens) -> Group:
+        group = Group(ordinal=ordinal, prompt=prompt, size=self.plan.group)
+        self._groups[ordinal] = group
+        return group
+
+    def claim(
+        self, worker: str, *, free: int, version: int | None, full: bool = False
+    ) -> list[Assignment]:
+        """Give ``worker`` up to ``free`` samples, the most urgent first; when pinned, of one
+        version.
+
+        ``version`` is that of its weights: when pinned, the one it is bound to because it is at
+        work with it; None: any. One that is ``full`` gets only what the next step waits for, as
+        all do under `pressure`.
+        """
+        pinned = self.plan.pinned
+        restricted = full or self.pressure is not Pressure.NONE
+        work: list[Assignment] = []
+        for candidate in queue(self._candidates(only_awaited=restricted)):
+            ordinal, sample = candidate.key
+            if len(work) == free:
+                break
+            if pinned and version is not None and self.plan.version_of(ordinal) != version:
+                continue
+            group = self._groups[ordinal]
+            wanted = self._taking.begin(ordinal, version)
+            version = wanted if pinned else version
+            group.claim(sample, worker)
+            trajectory = group.begun(sample)
+            group.charged[sample] = trajectory.sampled
+            work.append(Assignment(version=wanted, trajectory=trajectory))
+        return work
+
+    def hold(
+        self, worker: str, keys: Iterable[SampleId], *, oldest: Mapping[SampleId, int] | None = None
+    ) -> set[SampleId]:
+        """Note that ``worker`` is at work on these; return those it should abandon.
+
+        ``oldest`` is the oldest version that sampled, or will sample, tokens of each; it matters
+        when steps take what arrives.
+        """
+        abandon: set[SampleId] = set()
+        for ordinal, sample in keys:
+            group = self._groups.get(ordinal)
+            over = group is None or sample in group.done or group.state is State.DROPPED
+            told = (oldest or {}).get((ordinal, sample))
+            if (
+                group is None
+                or over
+                or group.claims.get(sample, worker) != worker
+                or not self._has_room(ordinal, told)
+            ):
+                abandon.add((ordinal, sample))
+            else:
+                group.claim(sample, worker)
+        return abandon
+
+    def report(self, counts: Mapping[SampleId, int]) -> None:
+        """Charge the token budget with what was sampled since it was last told."""
+        for (ordinal, sample), count in counts.items():
+            group = self._groups.get(ordinal)
+            if group is not None:
+                self._charge(group, sample, count)
+
+    def beyond_budget(self, worker: str) -> set[SampleId]:
+        """Return what ``worker`` is at work on and should set aside until the next step."""
+        if self._budget.left != 0:
+            return set()
+        awaited = self.awaited()
+        return {key for key in self.claimed(worker) if key[0] not in awaited}
+
+    def deliver(self, trajectory: Trajectory, *, again: bool = False) -> Verdict:
+        """Take a finished sample. ``again`` marks one that may well have been taken before.
+
+        When pinned, a duplicate must equal what was taken; one that differs is kept as a violation.
+        """
+        if not self.valid(trajectory):
+            self.counters.rolled_back += 1
+            self.recover(trajectory)
+            return Verdict.ROLLED_BACK
+        group = self._groups.get(trajectory.ordinal)
+        known = group.done.get(trajectory.sample) if group else None
+        if known is not None or (group is None and trajectory.ordinal < self._admitted):
+            if self.plan.pinned and known and not agree(known, trajectory):
+                self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
+            self.counters.redelivered += again
+            self.counters.duplicates_refused += not again
+            return Verdict.DUPLICATE
+        if group is None or group.state is State.DROPPED:
+            return Verdict.UNKNOWN
+        if not self._has_room(trajectory.ordinal, trajectory.oldest):
+            return Verdict.TOO_OLD
+        self._charge(group, trajectory.sample, trajectory.sampled)
+        self._accept(group, trajectory)
+        self.counters.tokens_sampled += trajectory.sampled
+        return Verdict.ACCEPTED
+
+    def recover(self, trajectory: Trajectory) -> Verdict:
+        """Take what is left of a sample: a finished one, or its beginning.
+
+        Of one that goes on into a rolled-back future, what was sampled before that is taken.
+        """
+        trajectory = self._cuts.history(trajectory)
+        if not trajectory.tokens:
+            return Verdict.UNKNOWN
+        if self.plan.limits.finished(trajectory):
+            verdict = self.deliver(trajectory, again=True)
+        else:
+            verdict = self._keep(trajectory)
+        if verdict is Verdict.ACCEPTED:
+            self.counters.tokens_recovered += trajectory.sampled
+        return verdict
+
+    def set_aside(self, trajectory: Trajectory) -> Verdict:
+        """Take back an unfinished sample that a living worker is to go on with later, or another.
+
+        Like `recover`, but nothing was lost.
+        """
+        verdict = self._keep(self._cuts.history(trajectory))
+        self.counters.samples_set_aside += verdict is Verdict.ACCEPTED
+        return verdict
+
+    def _keep(self, trajectory: Trajectory) -> Verdict:
+        group = self._groups.get(trajectory.ordinal)
+        if group is None or group.state is State.DROPPED or not trajectory.tokens:
+            return Verdict.UNKNOWN
+        if not group.longer(trajectory):
+            return Verdict.DUPLICATE
+        if not self._has_room(trajectory.ordinal, trajectory.oldest):
+            return Verdict.TOO_OLD
+        self._charge(group, trajectory.sample, trajectory.sampled)
+        group.partial[trajectory.sample] = trajectory
+        return Verdict.ACCEPTED
+
+    def lose(self, worker: str) -> None:
+        """Take back everything ``worker`` had claimed, which is gone."""
+        self.counters.workers_lost += 1
+        self._take_back(worker)
+
+    def leave(self, worker: str) -> None:
+        """Take back what ``worker`` had claimed, which has handed over what it had and goes."""
+        self.counters.workers_left += 1
+        self._take_back(worker)
+
+    def _take_back(self, worker: str) -> None:
+        for group in self._groups.values():
+            group.release(group.claimed_by(worker))
+
+    def abandon(self, worker: str, keys: Iterable[SampleId]) -> None:
+        """Take back single claims of ``worker``, which no longer works on them."""
+        for ordinal, sample in keys:
+            group = self._groups.get(ordinal)
+            if group is not None:
+                group.release({sample} & group.claimed_by(worker))
+
+    def claimed(self, worker: str) -> set[SampleId]:
+        """Return what ``worker`` is taken to be at work on."""
+        return {
+            (ordinal, sample)
+            for ordinal, group in self._groups.items()
+            for sample in group.claimed_by(worker)
+        }
+
+    @property
+    def admitted(self) -> int:
+        """Number of ordinals ever admitted."""
+        return self._admitted
+
+    def prompt(self, ordinal: int) -> Tokens | None:
+        """Return the prompt of an open ordinal, None for one that is not."""
+        group = self._groups.get(ordinal)
+        return group.prompt if group else None
+
+    @property
+    def cuts(self) -> dict[int, int]:
+        """The step that each generation was restored to."""
+        return dict(self._cuts.steps)
+
+    def states(self) -> dict[int, State]:
+        """Return the state of every open ordinal."""
+        return {ordinal: group.state for ordinal, group in self._groups.items()}
+
+    def samples(self) -> list[Trajectory]:
+        """Return what there is of the samples of open ordinals, finished and partial."""
+        return [
+            trajectory
+            for group in self._groups.values()
+            for trajectory in (*group.done.values(), *group.partial.values())
+        ]
+
+    def drop(self, ordinal: int, reason: str) -> None:
+        """Give an ordinal up for good; its step trains without it."""
+        group = self._groups[ordinal]
+        group.move(Event.DROP)
+        group.reason = reason
+        self._taking.complete(ordinal)
+
+    # -- what holds work back ----------------------------------------------------------------
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of all samples that wait to go on, or to be trained."""
+        return sum(group.tokens for group in self._groups.values())
+
+    @property
+    def pressure(self) -> Pressure:
+        """Why only what the next step waits for is given out, if so."""
+        most = self.plan.scheduling.ledger_tokens
+        held = self.held_tokens if most is not None else 0
+        return pressure(self._budget, held=held, most=most)
+
+    def allowance(self, workers: int) -> int | None:
+        """Return how many tokens each of ``workers`` may sample before it asks again."""
+        return self._budget.share(workers)
+
+    def awaited(self) -> set[int]:
+        """Return the incomplete ordinals that the next step waits for."""
+        return {ordinal for ordinal, steps in self._taking.urgency().items() if steps == 0}
+
+    # -- training ----------------------------------------------------------------------------
+
+    def batch(self, step: int) -> list[Trajectory] | None:
+        """Return the samples of ``step`` in order, or None while some are missing.
+
+        Those of groups that are taken again come last. Once returned, all of it is settled.
+        """
+        ordinals = self._taking.ordinals() if step == self.trained_steps else None
+        if ordinals is None:
+            return None
+        again = self._replay.choose(step)
+        return [
+            *(sample for ordinal in ordinals for sample in self._groups[ordinal].samples),
+            *(sample for ordinal in again for sample in self._replay.samples(ordinal)),
+        ]
+
+    def takes(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the ordinals that the next step takes, and those it takes again; none too early.
+
+        What it takes is settled when its `batch` is.
+        """
+        ordinals = self._taking.ordinals()
+        return ([], []) if ordinals is None else (ordinals, self._replay.choose(self.trained_steps))
+
+    def train(self, step: int, rewards: Sequence[float] = ()) -> None:
+        """Mark the ordinals of ``step`` as trained. Steps are trained in order, each once.
+
+        ``rewards`` are those of its `batch`; only prioritized replay needs them.
+        """
+        if step != self.trained_steps:
+            raise LedgerError(f"step {step} offered for training, next is {self.trained_steps}")
+        ordinals = self._taking.ordinals()
+        if ordinals is None:
+            raise LedgerError(f"step {step} offered for training before its samples are complete")
+        fresh = {ordinal: self._groups[ordinal].samples for ordinal in ordinals}
+        told = iter(rewards)
+        earned = {
+            ordinal: [reward for _, reward in zip(samples, told, strict=False)]
+            for ordinal, samples in fresh.items()
+        }
+        self.counters.groups_reused += len(self._replay.choose(step))
+        self._replay.train(step, {o: each for o, each in fresh.items() if each}, earned)
+        for ordinal in ordinals:
+            group = self._groups.pop(ordinal)
+            self._conflicts += audit(group, self.plan, step=step)
+            group.move(Event.TRAIN)
+            for sample in group.done.values():
+                self._lengths.note(len(group.prompt), sample.sampled)
+                self.staleness_max = max(self.staleness_max, step - min(sample.versions))
+        self._taking.train(ordinals)
+        self._taken.append((step, tuple(ordinals)))
+        self._budget.renew()
+        self.trained_steps = step + 1
+
+    @property
+    def uses(self) -> dict[int, int]:
+        """How many groups were trained on how often, where some are taken again; else empty."""
+        return self._replay.uses
+
+    def taken(self, step: int) -> tuple[int, ...] | None:
+        """Return the ordinals that ``step`` took; None when that is too long ago, or to come."""
+        return dict(self._taken).get(step)
+
+    def released(self, protected: int) -> int:
+        """Return the ordinal below which everything was trained by the first ``protected`` steps.
+
+        What is asked for must not decrease.
+        """
+        return self._taking.released(protected)
+
+    def check(self) -> list[str]:
+        """Return every violation of what the ledger promises; empty when it holds."""
+        found = [
+            *self._conflicts,
+            *self._taking.check(self._admitted),
+            *self._replay.check(self.trained_steps),
+        ]
+        for group in self._groups.values():
+            found += group.check()
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return how many ordinals are in each state."""
+        counts = {state.value: 0 for state in State}
+        counts[State.TRAINED] = self.trained_steps * self.plan.fresh
+        for group in self._groups.values():
+            counts[group.state] += 1
+        return counts
+
+    # -- generations -------------------------------------------------------------------------
+
+    def resume(self, generation: int, *, restored: int) -> None:
+        """Note that ``generation`` began at step ``restored`` (see `Cuts.begin`)."""
+        if restored != self.trained_steps:
+            raise LedgerError(
+                f"generation {generation} resumes at step {restored} with a ledger of "
+                f"{self.trained_steps} trained steps; they must come from one snapshot"
+            )
+        self._cuts.begin(generation, restored=restored)
+
+    def current(self, *, generation: int, version: int) -> bool:
+        """Whether weights ``version`` pulled in ``generation`` belong to the run's history."""
+        return self._cuts.current(generation=generation, version=version)
+
+    def valid(self, trajectory: Trajectory) -> bool:
+        """Whether no token was sampled by a version of a rolled-back future."""
+        return self._cuts.valid(trajectory)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return the ledger as JSON values; each sample is one JSON text, to stay cheap."""
+        samples = [msgspec.json.encode(trajectory).decode() for trajectory in self.samples()]
+        return {
+            "plan": msgspec.to_builtins(self.plan),
+            "trained_steps": self.trained_steps,
+            "admitted": self._admitted,
+            "ordinals": sorted(self._groups),
+            "prompts": [list(self._groups[o].prompt) for o in sorted(self._groups)],
+            "taking": self._taking.state_dict(),
+            "replay": self._replay.state_dict(),
+            "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
+            "lengths": self._lengths.state_dict(),
+            "dropped": {str(o): each.reason for o, each in self._groups.items() if each.reason},
+            "samples": samples,
+            "staleness_max": self.staleness_max,
+            "cuts": {str(generation): step for generation, step in self._cuts.steps.items()},
+            "conflicts": list(self._conflicts),
+            "counters": msgspec.to_builtins(self.counters),
+        }
+
+    def load_state_dict(self, state: dict[str, Json]) -> None:
+        """Replace the content by what ``state_dict`` returned; what ran becomes pending.
+
+        Raises ``LedgerError`` when the state belongs to a job of another shape.
+        """
+        plan = msgspec.convert(state["plan"], BatchPlan)
+        if plan != self.plan:
+            raise LedgerError(f"the saved ledger is of a job with {plan}, this one has {self.plan}")
+        self.__init__(plan)  # type: ignore[misc]
+        self.trained_steps, self._admitted = state["trained_steps"], state["admitted"]
+        self.staleness_max = state["staleness_max"]
+        self._cuts = Cuts({int(generation): step for generation, step in state["cuts"].items()})
+        self._conflicts = list(state["conflicts"])
+        for ordinal, prompt in zip(state["ordinals"], state["prompts"], strict=True):
+            self._open(ordinal, tuple(prompt))
+        for ordinal, reason in state["dropped"].items():
+            self.drop(int(ordinal), reason)
+        for text in state["samples"]:
+            trajectory = msgspec.json.decode(text, type=Trajectory)
+            group = self._groups[trajectory.ordinal]
+            if plan.limits.finished(trajectory):
+                self._accept(group, trajectory)
+            else:
+                group.partial[trajectory.sample] = trajectory
+        self.counters = msgspec.convert(state["counters"], Counters)
+        self._taking.load_state_dict(state["taking"])
+        self._replay.load_state_dict(state["replay"])
+        self._taken.extend((step, tuple(ordinals)) for step, ordinals in state["taken"])
+        self._lengths = Lengths(state["lengths"])
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _candidates(self, *, only_awaited: bool) -> list[Candidate]:
+        """Return the samples that may be given out."""
+        return [
+            Candidate(
+                key=(ordinal, sample),
+                urgency=steps,
+                remaining=self._remaining(self._groups[ordinal], sample),
+            )
+            for ordinal, steps in self._taking.urgency().items()
+            if not (only_awaited and steps)
+            for sample in self._groups[ordinal].missing
+        ]
+
+    def _remaining(self, group: Group, sample: int) -> float:
+        if self.plan.scheduling.claims == "prompt":
+            return 0.0
+        limits = self.plan.limits
+        most = min(limits.max_new_tokens, limits.context - len(group.prompt))
+        return remaining(
+            self._lengths.expected(len(group.prompt), most=most),
+            done=[each.sampled for each in group.done.values()],
+            have=group.partial[sample].sampled if sample in group.partial else 0,
+            most=most,
+        )
+
+    def _has_room(self, ordinal: int, oldest: int | None) -> bool:
+        has_room = self._taking.has_room(ordinal, oldest)
+        self.counters.samples_too_old += not has_room
+        return has_room
+
+    def _charge(self, group: Group, sample: int, count: int) -> None:
+        more = count - group.charged.get(sample, 0)
+        if more > 0:
+            group.charged[sample] = count
+            self._budget.charge(more)
+
+    def _accept(self, group: Group, trajectory: Trajectory) -> None:
+        complete = group.accept(trajectory)
+        self.counters.samples_accepted += 1
+        if complete:
+            self._taking.complete(group.ordinal)

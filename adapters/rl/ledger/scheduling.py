@@ -1,0 +1,57 @@
+"""The settings of how rollouts are scheduled. A pure value."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.adapters.rl.ledger.claim_order import Claims
+from holdfast.adapters.rl.ledger.order import Order
+
+
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How prompts are let in, samples given out, and groups taken for steps.
+
+    ``over_provision``: how many more prompts are let in than the next step needs, as a share of a
+    step; at most eta, and None is eta. What is unfinished when a step has its groups is kept, and
+    goes on (APRIL, arXiv:2509.18521). ``token_budget``: tokens sampled per step beyond which
+    samples that the next step does not wait for are set aside until then. ``ledger_tokens`` and
+    ``worker_tokens``: tokens held by the ledger, or by one worker, from which on nothing is given
+    out but what the next step waits for. None: no limit.
+    """
+
+    order: Order = Order.PROMPT
+    claims: Claims = "prompt"
+    over_provision: float | None = None
+    token_budget: int | None = None
+    ledger_tokens: int | None = None
+    worker_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.over_provision is not None and self.over_provision < 0:
+            raise ValueError(f"over_provision is {self.over_provision}, needed: 0 or more")
+        for name in ("token_budget", "ledger_tokens", "worker_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} is {limit}, needed: at least 1, or none")
+
+    def check(self, *, mode: str, eta: int) -> None:
+        """Raise ``ValueError`` for what cannot be had in ``mode`` with staleness up to ``eta``."""
+        if self.over_provision is not None and self.over_provision > eta:
+            raise ValueError(
+                f"over_provision is {self.over_provision} steps, but samples may be {eta} steps "
+                f"old at most in mode {mode!r}: needed at most that"
+            )
+        if mode != "bounded" and self.order != Order.PROMPT:
+            raise ValueError(
+                f"order {str(self.order)!r} in mode {mode!r}: there the steps take the prompts as "
+                "they are numbered; choose mode 'bounded'"
+            )
+        if mode != "bounded" and self.token_budget is not None:
+            raise ValueError(
+                f"token_budget in mode {mode!r}: what is set aside goes on under a newer version; "
+                "choose mode 'bounded'"
+            )
+
+    def ahead(self, *, groups: int, eta: int) -> int:
+        """Return how many prompts are let in beyond those of the next step."""
+        return int(groups * (eta if self.over_provision is None else self.over_provision))

@@ -1,0 +1,1 @@
+"""Advantages, ratios, the PPO loss."""

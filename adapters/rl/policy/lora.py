@@ -1,0 +1,104 @@
+"""Low-rank adapters: a frozen model of which only a few small matrices are trained.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models". A frozen weight is no parameter
+any more but a buffer that is no part of the state: so it is in no snapshot, no optimizer, no pull
+and no collective, and whoever needs it makes it again from the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holdfast.adapters.rl.policy.policy import Policy
+from holdfast.elastic.errors import ConfigError
+
+_ADAPTER = "lora_"
+"""What the names of the trained matrices begin with."""
+
+
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Adapters of rank ``rank``, whose sum is scaled by ``alpha`` / ``rank``.
+
+    ``targets`` are last parts of the names of linear layers, as ``"qkv"``; without any, all linear
+    layers inside the policy's layers have adapters.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}, needed: at least 1")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}, needed: above 0")
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer, ``weight`` [out, in] and ``bias``, plus ``up`` @ ``down``, scaled.
+
+    ``lora_down`` [rank, in] begins at random and ``lora_up`` [out, rank] at zero, so that the layer
+    begins as the frozen one. What is frozen keeps the names that it had.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, frozen: nn.Linear, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.scale = alpha / rank
+        self.weight, self.bias = frozen.weight, frozen.bias
+        like = frozen.weight.detach()
+        self.lora_down = nn.Parameter(like.new_empty(rank, frozen.in_features))
+        self.lora_up = nn.Parameter(like.new_zeros(frozen.out_features, rank))
+        nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [..., in] into [..., out]."""
+        low = functional.linear(x, self.lora_down)
+        wide = functional.linear(low, self.lora_up)
+        return functional.linear(x, self.weight, self.bias) + self.scale * wide
+
+
+def adapt(policy: Policy, config: LoraConfig, *, seed: int) -> None:
+    """Freeze a policy and give its linear layers adapters: a pure function of its arguments.
+
+    Raises ``ConfigError`` for a target that no layer has.
+    """
+    found = [*_targets(policy, config)]
+    names = {name for _, name, _ in found}
+    missing = sorted(set(config.targets) - names)
+    if missing or not found:
+        there = sorted({name for _, name, _ in _targets(policy, LoraConfig())})
+        raise ConfigError(f"lora: no linear layer is called {missing}; the policy has {there}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for parent, name, linear in found:
+            setattr(parent, name, LoraLinear(linear, rank=config.rank, alpha=config.alpha))
+    _freeze(policy)
+
+
+def _targets(policy: Policy, config: LoraConfig) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Yield every linear layer that is to have an adapter: whose it is, its name there, itself."""
+    for layer in policy.layers():
+        for part in layer.modules():
+            for name, child in part.named_children():
+                wanted = not config.targets or name in config.targets
+                if wanted and isinstance(child, nn.Linear):
+                    yield part, name, child
+
+
+def _freeze(policy: nn.Module) -> None:
+    """Make buffers of all parameters but the adapters'; those that are tied stay so."""
+    frozen: dict[nn.Parameter, Tensor] = {}
+    for part in policy.modules():
+        for name, parameter in [*part.named_parameters(recurse=False)]:
+            if not name.startswith(_ADAPTER):
+                delattr(part, name)
+                tensor = frozen.setdefault(parameter, parameter.detach())
+                part.register_buffer(name, tensor, persistent=False)

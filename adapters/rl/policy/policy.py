@@ -1,0 +1,113 @@
+"""The policy of a job: what it is made of, and how its weights are filled, read and sharded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from holdfast.elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.adapters.rl.config import RLConfig
+
+
+class Policy(nn.Module, ABC):
+    """A language model that is trained on whole sequences and samples one token per slot.
+
+    By `decode` a token's logits must depend on the tokens before it and on nothing else, bit for
+    bit: not on the slot, not on the neighbours, not on whether the sequence was interrupted and fed
+    again.
+    """
+
+    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits [rows, length, vocabulary] of ``tokens`` [rows, length]."""
+
+    @abstractmethod
+    def new_cache(self, slots: int) -> Any:
+        """Return an empty key-value cache for ``slots`` sequences."""
+
+    @abstractmethod
+    def prefill(self, tokens: Tensor, slots: Tensor, cache: Any) -> None:
+        """Feed ``tokens`` [rows, length] at once to ``slots`` [rows], each from its beginning.
+
+        As `decode` would one by one, but for rounding. What lies behind the end of a shorter
+        sequence is arbitrary, and overwritten as the sequence grows.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Feed one token per slot (``tokens``, ``positions``: [slots]); return logits per slot."""
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """Cut the layers over the ranks of a mesh of one axis, between which results are added up.
+
+        Raises ``ConfigError`` where this kind of policy cannot be.
+        """
+        raise ConfigError(f"a {type(self).__name__} cannot be cut over {mesh.size()} ranks")
+
+    @abstractmethod
+    def layers(self) -> Sequence[nn.Module]:
+        """Return the parts that are sharded each on its own, first to last."""
+
+
+def build_policy(config: RLConfig) -> Policy:
+    """Return the job's policy before any training: a pure function of the configuration."""
+    if config.pretrained is not None:
+        from holdfast.adapters.rl.policy.pretrained import load_pretrained
+
+        return load_pretrained(config.pretrained, context=config.model.context)
+    from holdfast.adapters.rl.policy.model import build_model
+
+    return build_model(config.model, seed=config.seed)
+
+
+def parameter_names(policy: nn.Module) -> list[str]:
+    """Return the names of its parameters, each once where some are tied."""
+    return [name for name, _ in policy.named_parameters()]
+
+
+@torch.no_grad()
+def fill(policy: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy whole tensors into its parameters. Raises ``KeyError`` for one that is missing."""
+    for name, parameter in policy.named_parameters():
+        parameter.copy_(tensors[name])
+
+
+def full_tensors(policy: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter whole; collective."""
+    return dict(_whole(policy))
+
+
+def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in policy.named_parameters():
+        full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        yield name, full.detach()
+
+
+def shard(policy: Policy, mesh: DeviceMesh) -> None:
+    """Cut a policy over the axis ``tp`` of the mesh, if there is one, and shard it over ``dp``.
+
+    FSDP2 shards each layer on its own, then the rest.
+    """
+    if "tp" in (mesh.mesh_dim_names or ()):
+        if mesh["tp"].size() > 1:
+            policy.cut(mesh["tp"])
+        mesh = mesh["dp"]
+    for layer in policy.layers():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+
+
+def reshard(policy: nn.Module) -> None:
+    """Give back the full parameters that a forward pass without a backward left behind."""
+    for part in policy.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

@@ -1,0 +1,513 @@
+"""One who samples, whatever with: claims work, pulls weights for it, and hands in what came of it.
+
+It follows whoever is rank 0 and never ends because the trainer is away: what is finished is kept
+until it is trained and protected, and handed to every next leader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from torch import Tensor
+
+from holdfast.adapters.rl.ledger.plan import Assignment
+from holdfast.adapters.rl.samples.token_log import TokenLog
+from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory
+from holdfast.adapters.rl.server.messages import (
+    DIGEST,
+    EXCHANGE,
+    Answer,
+    AskDigest,
+    Exchange,
+    ToldDigest,
+    Worker,
+)
+from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.pull import Pulled, Reader, RefusedWeights, pull
+from holdfast.adapters.rl.weights.setup import require_same
+from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.state.refresh import Replica
+from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.membership.records import Roster
+
+_EXCHANGE_TIMEOUT_S = 0.5
+_HEARTBEAT_S = 0.25
+RETRY_S = 0.02
+_AWAIT_VERSION_S = 0.05
+_PULL_LIMIT_S = 3.0
+_MISSING_LIMIT_S = 30.0
+
+
+class Host(Protocol):
+    """What who samples needs of its surroundings: a channel, or a stand-in for one."""
+
+    node: str
+    seat: str
+    incarnation: str
+    key: RunKey
+
+    @property
+    def sidecar(self) -> str:
+        """Address of the node's sidecar, which may change."""
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard."""
+
+    def leaving(self) -> bool:
+        """Whether the node is about to be taken away."""
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Say that this worker has nothing any more that would be missed."""
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """Show progress."""
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event."""
+
+
+class Work(Protocol):
+    """What is sampled at the time, with the weights of one policy version: `Engine` and its like.
+
+    ``pinned``: weights change only while nothing is at work. ``renewable``: newer ones may be
+    loaded now. ``free``: how many more of ``slots`` samples may be put.
+    """
+
+    @property
+    def pinned(self) -> bool:
+        """See above."""
+
+    @property
+    def renewable(self) -> bool:
+        """See above."""
+
+    @property
+    def slots(self) -> int:
+        """See above."""
+
+    @property
+    def free(self) -> int:
+        """See above."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is at work."""
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights, None before the first."""
+
+    @property
+    def generation(self) -> int:
+        """Generation in which the weights were pulled."""
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
+        """Take the weights of a policy version; what is at work goes on under them."""
+
+    def unload(self) -> None:
+        """Forget the weights and everything sampled with them that is not finished."""
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Start or continue a trajectory."""
+
+    def running(self) -> list[Trajectory]:
+        """Return what is at work as it stands."""
+
+    def progress(self) -> dict[SampleId, int]:
+        """Return how many tokens of each running trajectory were sampled."""
+
+    def oldest(self) -> dict[SampleId, int]:
+        """Return the oldest version of each running trajectory's tokens, of those to come too."""
+
+    def drop(self, keys: set[SampleId]) -> None:
+        """Stop working on these samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The way to the leader of one generation."""
+
+    generation: int
+    client: Client
+
+
+class Claimant:
+    """See the module's docstring; ``stopped`` tells when nothing is worth waiting for any more.
+
+    ``names`` are the parameters that are pulled, ``frozen`` the digest of what else the policy has;
+    ``retained`` as in `pull`; ``most_tokens`` is how many tokens it may hold, None: any number.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        engine: Work,
+        names: Sequence[str],
+        *,
+        stopped: Callable[[], bool],
+        frozen: str | None = None,
+        retained: int = 0,
+        most_tokens: int | None = None,
+    ) -> None:
+        self._host, self._engine, self._stopped = host, engine, stopped
+        self._names, self._frozen = names, frozen
+        self._retained, self._most_tokens = retained, most_tokens
+        self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        self._log = TokenLog(self._client, self._worker.log)
+        self._replica = Replica()
+        self._refused = 0
+        self._sidecar: SidecarClient | None = None
+        self._link: _Link | None = None
+        self._held: dict[SampleId, Trajectory] = {}
+        self._unsent: set[SampleId] = set()
+        self._left: tuple[Trajectory, ...] = ()
+        self._aside: dict[SampleId, Trajectory] = {}
+        self._aside_unsent: set[SampleId] = set()
+        self._allowance: int | None = None
+        self._sampled = 0
+        self._parted_from: int | None = None
+        self._was_full = False
+        self._again = False
+        self._next_exchange = 0.0
+        self._ticks = 0
+        self._told = False
+        self._missed: tuple[int, float] | None = None
+        self.over = False
+        """Whether the leader said that no work will come."""
+
+    @property
+    def parted(self) -> bool:
+        """Whether everything was handed to the present leader, to go."""
+        return self._link is not None and self._parted_from == self._link.generation
+
+    def attend(self, *, at_once: bool = False) -> bool:
+        """Follow the leader and speak with it when it is time to; False: it is time to leave."""
+        self._follow()
+        if self._host.leaving():
+            self._leave()
+            return False
+        if self._due() or (at_once and self._link is not None):
+            self._exchange()
+        return True
+
+    def finish(self, trajectory: Trajectory) -> None:
+        """Have a finished sample handed in, and kept until it is trained and protected."""
+        self._held[trajectory.key] = trajectory
+        self._unsent.add(trajectory.key)
+
+    def log(self, deltas: Sequence[Delta]) -> None:
+        """Append what was sampled to the log, whole where it begins anew."""
+        self._log.append(deltas, self._holding)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._link:
+            self._link.client.close()
+        if self._sidecar:
+            self._sidecar.close()
+
+    # -- the leader --------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Point the link at rank 0 of the newest generation."""
+        record = self._host.roster().generation
+        if record is None or (self._link and self._link.generation == record.number):
+            return
+        leader = record.members[0].info
+        require_same(self._frozen, here=self._worker.seat, others=leader.get("frozen"))
+        address = leader.get("rollout")
+        if self._link:
+            self._link.client.close()
+        client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)
+        self._link = _Link(record.number, client)
+        self._introduce()
+        self._unsent, self._again = set(self._held), True
+        self._aside_unsent = set(self._aside)
+        self._next_exchange = 0.0
+
+    def _introduce(self) -> None:
+        """Be who the host says, whose log may have become another."""
+        host = self._host
+        worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        if worker != self._worker:
+            self._worker, self._log = worker, TokenLog(self._client, worker.log)
+
+    def _due(self) -> bool:
+        if self._link is None:
+            return False
+        now, free = time.monotonic(), self._engine.free
+        wanting = bool(self._unsent or self._aside_unsent) or free * 4 >= self._engine.slots
+        wanting = wanting or (self._allowance is not None and self._sampled >= self._allowance)
+        return now >= self._next_exchange and (wanting or now >= self._next_exchange + _HEARTBEAT_S)
+
+    def _exchange(self) -> None:
+        engine, running = self._engine, self._engine.progress()
+        oldest = engine.oldest()
+        answer = self._call(
+            running=tuple((*key, count) for key, count in running.items()),
+            oldest=tuple(oldest[key] for key in running),
+            free=engine.free,
+            version=engine.version,
+            loaded_in=engine.generation,
+            full=self._is_full(),
+        )
+        if answer is not None:
+            self._obey(answer)
+
+    def _call(self, **fields: Any) -> Answer | None:
+        """Hand in what the leader has yet to get, with more ``fields`` of `Exchange`.
+
+        None: it must be tried again.
+        """
+        link = self._link
+        assert link is not None
+        sent = sorted(self._unsent & self._held.keys())
+        aside = sorted(self._aside_unsent & self._aside.keys())
+        exchange = Exchange(
+            worker=self._worker,
+            generation=link.generation,
+            finished=tuple(self._held[key] for key in sent),
+            again=self._again,
+            set_aside=tuple(self._aside[key] for key in aside),
+            **{"left": self._left, **fields},
+        )
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        try:
+            body, _ = link.client.call(EXCHANGE, msgspec.to_builtins(exchange))
+            answer = msgspec.convert(body, Answer)
+        except PeerError:
+            answer = Answer(leading=False)
+        if not answer.leading:
+            self._again, self._next_exchange = True, time.monotonic() + RETRY_S
+            return None
+        self._unsent -= set(sent)
+        self._aside_unsent -= set(aside)
+        self._again, self._left = False, ()
+        self._sampled = 0
+        return answer
+
+    def _leave(self) -> None:
+        """Hand everything at work to the leader, as soon as there is one, and wait for the end."""
+        link = self._link
+        if link is not None and self._parted_from != link.generation:
+            left = (*self._left, *self._engine.running())
+            self._unsent, self._again = set(self._held), True
+            self._aside_unsent = set(self._aside)
+            if self._call(left=left, leaving=True) is not None:
+                self._parted_from = link.generation
+                self._aside |= {trajectory.key: trajectory for trajectory in left}
+                self._engine.drop(set(self._engine.progress()))
+                self._host.handed_over(generation=link.generation, step=self._ticks)
+                self._tell(0)
+        self._host.beat(step=self._ticks, phase=Phase.IDLE)
+        time.sleep(RETRY_S)
+
+    def _is_full(self) -> bool:
+        """Return whether it holds as many tokens as it may; a change is recorded."""
+        most = self._most_tokens
+        if most is None:
+            return False
+        held = sum(len(trajectory.tokens) for trajectory in self._holding())
+        if (held >= most) != self._was_full:
+            self._was_full = held >= most
+            because = "worker" if self._was_full else "none"
+            self._host.emit("back_pressure", because=because, held_tokens=held)
+        return held >= most
+
+    def _obey(self, answer: Answer) -> None:
+        engine = self._engine
+        if answer.reload:
+            self._left = tuple(engine.running())
+            engine.unload()
+        engine.drop(set(answer.abandon))
+        if answer.released:
+            self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
+            self._aside = {k: t for k, t in self._aside.items() if k[0] >= answer.released}
+            self._aside_unsent &= self._aside.keys()
+            self._log.release(answer.released)
+        self._set_aside(set(answer.set_aside))
+        self._allowance, self.over = answer.allowance, answer.over
+        self._renew(answer.work)
+        if answer.work and self._ready_for(max(each.version for each in answer.work)):
+            for assignment in answer.work:
+                self._aside.pop(assignment.trajectory.key, None)
+                self._aside_unsent.discard(assignment.trajectory.key)
+                engine.put(assignment.trajectory)
+        pause_s = RETRY_S if answer.over or not (engine.idle or engine.free == 0) else 0.0
+        self._next_exchange = time.monotonic() + pause_s
+
+    def _set_aside(self, keys: set[SampleId]) -> None:
+        """Stop at these samples; they are kept for leaders to come, in case this one is lost."""
+        stopped = [each for each in self._engine.running() if each.key in keys]
+        self._aside |= {trajectory.key: trajectory for trajectory in stopped if trajectory.tokens}
+        self._aside_unsent |= {trajectory.key for trajectory in stopped} & self._aside.keys()
+        self._engine.drop(keys)
+
+    def _tell(self, samples: int) -> None:
+        """Record when samples come to be under way, with tokens in the log, and when none is."""
+        if bool(samples) != self._told:
+            self._told = bool(samples)
+            self._host.emit("sampling", samples=samples)
+
+    def _holding(self) -> list[Trajectory]:
+        return [*self._held.values(), *self._aside.values(), *self._engine.running()]
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def _ready_for(self, version: int) -> bool:
+        """Have the weights of ``version`` in the engine, or of a newer one where that is as good.
+
+        False when the leader changed first, or the version cannot be had: the work is the leader's
+        again then. A version that is still to be protected is waited for, however long.
+        """
+        engine, link = self._engine, self._link
+        if engine.version is not None and (
+            engine.version == version or (not engine.pinned and engine.version > version)
+        ):
+            return True
+        deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
+        avoid: frozenset[int] = frozenset()
+        while link is not None and not self._stopped() and not self._host.leaving():
+            roster = self._host.roster()
+            if roster.generation is None or roster.generation.number != link.generation:
+                return False
+            try:
+                pulled = self._pull(version, roster, everywhere=passed, avoid=avoid)
+            except NotFoundError as error:
+                reached = self._await_version(version, link.generation)
+                passed = reached >= version
+                if passed and not engine.pinned:
+                    version = reached
+                if passed and time.monotonic() > deadline_s:
+                    return self._without(version, error)
+                continue
+            except CkptError as error:
+                if isinstance(error, RefusedWeights):
+                    avoid = self._refuse(error)
+                if time.monotonic() > deadline_s:
+                    return self._without(version, error)
+                time.sleep(RETRY_S)
+                continue
+            self._missed = None
+            self._load(pulled, link.generation)
+            return True
+        return False
+
+    def _pull(
+        self, version: int, roster: Roster, *, everywhere: bool, avoid: frozenset[int]
+    ) -> Pulled:
+        reader = Reader(
+            client=self._client(), node=self._host.node, roster=roster, key=self._host.key
+        )
+        return pull(
+            self._names,
+            version=version,
+            reader=reader,
+            everywhere=everywhere,
+            replica=self._replica,
+            expected=self._published,
+            avoid=avoid,
+            retained=self._retained,
+        )
+
+    def _published(self, place: Place) -> str:
+        """Ask the leader for the digest of weights. Raises ``PeerError`` where it tells none."""
+        link = self._link
+        assert link is not None
+        ask = AskDigest(generation=link.generation, place=place)
+        body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
+        told = msgspec.convert(body, ToldDigest)
+        if not told.digest:
+            why = told.why if told.leading else "it does not lead"
+            raise PeerError(
+                f"the leader tells no digest of version {place.version}: {why}; ask again"
+            )
+        return told.digest
+
+    def _refuse(self, error: RefusedWeights) -> frozenset[int]:
+        """Count and tell weights that are not to be sampled with; return whose blocks to avoid."""
+        self._refused += 1
+        self._host.emit(
+            "weights_refused",
+            version=error.version,
+            count=self._refused,
+            avoided=sorted(error.ranks),
+            why=str(error),
+        )
+        return error.ranks
+
+    def _load(self, pulled: Pulled, generation: int) -> None:
+        engine = self._engine
+        before = engine.version if engine.generation == generation else None
+        engine.load(pulled.tensors, version=pulled.version, generation=generation)
+        self._host.emit(
+            "weights_pulled",
+            generation=generation,
+            version=pulled.version,
+            before=before,
+            seconds=pulled.seconds,
+            bytes=pulled.nbytes,
+            saved=pulled.saved,
+            digest=pulled.digest,
+        )
+
+    def _renew(self, work: Sequence[Assignment]) -> None:
+        """Take the newest version that is protected, where samples may go on under it."""
+        engine, link = self._engine, self._link
+        if not engine.renewable or link is None or (engine.version is None and not work):
+            return
+        try:
+            newest = self._client().protected_step(generation=link.generation)
+        except CkptError:
+            return
+        if engine.version is None or newest > engine.version:
+            self._ready_for(max(newest, 0))
+
+    def _without(self, version: int, error: CkptError) -> bool:
+        """Go on without a version that is not to be had; False.
+
+        Raises ``JobFailed`` when the same one was missing for long, whatever the leader did.
+        """
+        now_s = time.monotonic()
+        if self._missed is None or self._missed[0] != version:
+            self._missed = (version, now_s)
+        missing_s = now_s - self._missed[1]
+        self._host.emit("version_unavailable", version=version, seconds=missing_s, why=str(error))
+        if missing_s > _MISSING_LIMIT_S:
+            raise JobFailed(
+                f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
+                f"of trying: {error}; keep more snapshots than eta (resilient(keep=...))"
+            )
+        return False
+
+    def _await_version(self, version: int, generation: int) -> int:
+        """Wait a moment, at the sidecar, for the version to be protected.
+
+        Returns the newest one that is: if it is newer, the version is not coming any more.
+        """
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        try:
+            reached = self._client().protected_step(
+                generation=generation, at_least=version, timeout_s=_AWAIT_VERSION_S
+            )
+        except CkptError:
+            reached = -1
+        if reached >= version:
+            time.sleep(RETRY_S)
+        return reached
+
+    def _client(self) -> SidecarClient:
+        """Return a client of the node's sidecar, wherever that now listens."""
+        if self._sidecar is None or self._sidecar.address != self._host.sidecar:
+            if self._sidecar is not None:
+                self._sidecar.close()
+            self._sidecar = SidecarClient(self._host.sidecar, self._host.key)
+        return self._sidecar

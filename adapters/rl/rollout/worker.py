@@ -1,0 +1,101 @@
+"""A rollout worker: claims work, pulls weights, samples, logs, delivers.
+
+It never ends because the trainer is away (see `claimant`): it goes on with what it has. Told to
+leave, it hands what it is at work on to the leader, and stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.environments.calls import ThreadedCalls
+from holdfast.adapters.rl.environments.registry import make_environment
+from holdfast.adapters.rl.environments.waits import Waits
+from holdfast.adapters.rl.policy.policy import Policy, parameter_names
+from holdfast.adapters.rl.rollout.claimant import RETRY_S, Claimant, Host
+from holdfast.adapters.rl.rollout.engine import Engine
+from holdfast.adapters.rl.rollout.episodes import Episodes
+from holdfast.adapters.rl.rollout.meter import Meter
+from holdfast.adapters.rl.weights.setup import Policies
+from holdfast.elastic.channel.base import Phase
+
+
+class RolloutWorker(Claimant):
+    """See the module's docstring; ``stopped`` tells when to end."""
+
+    _engine: Engine | Episodes
+
+    def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
+        policies = Policies(config)
+        policy = policies.build()
+        super().__init__(
+            host,
+            _build_engine(policy, config, host),
+            parameter_names(policy),
+            stopped=stopped,
+            frozen=policies.frozen,
+            retained=config.retained,
+            most_tokens=config.scheduling.worker_tokens,
+        )
+        self._config, self._meter = config, Meter()
+
+    def run(self) -> None:
+        """Work until stopped."""
+        try:
+            while not self._stopped():
+                if self.attend():
+                    self._sample()
+        finally:
+            self.close()
+
+    def _sample(self) -> None:
+        """Feed some tokens, or wait a moment where there is nothing to do."""
+        engine = self._engine
+        if engine.idle:
+            self._tell(0)
+            self._host.beat(step=self._ticks, phase=Phase.IDLE)
+            pause = self._next_exchange - time.monotonic() if self._link else RETRY_S
+            if pause > 0:
+                time.sleep(min(pause, RETRY_S))
+            return
+        meter = self._meter
+        with meter.sampling():
+            for _ in range(self._config.log_every_ticks):
+                self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
+                self._ticks += 1
+                for trajectory in engine.tick():
+                    self.finish(trajectory)
+        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        deltas = engine.take_deltas()
+        sampled = sum(len(delta.logprobs) for delta in deltas)
+        self._sampled += sampled
+        meter.tokens += sampled
+        if self._config.log_rollouts:
+            with meter.logging():
+                self.log(deltas)
+        meter.tell(self._host.emit, logged_bytes=self._log.written_bytes)
+        if deltas:
+            self._tell(sum(count > 0 for count in engine.progress().values()))
+
+
+def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Episodes:
+    engine = Engine(
+        policy=policy,
+        limits=config.limits,
+        slots=config.slots,
+        seed=config.seed,
+        pinned=config.plan.pinned,
+    )
+    if config.environment is None:
+        return engine
+    calls = ThreadedCalls(
+        make_environment(config.environment, seed=config.task_seed),
+        threads=config.environment.threads,
+        limit_s=config.environment.limit_s,
+        attempts=config.environment.attempts,
+        waits=Waits(host.emit),
+    )
+    waiting = config.environment.waiting
+    return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)

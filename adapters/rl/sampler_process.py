@@ -1,0 +1,368 @@
+"""Sampling processes of one's own, beside a training loop of one's own.
+
+A process that anything started `attach`es to the loop by a directory, is given samples and the
+weights to sample them with, and adds tokens to them. What it added is in a log that others hold
+copies of when `Sample.extend` returns; when it dies, another goes on. It may come and go at any
+time, and stays while the loop's ranks are replaced. `Rollouts.serve` is the other side.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from holdfast.adapters.rl.rollout.claimant import RETRY_S, Claimant
+from holdfast.adapters.rl.rollout.engine import unlogged
+from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.trajectory import Delta, Limits, SampleId, Trajectory
+from holdfast.adapters.rl.server.meeting import Meeting, Offer
+from holdfast.ckpt.types import Json
+from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.membership.records import Roster
+
+__all__ = ["Sample", "Sampler", "attach"]
+
+_log = logging.getLogger(__name__)
+
+_PART_LIMIT_S = 2.0
+
+
+def attach(
+    directory: str | Path,
+    load: Callable[[Mapping[str, Tensor]], Any],
+    *,
+    node: str | None = None,
+    log_every_tokens: int = 1,
+    wait_s: float = 120.0,
+) -> Sampler:
+    """Take part in the loop that serves ``directory``; waits for it.
+
+    ``load`` is called with the weights (name → whole tensor) of each policy version that is to
+    sample, and copies what it is given: `nn.Module.load_state_dict`, or what an engine has for it.
+    Only `Sampler.take` and `Sampler.samples` call it. ``node`` names the node whose sidecar has the
+    log: to be given where nodes are machines, so that it is the one this process runs on. A loss of
+    the process costs the tokens since the last ``log_every_tokens``. Raises ``JobFailed`` when
+    nobody serves the directory for ``wait_s``, here and in those calls.
+    """
+    if log_every_tokens < 1:
+        raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
+    place = _Place(Meeting(directory), directory, node=node, wait_s=wait_s)
+    return Sampler(place, load, every=log_every_tokens)
+
+
+class _Place:
+    """Where a sampler stands in the job, as the offers tell (see `claimant.Host`)."""
+
+    def __init__(
+        self, meeting: Meeting, directory: str | Path, *, node: str | None, wait_s: float
+    ) -> None:
+        self._meeting, self._directory, self._wait_s = meeting, directory, wait_s
+        self._led_s = time.monotonic()
+        self.is_leaving = False
+        self.first = self._await_offer()
+        self.key, self.seat = meeting.key(), f"sampler/{os.getpid()}"
+        nodes = [peer.node for peer in self.first.generation.snapshots.peers]
+        if node is not None and node not in nodes:
+            raise ConfigError(f"node {node!r} is not one of the job's: {', '.join(nodes)}")
+        self.incarnation = uuid.uuid4().hex
+        self.node = node or self._some(self.first)
+        self._lock = meeting.join(self.incarnation)
+        self._offer, self._roster = self.first, _roster(self.first)
+
+    def _await_offer(self) -> Offer:
+        while True:
+            self.require_leader()
+            offer = self._meeting.offer() if self._meeting.led() else None
+            if offer is not None and not offer.over:
+                return offer
+            time.sleep(RETRY_S)
+
+    def require_leader(self) -> None:
+        """Raise ``JobFailed`` when none was there for too long."""
+        now_s = time.monotonic()
+        if self._meeting.led():
+            self._led_s = now_s
+        elif now_s > self._led_s + self._wait_s:
+            raise JobFailed(
+                f"{self._directory}: no loop has served it for {self._wait_s:.0f} s; start the "
+                "loop, or attach to the directory that it gives to Rollouts.serve"
+            )
+
+    def _some(self, offer: Offer) -> str:
+        """Return one of the nodes, evenly over samplers."""
+        peers = offer.generation.snapshots.peers
+        return peers[zlib.crc32(self.incarnation.encode()) % len(peers)].node
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do: the job ended, or another has taken its place."""
+        offer = self._meeting.offer() or self._offer
+        return offer.over or offer.run != self.first.run
+
+    @property
+    def sidecar(self) -> str:
+        """Address of the sidecar of the node."""
+        peers = self._offer.generation.snapshots.peers
+        return next(peer.address for peer in peers if peer.node == self.node)
+
+    def roster(self) -> Roster:
+        """Return the newest generation that was offered.
+
+        Where the node is gone from it, this becomes a newcomer on another: what its log had is the
+        old one's.
+        """
+        offer = self._meeting.offer()
+        if offer is not None and offer is not self._offer and offer.run == self.first.run:
+            if self.node not in [peer.node for peer in offer.generation.snapshots.peers]:
+                self.incarnation = uuid.uuid4().hex
+                self.node, before = self._some(offer), self._lock
+                self._lock = self._meeting.join(self.incarnation)
+                before.release()
+            self._offer, self._roster = offer, _roster(offer)
+        return self._roster
+
+    def leaving(self) -> bool:
+        """Whether the sampler was told to close."""
+        return self.is_leaving
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Nobody waits for it."""
+
+    def beat(self, *, step: int, phase: Phase) -> None:
+        """Nobody watches it: its death is seen by its lock."""
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Tell it to whoever listens to the log."""
+        _log.debug("%s %s: %s", self.seat, kind, fields)
+
+    def close(self) -> None:
+        """Let others know that it is gone."""
+        self._lock.release()
+
+
+def _roster(offer: Offer) -> Roster:
+    """Return the generation with the address that its rank 0 serves samplers at."""
+    record = offer.generation
+    first, *others = record.members
+    first = msgspec.structs.replace(first, info={"rollout": offer.leader})
+    return Roster(generation=msgspec.structs.replace(record, members=(first, *others)))
+
+
+class _Hand:
+    """Samples that are at work somewhere in the loop's own code (see `claimant.Work`).
+
+    ``wanted`` more are asked for at the moment. Only then weights change.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Trajectory, int], Sample],
+        load: Callable[[Mapping[str, Tensor]], Any],
+        *,
+        pinned: bool,
+    ) -> None:
+        self._make, self._load, self.pinned = make, load, pinned
+        self._samples: dict[SampleId, Sample] = {}
+        self._arrived: list[Sample] = []
+        self.deltas: list[Delta] = []
+        self.wanted, self.generation = 0, 0
+        self.version: int | None = None
+
+    @property
+    def renewable(self) -> bool:
+        """Whether newer weights may be loaded now."""
+        return not self.pinned and self.wanted > 0
+
+    @property
+    def slots(self) -> int:
+        """How many are asked for at a time."""
+        return max(1, self.wanted)
+
+    @property
+    def free(self) -> int:
+        """How many more are asked for."""
+        return self.wanted
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is at work."""
+        return not self._samples
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
+        """Have the loop's code take the weights of a policy version."""
+        if self.pinned and not self.idle:
+            raise RuntimeError(f"version {version} offered while version {self.version} is in use")
+        self._load(weights)
+        self.version, self.generation = version, generation
+        for sample in self._samples.values():
+            sample.version = version
+
+    def unload(self) -> None:
+        """Give up everything; the weights are void."""
+        self.drop({*self._samples})
+        self.deltas.clear()
+        self.version = None
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Have a sample given to the loop's code, its beginning in the log."""
+        assert self.version is not None
+        sample = self._make(trajectory, self.version)
+        self._samples[trajectory.key] = sample
+        self._arrived.append(sample)
+        if trajectory.tokens:
+            self.deltas.append(unlogged(trajectory, (0, 0)))
+
+    def arrivals(self) -> list[Sample]:
+        """Return, once, what was put and is still wanted."""
+        arrived, self._arrived = self._arrived, []
+        return [sample for sample in arrived if not sample.given_up]
+
+    def remove(self, sample: Sample) -> None:
+        """Forget a sample that is finished."""
+        self._samples.pop((sample.ordinal, sample.sample), None)
+
+    def running(self) -> list[Trajectory]:
+        """Return what is at work as it stands."""
+        return [sample.trajectory() for sample in self._samples.values()]
+
+    def progress(self) -> dict[SampleId, int]:
+        """Return how many tokens of each there are."""
+        return {key: len(sample.tokens) for key, sample in self._samples.items()}
+
+    def oldest(self) -> dict[SampleId, int]:
+        """Return the oldest version of each one's tokens, of those to come too."""
+        version = self.version or 0
+        return {
+            each.key: version if each.oldest is None else each.oldest for each in self.running()
+        }
+
+    def drop(self, keys: set[SampleId]) -> None:
+        """Give up these samples."""
+        for key in keys & self._samples.keys():
+            self._samples.pop(key).give_up()
+
+    def take_deltas(self) -> list[Delta]:
+        """Return, once, what the log has yet to get."""
+        deltas, self.deltas = self.deltas, []
+        return deltas
+
+
+class Sampler:
+    """One process's part in sampling, for one thread; a context manager that closes it.
+
+    ``version`` of the weights is the number of steps they are trained.
+    """
+
+    def __init__(
+        self, place: _Place, load: Callable[[Mapping[str, Tensor]], Any], *, every: int
+    ) -> None:
+        offer = place.first
+        self._place, self._every, self._plan, self._seed = place, every, offer.plan, offer.seed
+        self._hand = _Hand(self._make, load, pinned=offer.plan.pinned)
+        self._claimant = Claimant(
+            place, self._hand, offer.names, stopped=lambda: place.over, frozen=None
+        )
+
+    def _make(self, start: Trajectory, version: int) -> Sample:
+        return Sample(self, start, version=version)
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that were loaded last, None before the first."""
+        return self._hand.version
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be sampled: the loop has made its last step."""
+        return self._claimant.over or self._place.over
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield one sample after another, until the loop is over; each is to be finished."""
+        while taken := self.take():
+            yield taken[0]
+            if not taken[0].finished:
+                raise ConfigError("finish a sample before the next one, or take() several")
+
+    def take(self, count: int = 1) -> list[Sample]:
+        """Return up to ``count`` samples to start or to go on with; the most urgent come first.
+
+        With nothing at work it waits for some, and returns none only when the loop is `over`. Else
+        it returns what there is at once, for samplers that keep many at work. New weights may be
+        loaded meanwhile, in mode ``BOUNDED`` also while samples are at work, which go on under
+        them: a cache of theirs is then to be filled anew (see `version`).
+        """
+        if count < 1:
+            raise ConfigError(f"count is {count}, needed: at least 1")
+        hand = self._hand
+        hand.wanted = count
+        try:
+            if not hand.idle:
+                self._claimant.attend(at_once=True)
+            while hand.idle and not self.over:
+                self._place.require_leader()
+                self._claimant.attend()
+                if hand.idle:
+                    time.sleep(RETRY_S)
+        finally:
+            hand.wanted = 0
+        return hand.arrivals()
+
+    def close(self) -> None:
+        """Hand what is at work to others, and end."""
+        claimant, deadline_s = self._claimant, time.monotonic() + _PART_LIMIT_S
+        claimant.log(self._hand.take_deltas())
+        self._place.is_leaving = True
+        while not (self.over or claimant.parted) and time.monotonic() < deadline_s:
+            claimant.attend()
+        claimant.close()
+        self._place.close()
+
+    # -- a sample's side -------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """When an answer is over: the plan's."""
+        return self._plan.limits
+
+    @property
+    def seed(self) -> int:
+        """Of the noise that picks tokens: the run's."""
+        return self._seed
+
+    @property
+    def generation(self) -> int:
+        """In which the weights were pulled."""
+        return self._hand.generation
+
+    def added(self, sample: Sample, delta: Delta) -> None:
+        """Log what was added to a sample, with what else is to be; hand in one that is finished."""
+        hand = self._hand
+        hand.deltas.append(delta)
+        if sample.finished:
+            hand.remove(sample)
+            self._claimant.finish(sample.trajectory())
+        if sample.finished or sum(len(each.tokens) for each in hand.deltas) >= self._every:
+            self._claimant.log(hand.take_deltas())
+        self._claimant.attend()

@@ -1,0 +1,1 @@
+"""Tokens, trajectories, and the log they survive in."""

@@ -1,0 +1,278 @@
+"""What a rollout worker's log is made of: records of the tokens that were sampled since the last.
+
+A record is ``[version u8][width u8]`` and one part per sample, one behind the other: the numbers
+``ordinal, sample, start, count, runs``; for each run ``generation, policy version`` and, unless it
+is the last, its tokens; then ``count`` token ids of ``width`` bytes and the log-probabilities
+(float32) of the sampled ones among them, little-endian, without padding. Numbers are LEB128, seven
+bits a byte, the lowest first. The sampling coordinate of token i of a part is (ordinal, sample,
+start + i).
+
+``runs`` is twice their number, plus one where an environment replied within the part. Only then the
+runs are followed by the number of such turns and for each ``end - start, observed, kind``, and by
+the bytes of its state (as a number); ``kind`` has bit 0 set with a reward and bit 1 with a reason,
+whose bytes are one more number then. Behind the log-probabilities there are for each turn the state
+and the reason (UTF-8) and the reward (float64). So an answer without an environment takes no byte
+more for there being some.
+
+The width is the least of 1, 2 and 4 that holds the ids of the record, so a vocabulary of any size
+fits, and a small one costs no more than it must.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from holdfast.adapters.rl.samples.trajectory import (
+    Delta,
+    SampleId,
+    Stamp,
+    Turn,
+    check_tokens,
+    check_turns,
+    cut_stamps,
+    extend_stamps,
+    sampled_before,
+)
+from holdfast.ckpt.errors import CorruptError
+
+RECORD_VERSION: Final = 3
+MAX_ID: Final = (1 << 32) - 1
+_LEAD: Final = struct.Struct("<BB")
+_CODES: Final = {1: "B", 2: "H", 4: "I"}
+_LOGPROB_BYTES: Final = 4
+_REWARD: Final = struct.Struct("<d")
+_HAS_REWARD: Final = 1
+_HAS_REASON: Final = 2
+_NUMBER_BITS: Final = 64
+
+
+def encode_deltas(deltas: Sequence[Delta]) -> bytes:
+    """Return one log record of these deltas. Raises ``ValueError`` for what it cannot hold."""
+    largest = max((max(each.tokens, default=0) for each in deltas), default=0)
+    width = 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4
+    parts = [_LEAD.pack(RECORD_VERSION, width)]
+    for delta in deltas:
+        parts += _encode(delta, width)
+    return b"".join(parts)
+
+
+def _encode(delta: Delta, width: int) -> tuple[bytes, ...]:
+    check_tokens(delta, start=delta.start)
+    count, sampled = len(delta.tokens), len(delta.logprobs)
+    runs = 2 * len(delta.stamps) + bool(delta.turns)
+    numbers = [delta.ordinal, delta.sample, delta.start, count, runs]
+    for stamp in delta.stamps:
+        numbers += [stamp.generation, stamp.version, stamp.count]
+    del numbers[-1 if delta.stamps else len(numbers) :]  # the last run has what is left
+    turns = _encode_turns(delta, numbers) if delta.turns else b""
+    try:
+        ids = struct.pack(f"<{count}{_CODES[width]}", *delta.tokens)
+        logprobs = struct.pack(f"<{sampled}f", *delta.logprobs)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"{delta.sample=} of {delta.ordinal=} does not fit: {error}") from error
+    if struct.unpack(f"<{sampled}f", logprobs) != delta.logprobs:
+        raise ValueError(f"log-probabilities of sample {delta.sample} are not float32 numbers")
+    return _numbers(numbers), ids, logprobs, turns
+
+
+def _encode_turns(delta: Delta, numbers: list[int]) -> bytes:
+    """Add the numbers of the turns to ``numbers``; return what stands behind everything."""
+    numbers.append(len(delta.turns))
+    data = bytearray()
+    for turn in delta.turns:
+        state, reason = turn.state.encode(), turn.reason.encode()
+        kind = _HAS_REWARD * (turn.reward is not None) | _HAS_REASON * bool(reason)
+        numbers += [turn.end - delta.start, turn.observed, kind, len(state)]
+        data += state
+        if reason:
+            numbers.append(len(reason))
+            data += reason
+        if turn.reward is not None:
+            if not math.isfinite(turn.reward):
+                raise ValueError(f"sample {delta.sample} with a reward of {turn.reward}")
+            data += _REWARD.pack(turn.reward)
+    return bytes(data)
+
+
+def _numbers(values: Sequence[int]) -> bytes:
+    data = bytearray()
+    for value in values:
+        if not 0 <= value < 1 << _NUMBER_BITS:
+            raise ValueError(f"{value} does not fit: a number of a token record has 64 bits")
+        rest = value
+        while rest >= 0x80:
+            data.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        data.append(rest)
+    return bytes(data)
+
+
+def decode_deltas(record: bytes | memoryview) -> list[Delta]:
+    """Return what `encode_deltas` wrote. Raises ``CorruptError`` saying what is wrong with it."""
+    data = memoryview(record)
+    if data.nbytes < _LEAD.size:
+        raise CorruptError(f"a token record of {data.nbytes} bytes; it has at least {_LEAD.size}")
+    version, width = _LEAD.unpack_from(data)
+    if version != RECORD_VERSION:
+        raise CorruptError(
+            f"a token record of version {version}; this program reads {RECORD_VERSION}: read it "
+            "with the program that wrote it"
+        )
+    if width not in _CODES:
+        raise CorruptError(f"a token record with ids of {width} bytes; there are 1, 2 and 4")
+    reader, deltas = _Reader(data, _LEAD.size), []
+    while reader.at < data.nbytes:
+        deltas.append(reader.delta(width))
+    return deltas
+
+
+_Sizes = tuple[int, int, int]
+"""Bytes of a turn's state, reason and reward."""
+
+
+class _Reader:
+    """Takes a record apart from ``at`` on."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data, self.at = data, at
+
+    def delta(self, width: int) -> Delta:
+        ordinal, sample, start, count, runs = (self._number() for _ in range(5))
+        runs, has_turns = divmod(runs, 2)
+        marks = [(self._number(), self._number(), self._rest(run, runs)) for run in range(runs)]
+        told = self._told_turns(start) if has_turns else []
+        sampled = count - sum(turn.observed for turn, _ in told)
+        if sampled < 0:
+            raise CorruptError(f"a token record of {count} tokens of which more are observed")
+        stamps = _stamps(marks, sampled)
+        self._need(count * width + sampled * _LOGPROB_BYTES, f"{count} tokens")
+        ids = struct.unpack_from(f"<{count}{_CODES[width]}", self._data, self.at)
+        self.at += count * width
+        logprobs = struct.unpack_from(f"<{sampled}f", self._data, self.at)
+        self.at += sampled * _LOGPROB_BYTES
+        if any(math.isnan(each) for each in logprobs):
+            raise CorruptError(f"a token record of sample {sample} with a log-probability of NaN")
+        turns = tuple([self._turn(turn, sizes) for turn, sizes in told])
+        try:
+            check_turns(turns, start=start, count=count)
+        except ValueError as error:
+            raise CorruptError(f"a token record of sample {sample} with {error}") from error
+        return Delta(
+            ordinal=ordinal,
+            sample=sample,
+            start=start,
+            tokens=ids,
+            logprobs=logprobs,
+            stamps=stamps,
+            turns=turns,
+        )
+
+    def _rest(self, run: int, runs: int) -> int | None:
+        """Return the tokens of a run, None for the last: all that are left."""
+        return None if run == runs - 1 else self._number()
+
+    def _told_turns(self, start: int) -> list[tuple[Turn, _Sizes]]:
+        """Return the turns without what stands behind the log-probabilities, and its sizes."""
+        found = []
+        for _ in range(self._number()):
+            end, observed, kind, state = (self._number() for _ in range(4))
+            reason = self._number() if kind & _HAS_REASON else 0
+            reward = _REWARD.size if kind & _HAS_REWARD else 0
+            turn = Turn(end=start + end, observed=observed, state="")
+            found.append((turn, (state, reason, reward)))
+        return found
+
+    def _turn(self, turn: Turn, sizes: _Sizes) -> Turn:
+        self._need(sum(sizes), "a turn")
+        state, reason, reward = (self._take(size) for size in sizes)
+        told = _REWARD.unpack(reward)[0] if reward else None
+        if told is not None and not math.isfinite(told):
+            raise CorruptError(f"a token record with a reward of {told}")
+        try:
+            return Turn(
+                end=turn.end,
+                observed=turn.observed,
+                state=state.decode(),
+                reward=told,
+                reason=reason.decode(),
+            )
+        except UnicodeDecodeError as error:
+            raise CorruptError(f"a token record with a turn that is no text: {error}") from error
+
+    def _take(self, nbytes: int) -> bytes:
+        self.at += nbytes
+        return bytes(self._data[self.at - nbytes : self.at])
+
+    def _need(self, nbytes: int, what: str) -> None:
+        if nbytes > self._data.nbytes - self.at:
+            raise CorruptError(
+                f"a token record of {self._data.nbytes} bytes; {what} at byte {self.at} "
+                f"need {nbytes}"
+            )
+
+    def _number(self) -> int:
+        value = 0
+        for shift in range(0, _NUMBER_BITS, 7):
+            if self.at >= self._data.nbytes:
+                break
+            byte = self._data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise CorruptError(f"a token record of {self._data.nbytes} bytes ends within a number")
+
+
+def _stamps(marks: Sequence[tuple[int, int, int | None]], sampled: int) -> tuple[Stamp, ...]:
+    """Return the stamps of ``sampled`` tokens from (generation, version, tokens) of each run."""
+    stamps, left = [], sampled
+    for generation, version, told in marks:
+        tokens = left if told is None else told
+        stamps.append(Stamp(generation=generation, version=version, count=tokens))
+        left -= tokens
+        if left < 0:
+            break
+    if left:
+        raise CorruptError(f"a token record of {sampled} tokens with stamps for {sampled - left}")
+    return tuple(stamps)
+
+
+def fold(records: Iterable[bytes | memoryview]) -> dict[SampleId, Delta]:
+    """Join the records of a log into one delta per sample, starting at 0.
+
+    A part that starts over (a sample handed back to the same worker) replaces what it overlaps;
+    one behind a gap is ignored, since what it would follow was released. Raises ``CorruptError``
+    for a record that is none.
+    """
+    joined: dict[SampleId, Delta] = {}
+    for piece in _pieces(records):
+        key = (piece.ordinal, piece.sample)
+        before = joined.get(key)
+        length = len(before.tokens) if before else 0
+        if piece.start > length:
+            continue
+        joined[key] = piece if before is None else _join(before, piece)
+    return joined
+
+
+def _pieces(records: Iterable[bytes | memoryview]) -> Iterator[Delta]:
+    for record in records:
+        yield from decode_deltas(record)
+
+
+def _join(before: Delta, piece: Delta) -> Delta:
+    sampled = sampled_before(before.turns, piece.start)
+    first = min((turn.end for turn in piece.turns), default=None)
+    kept = [turn for turn in before.turns if turn.stop <= piece.start and turn.end != first]
+    return Delta(
+        ordinal=piece.ordinal,
+        sample=piece.sample,
+        start=0,
+        tokens=before.tokens[: piece.start] + piece.tokens,
+        logprobs=before.logprobs[:sampled] + piece.logprobs,
+        stamps=extend_stamps(cut_stamps(before.stamps, sampled), piece.stamps),
+        turns=(*kept, *piece.turns),
+    )

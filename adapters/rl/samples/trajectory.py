@@ -1,0 +1,273 @@
+"""A prompt's sampled tokens with their log-probabilities and policy versions. Pure values.
+
+Where an environment replies to the policy, the tokens of its observations stand among the sampled
+ones, as context of what comes after them. Nothing goes with them: log-probabilities and versions
+are of the sampled tokens alone, and `Turn` says which are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.ckpt.types import learn
+
+SampleId = tuple[int, int]
+"""(ordinal, sample): which of the samples of which prompt."""
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How many consecutive tokens were sampled in which generation by which policy version."""
+
+    generation: int
+    version: int
+    count: int
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A turn of the policy that is over, with what the environment replied to it.
+
+    ``end`` tokens stood before the reply (the prompt not counted), and ``observed`` tokens of the
+    reply follow them. ``state`` is the environment's after it, as JSON text. A ``reward`` ends the
+    episode; ``reason`` says why where it was not the environment that ended it.
+    """
+
+    end: int
+    observed: int
+    state: str
+    reward: float | None = None
+    reason: str = ""
+
+    @property
+    def stop(self) -> int:
+        """Position of the next sampled token."""
+        return self.end + self.observed
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer so far to prompt ``ordinal``, number ``sample`` of its group.
+
+    ``tokens`` are what follows the prompt, those of observations included. ``logprobs`` are
+    behavior log-probabilities, one per sampled token; the counts of ``stamps`` add up to the same
+    number. ``turns`` are the turns that an environment has replied to.
+    """
+
+    ordinal: int
+    sample: int
+    prompt: Tokens
+    tokens: Tokens = ()
+    logprobs: tuple[float, ...] = ()
+    stamps: tuple[Stamp, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self, start=0)
+
+    @property
+    def key(self) -> SampleId:
+        """Return (ordinal, sample)."""
+        return self.ordinal, self.sample
+
+    @property
+    def sampled(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.logprobs)
+
+    @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Return where in ``tokens`` the sampled ones are: each turn's first, and one past it."""
+        start = 0
+        for turn in self.turns:
+            yield start, turn.end
+            start = turn.stop
+        if start < len(self.tokens):
+            yield start, len(self.tokens)
+
+    @property
+    def turn_start(self) -> int:
+        """Return where in ``tokens`` the turn under way begins."""
+        return self.turns[-1].stop if self.turns else 0
+
+    @property
+    def state(self) -> str:
+        """The environment's state as JSON text, ``null`` before its first reply."""
+        return self.turns[-1].state if self.turns else "null"
+
+    @property
+    def reward(self) -> float | None:
+        """What the episode earned; None where it is not over or no environment says so."""
+        return self.turns[-1].reward if self.turns else None
+
+    @property
+    def reason(self) -> str:
+        """Why the episode was ended by another than its environment; empty where it was not."""
+        return self.turns[-1].reason if self.turns else ""
+
+    @property
+    def token_versions(self) -> list[int]:
+        """Return the policy version of each sampled token."""
+        return [stamp.version for stamp in self.stamps for _ in range(stamp.count)]
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Return the policy versions that sampled it."""
+        return frozenset(stamp.version for stamp in self.stamps)
+
+    @property
+    def oldest(self) -> int | None:
+        """Return the oldest policy version that sampled it, None where it has no tokens."""
+        return min(self.versions, default=None)
+
+    def first(self, count: int) -> Trajectory:
+        """Return the trajectory as it was before its sampled token number ``count`` (from 0)."""
+        if count >= self.sampled:
+            return self
+        stop, turns = count, []
+        for turn in self.turns:
+            if turn.end > stop:
+                break
+            turns.append(turn)
+            stop += turn.observed
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens[:stop],
+            logprobs=self.logprobs[:count],
+            stamps=cut_stamps(self.stamps, count),
+            turns=tuple(turns),
+        )
+
+    def replied(
+        self, observed: Tokens, *, state: str, reward: float | None = None, reason: str = ""
+    ) -> Trajectory:
+        """Return the trajectory with the environment's reply to the turn that is over."""
+        turn = Turn(
+            end=len(self.tokens), observed=len(observed), state=state, reward=reward, reason=reason
+        )
+        return msgspec.structs.replace(
+            self, tokens=self.tokens + observed, turns=(*self.turns, turn)
+        )
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens of one trajectory from position ``start`` on: what a worker's log is made of.
+
+    Log-probabilities and stamps are of its sampled tokens, ``turns`` are those that were replied
+    to at or behind ``start``. Ids have up to 32 bits.
+    """
+
+    ordinal: int
+    sample: int
+    start: int
+    tokens: Tokens
+    logprobs: tuple[float, ...]
+    stamps: tuple[Stamp, ...]
+    turns: tuple[Turn, ...] = ()
+
+    def whole(self, prompt: Tokens) -> Trajectory:
+        """Return the trajectory that a delta from position 0 is."""
+        return Trajectory(
+            ordinal=self.ordinal,
+            sample=self.sample,
+            prompt=prompt,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            stamps=self.stamps,
+            turns=self.turns,
+        )
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a turn is over: by its token ``end``, or by how many it has.
+
+    Without an environment the first turn is the whole answer; with ``turns`` an environment says
+    when the episode is over.
+    """
+
+    end: int
+    context: int
+    max_new_tokens: int
+    turns: bool = False
+
+    def finished(self, trajectory: Trajectory) -> bool:
+        """Tell whether nothing more is to be sampled."""
+        return trajectory.reward is not None if self.turns else self.turn_over(trajectory)
+
+    def turn_over(self, trajectory: Trajectory) -> bool:
+        """Tell whether the policy has had its say, and a reply is due."""
+        start = trajectory.turn_start
+        count = len(trajectory.tokens) - start
+        return count > 0 and self.over(len(trajectory.prompt) + start, count, trajectory.tokens[-1])
+
+    def over(self, before: int, new_tokens: int, last: int) -> bool:
+        """Tell whether a turn of ``new_tokens`` tokens that ends in ``last`` is over.
+
+        ``before`` tokens stand before it, the prompt and all earlier turns.
+        """
+        room = min(self.max_new_tokens, self.context - before)
+        return last == self.end or new_tokens >= room
+
+
+def check_tokens(each: Trajectory | Delta, *, start: int) -> None:
+    """Raise ``ValueError`` where what goes with the tokens from ``start`` on does not fit them."""
+    check_turns(each.turns, start=start, count=len(each.tokens))
+    sampled = len(each.tokens) - sum(turn.observed for turn in each.turns)
+    if len(each.logprobs) != sampled:
+        raise ValueError(f"{sampled} tokens with {len(each.logprobs)} log-probabilities")
+    if (stamped := sum(stamp.count for stamp in each.stamps)) != sampled:
+        raise ValueError(f"{sampled} tokens with stamps for {stamped}")
+
+
+def check_turns(turns: Sequence[Turn], *, start: int, count: int) -> None:
+    """Raise ``ValueError`` for turns that cannot be those among ``count`` tokens from ``start``.
+
+    Each has a sampled token, which only that of the first may stand before ``start``; a reward ends
+    the episode.
+    """
+    least, stop = max(1, start), start + count
+    for turn in turns:
+        if turn.end < least or turn.observed < 0 or turn.stop > stop:
+            raise ValueError(
+                f"a turn that ends at {turn.end}, with {turn.observed} tokens observed, within "
+                f"those from {least} to {stop}"
+            )
+        if turn.reward is not None and turn.end < stop:
+            raise ValueError(f"an episode that is over at {turn.end} has tokens up to {stop}")
+        least = turn.stop + 1
+    if any(turn.reward is not None for turn in turns[:-1]):
+        raise ValueError("an episode with a reward that goes on")
+
+
+def sampled_before(turns: Sequence[Turn], position: int) -> int:
+    """Return how many of the first ``position`` tokens are sampled ones."""
+    observed = (min(turn.observed, max(0, position - turn.end)) for turn in turns)
+    return position - sum(observed)
+
+
+def cut_stamps(stamps: Sequence[Stamp], count: int) -> tuple[Stamp, ...]:
+    """Return the stamps of the first ``count`` tokens."""
+    kept: list[Stamp] = []
+    for stamp in stamps:
+        if count <= 0:
+            break
+        take = min(stamp.count, count)
+        kept.append(Stamp(generation=stamp.generation, version=stamp.version, count=take))
+        count -= take
+    return tuple(kept)
+
+
+def extend_stamps(stamps: Sequence[Stamp], more: Sequence[Stamp]) -> tuple[Stamp, ...]:
+    """Append stamps, merging neighbours of one generation and version."""
+    joined = list(stamps)
+    for stamp in more:
+        last = joined[-1] if joined else None
+        if last and (last.generation, last.version) == (stamp.generation, stamp.version):
+            count = last.count + stamp.count
+            joined[-1] = Stamp(generation=last.generation, version=last.version, count=count)
+        elif stamp.count:
+            joined.append(stamp)
+    return tuple(joined)
+
+
+learn(globals())

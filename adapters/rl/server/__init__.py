@@ -1,0 +1,1 @@
+"""Rank 0: gives out work, takes samples, salvages."""

@@ -1,0 +1,94 @@
+"""What a lost worker leaves behind: its log is read, and its tokens go back into the ledger."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Set
+from typing import Protocol
+
+import msgspec
+
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.samples.token_record import fold
+from holdfast.adapters.rl.samples.trajectory import Delta, SampleId
+from holdfast.adapters.rl.server.messages import Worker
+from holdfast.ckpt.errors import CkptError, NotFoundError
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.1
+
+
+class Logs(Protocol):
+    """Reads record logs: the sidecar client, or a fake."""
+
+    def log_read(self, name: str, *, node: str) -> list[bytes]:
+        """Return all records of a log, wherever a copy of it is left."""
+
+    def log_drop(self, name: str, *, node: str) -> None:
+        """Drop a log and its copies."""
+
+
+class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of a log: ``samples``, of which ``unfinished`` are to be gone on with.
+
+    ``tokens`` were new to the ledger; ``resampled`` had been reported and were not in the log.
+    """
+
+    samples: int
+    unfinished: int
+    tokens: int
+    resampled: int
+
+
+def read_log(
+    logs: Logs, worker: Worker, *, limit_s: float, over: Callable[[], bool]
+) -> dict[SampleId, Delta]:
+    """Return what a worker's log has of each sample; nothing when it cannot be had for so long.
+
+    ``over`` tells that nobody wants it any more.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return fold(logs.log_read(worker.log, node=worker.node))
+        except NotFoundError:
+            return {}
+        except CkptError as error:
+            if time.monotonic() > deadline or over():
+                _log.warning("log of %s is lost: %s", worker.seat, error)
+                return {}
+            time.sleep(_RETRY_S)
+
+
+def take_over(
+    ledger: Ledger,
+    pieces: Mapping[SampleId, Delta],
+    *,
+    unfinished: Set[SampleId],
+    reported: Mapping[SampleId, int],
+) -> Salvaged:
+    """Hand the ledger what a log had.
+
+    ``unfinished`` is what its worker had claimed, ``reported`` how many tokens it said to have of
+    each sample.
+    """
+    before, open_ = ledger.counters.tokens_recovered, set(unfinished)
+    for key, piece in pieces.items():
+        prompt = ledger.prompt(key[0])
+        if prompt is not None:
+            trajectory = piece.whole(prompt)
+            (open_.discard if ledger.plan.limits.finished(trajectory) else open_.add)(key)
+            ledger.recover(trajectory)
+    lost = sum(
+        max(0, count - (len(pieces[key].logprobs) if key in pieces else 0))
+        for key, count in reported.items()
+    )
+    ledger.counters.tokens_resampled += lost
+    return Salvaged(
+        samples=len(pieces),
+        unfinished=len(open_),
+        tokens=ledger.counters.tokens_recovered - before,
+        resampled=lost,
+    )

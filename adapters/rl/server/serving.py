@@ -1,0 +1,108 @@
+"""Rank 0's part where sampling is done by processes of one's own: the server they attach to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from holdfast import elastic
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.policy.policy import parameter_names
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.server.meeting import Meeting, Offer
+from holdfast.adapters.rl.server.messages import Worker
+from holdfast.adapters.rl.server.server import Patience, RolloutServer, Term
+from holdfast.adapters.rl.weights.pull import own_reader, published
+from holdfast.elastic.membership.records import GenerationRecord
+
+_POLL_S = 0.05
+_ANNOUNCE_S = 5.0
+
+
+class Serving:
+    """Leads one generation's samplers; ``silence_s`` as in `Patience`."""
+
+    def __init__(
+        self,
+        run: elastic.Run,
+        *,
+        directory: str | Path,
+        model: nn.Module,
+        silence_s: float,
+    ) -> None:
+        self._run, self._names = run, parameter_names(model)
+        self._meeting = Meeting(directory)
+        self._lock = self._meeting.lead(run.key)
+        patience = Patience(announce_s=_ANNOUNCE_S, silence_s=silence_s)
+        self.server = RolloutServer(run.key, patience=patience)
+
+    def begin(
+        self,
+        ledger: Ledger,
+        prompt_of: Callable[[int], Tokens],
+        *,
+        former: tuple[Worker, ...],
+    ) -> None:
+        """Take over what ``former`` workers left, and offer work."""
+        run, names = self._run, self._names
+        ledger.resume(run.generation, restored=run.completed)
+        term = Term(
+            generation=run.generation,
+            ledger=ledger,
+            prompt_of=prompt_of,
+            alive=self._meeting.alive,
+            logs=run.sidecar,
+            emit=run.emit,
+            began=time.monotonic(),
+            digest_of=lambda place: published(names, place, reader=own_reader(run)),
+        )
+        self.server.lead(term, former=former)
+        record = self._record()
+        offer = Offer(
+            run=record.snapshots.run,
+            seed=run.seed,
+            plan=ledger.plan,
+            names=tuple(names),
+            generation=record,
+            leader=self.server.address,
+        )
+        self._meeting.write(offer)
+
+    def _record(self) -> GenerationRecord:
+        """Return the record of the run's generation, once this process has heard of it."""
+        run = self._run
+        while True:
+            run.check()
+            record = run.roster().generation
+            if record is not None and record.number == run.generation:
+                return record
+            time.sleep(_POLL_S)
+
+    def gather(self, step: int) -> list[Trajectory]:
+        """Let in what ``step`` needs and wait for its samples."""
+        run, found = self._run, None
+        protected = run.sidecar.protected_step(generation=run.generation)
+        self.server.advance(step, protected=max(0, protected))
+        while found is None:
+            run.check()
+            found = self.server.wait_batch(step, timeout_s=_POLL_S)
+        return found
+
+    def train(self, step: int, samples: Sequence[Trajectory]) -> None:
+        """Note that ``step`` trains on ``samples``."""
+        told = self.server.train(step, samples, ())
+        self._run.emit("rollout_tail", step=step + 1, **told)
+
+    def finish(self) -> None:
+        """Tell samplers that no more work will come."""
+        self.server.finish()
+        self._meeting.end()
+
+    def close(self) -> None:
+        """Stop leading; samplers wait for the next."""
+        self.server.close()
+        self._lock.release()

@@ -1,0 +1,138 @@
+"""What is asked, what a sample earned, and how the policy does on what it is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holdfast import elastic
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.environments.base import HELD_OUT
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
+from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.training.evaluate import HeldOut, exact_matches
+from holdfast.adapters.rl.training.held_out_episodes import Player
+from holdfast.adapters.rl.weights.setup import Policies
+from holdfast.ckpt.types import Json
+
+
+class Assessment(Protocol):
+    """Where the trainer has prompts and rewards from."""
+
+    def prompt(self, ordinal: int) -> str:
+        """Return the prompt of a training ordinal."""
+
+    def reward(self, sample: Trajectory) -> float:
+        """Return what a finished sample earned."""
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return shares or mean rewards on held-out prompts, by their names; collective."""
+
+
+def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
+    """Return that of the job's environment, or of its task where it has none."""
+    if config.environment is None:
+        return TaskAssessment(config)
+    return EpisodeAssessment(config, config.environment, policies.build())
+
+
+class TaskAssessment:
+    """Prompts and rewards of a task; it is evaluated by its right answers."""
+
+    def __init__(self, config: RLConfig) -> None:
+        self._tokenizer = config.tokenizer
+        self._task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
+        self._held_out = HeldOut.of(
+            self._task.held_out(config.held_out),
+            tokenizer=config.tokenizer,
+            length=config.model.context,
+        )
+
+    def prompt(self, ordinal: int) -> str:
+        """See `Assessment.prompt`."""
+        return self._task.problem(ordinal).prompt
+
+    def reward(self, sample: Trajectory) -> float:
+        """See `Assessment.reward`."""
+        tokenizer, tokens = self._tokenizer, sample.tokens
+        ended = tokens[-1] == tokenizer.end
+        text = tokenizer.decode(tokens[:-1] if ended else tokens)
+        return self._task.reward(sample.ordinal, text, ended=ended)
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return the shares of right answers, sampled and greedy; collective."""
+        data = run.data_mesh
+
+        def sum_(counts: Tensor) -> None:
+            reshard(model)
+            dist.all_reduce(counts, group=data.get_group())
+
+        return self.shares(model, rank=data.get_local_rank(), ranks=data.size(), sum_=sum_)
+
+    def shares(
+        self,
+        model: nn.Module,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        sum_: Callable[[Tensor], None] = lambda _: None,
+    ) -> dict[str, float]:
+        """Return the same; ``sum_`` adds a tensor up over the ranks in place."""
+        parts = self._held_out.parts()
+        counts = torch.zeros(2, dtype=torch.float64)
+        for part in parts[rank::ranks]:
+            counts += exact_matches(model, part)
+        if rank >= len(parts):
+            exact_matches(model, parts[0])  # a forward pass is collective
+        sum_(counts)
+        shares = (counts / len(self._held_out.tokens)).tolist()
+        expected, greedy = (round(share, 6) for share in shares)
+        return {"held_out": expected, "greedy": greedy}
+
+
+class EpisodeAssessment:
+    """Prompts of an environment, which has given the rewards; held-out episodes are played."""
+
+    def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policy: Policy) -> None:
+        self._environment = make_environment(chosen, seed=config.task_seed)
+        self._player = Player(config, policy, self._environment, chosen)
+        self._count = config.held_out
+
+    def prompt(self, ordinal: int) -> str:
+        """See `Assessment.prompt`."""
+        return self._environment.prompt(ordinal)
+
+    def reward(self, sample: Trajectory) -> float:
+        """See `Assessment.reward`."""
+        assert sample.reward is not None, "an episode that is over"
+        return sample.reward
+
+    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+        """Return the mean reward of the held-out episodes; collective."""
+        weights, data = full_tensors(model), run.data_mesh
+        mine = range(data.get_local_rank(), self._count, data.size())
+        earned = torch.zeros(self._count, dtype=torch.float64)
+        with run.pause():
+            found = self._player.rewards(
+                weights, [HELD_OUT + number for number in mine], check=run.check
+            )
+            earned[list(mine)] = torch.tensor(found, dtype=torch.float64)
+            dist.all_reduce(earned, group=data.get_group())
+        return {"held_out": round(earned.mean().item(), 6)}
+
+
+def episode_figures(samples: Sequence[Trajectory]) -> dict[str, Json]:
+    """Return what a step's episodes were like; ``cut_short`` were not ended by the environment."""
+    turns = [len(sample.turns) for sample in samples]
+    return {
+        "turns_mean": sum(turns) / len(turns),
+        "turns_most": max(turns),
+        "observed_tokens": sum(len(sample.tokens) - sample.sampled for sample in samples),
+        "cut_short": sum(bool(sample.reason) for sample in samples),
+    }

@@ -1,0 +1,75 @@
+"""Proximal policies other than that of the start of the step: what they say of a batch's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.policy.policy import fill
+
+
+class ProximalPolicy(Protocol):
+    """Tells the log-probabilities of sampled tokens."""
+
+    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """Return [rows, length - 1] for each part; called by all ranks with equally many."""
+
+
+class Ewma:
+    """A running mean of the weights, `module`, sharded and tracked like the policy itself.
+
+    Hilton et al., "Batch size-invariance for policy optimization".
+    """
+
+    def __init__(self, module: nn.Module, policy: nn.Module, *, decay: float) -> None:
+        self.module, self._policy, self._decay = module, policy, decay
+        module.requires_grad_(False)
+
+    @torch.no_grad()
+    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """Return what the mean policy gives every token."""
+        return [target_logprobs(self.module(part.tokens), part.tokens) for part in parts]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move towards the policy, after its step."""
+        pairs = zip(self.module.parameters(), self._policy.parameters(), strict=True)
+        for mean, current in pairs:
+            _local(mean).lerp_(_local(current), 1 - self._decay)
+
+
+class Recomputed:
+    """The policies that sampled, out of the snapshots that are kept.
+
+    ``weights_of`` returns the tensors of a version. ``policy`` is filled with one version after the
+    other, so that this costs the memory of a single one.
+    """
+
+    def __init__(
+        self, policy: nn.Module, weights_of: Callable[[int], Mapping[str, Tensor]]
+    ) -> None:
+        self._policy = policy.eval()
+        self._weights_of = weights_of
+
+    @torch.no_grad()
+    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+        """Return what every token's own version gives it, 0 where none was sampled."""
+        found = [torch.zeros_like(part.behavior) for part in parts]
+        for version in sorted({version for part in parts for version in part.sampled_by}):
+            fill(self._policy, self._weights_of(version))
+            for part, logprobs in zip(parts, found, strict=True):
+                own = (part.mask > 0) & (part.versions == version)
+                if own.any():
+                    told = target_logprobs(self._policy(part.tokens), part.tokens)
+                    logprobs[own] = told[own]
+        return found
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

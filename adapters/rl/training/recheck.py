@@ -1,0 +1,42 @@
+"""Computes a row's log-probabilities anew, under the very versions that sampled it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.training.proximal import Recomputed
+
+
+class Recheck:
+    """A second opinion on recorded log-probabilities, of one row at a time.
+
+    ``build`` makes an unsharded policy, at the first use; ``weights_of`` returns the tensors of a
+    version, out of the snapshots that are kept.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], weights_of: Callable[[int], Mapping[str, Tensor]]
+    ) -> None:
+        self._build, self._weights_of = build, weights_of
+        self._recomputed: Recomputed | None = None
+
+    def difference(self, batch: Batch, row: int) -> float:
+        """Return by how much a recorded log-probability of ``row`` is off at most.
+
+        Raises what ``weights_of`` raises.
+        """
+        if self._recomputed is None:
+            self._recomputed = Recomputed(self._build(), self._weights_of)
+        part = batch.part(row, of=len(batch.tokens)).trimmed()
+        (found,) = self._recomputed.logprobs([part])
+        return float(((found - part.behavior) * part.mask).abs().max())
+
+
+def row_at(step: int, *, every: int, rows: int) -> int | None:
+    """Return which of ``rows`` is looked at in ``step``, each in its turn; None: none is."""
+    if not every or not rows or step % every:
+        return None
+    return step // every % rows

@@ -1,0 +1,73 @@
+"""A pass over a whole batch before its step, for what depends on all of it. Collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.ppo import target_logprobs
+from holdfast.adapters.rl.loss.ratios import score_norms, sequence_ratios
+from holdfast.adapters.rl.training.proximal import ProximalPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the policy says of a batch before its step, the same on all ranks.
+
+    ``ratios`` and ``norms`` [rows] float64, see `sequence_ratios` and `score_norms`; ``proximal``
+    [rows, length - 1] the log-probabilities under a proximal policy, None without one.
+    """
+
+    ratios: Tensor
+    norms: Tensor
+    proximal: Tensor | None
+
+    @property
+    def variances(self) -> Tensor:
+        """What a unit of advantage of each row adds to the variance of the gradient, [rows]."""
+        return self.ratios.square() * self.norms
+
+
+@torch.no_grad()
+def survey(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    microbatches: int,
+    rank: int,
+    ranks: int,
+    sum_: Callable[[Tensor], None],
+    proximal: ProximalPolicy | None = None,
+) -> Survey:
+    """Share the microbatches out to the ranks, and put together what each of them finds.
+
+    A microbatch gives the same bits on whatever rank; ``sum_`` adds a tensor up over the ranks in
+    place, and every element comes from one of them. A rank that has fewer than others runs its
+    first ones again, since a forward pass of a sharded model is collective.
+    """
+    mine = range(rank, microbatches, ranks)
+    turns = 1 + (microbatches - 1) // ranks
+    indices = [*mine, *[0] * (turns - len(mine))]
+    pieces = [batch.part(index, of=microbatches) for index in indices]
+    anchors = proximal.logprobs(pieces) if proximal else []
+    found = torch.zeros(len(batch.tokens), 2 + batch.mask.shape[1], dtype=torch.float64)
+    for turn, (index, piece) in enumerate(zip(indices, pieces, strict=True)):
+        logits = model(piece.tokens)
+        if turn >= len(mine):
+            continue
+        rows = found[index * len(piece.tokens) : (index + 1) * len(piece.tokens)]
+        current = target_logprobs(logits, piece.tokens)
+        rows[:, 0] = sequence_ratios(current, piece.behavior, piece.mask)
+        rows[:, 1] = score_norms(logits, piece.tokens, piece.mask)
+        if anchors:
+            rows[:, 2:] = anchors[turn]
+    sum_(found)
+    return Survey(
+        ratios=found[:, 0],
+        norms=found[:, 1],
+        proximal=found[:, 2:].float() if proximal else None,
+    )

@@ -1,0 +1,380 @@
+"""The trainer: FSDP2 ranks that take batches from the ledger, under `elastic.resilient`.
+
+Publishing a policy version is the snapshot after its step; nothing else is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holdfast import elastic
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.ledger.checker import Checker, observe
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.loss.batch import Batch, collate, packed_shape
+from holdfast.adapters.rl.policy.model import weights_hash
+from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.server.server import LedgerState, RolloutServer, Term, rollout_workers
+from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
+from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
+from holdfast.adapters.rl.training.recheck import Recheck, row_at
+from holdfast.adapters.rl.training.survey import Survey, survey
+from holdfast.adapters.rl.training.update import Update, make_optimizer
+from holdfast.adapters.rl.weights.places import RETAINED
+from holdfast.adapters.rl.weights.pull import own_reader, published, weights_of
+from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.adapters.rl.weights.setup import Policies, require_same
+from holdfast.adapters.rl.weights.warm_up import load_warm_start
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import JobFailed
+
+_WAIT_S = 0.05
+_HELD_POLL_S = 0.01
+_RECHECK_LIMIT_S = 2.0
+_LOGGED_AS = {"held_out": "held_out", "greedy": "held_out_greedy"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What one generation trains with."""
+
+    run: elastic.Run
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    ledger: Ledger
+    checker: Checker
+    recheck: Recheck
+    history: dict[str, list[Json]]
+    proximal: Ewma | Recomputed | None
+    retained: Retained | None
+
+
+class Trainer:
+    """The training function and what lives beside it for the whole process.
+
+    ``result``: where rank 0 writes the outcome at the end.
+    """
+
+    def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
+        self._config, self._server, self._result = config, server, result
+        self._policies = Policies(config)
+        self._assessment = make_assessment(config, self._policies)
+        _import_early()
+
+    def run(self) -> None:
+        """Train to the end, through every change of the world."""
+        config = self._config
+        resilient = elastic.resilient(
+            mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp, tp=config.tp),
+            batch=elastic.Batch(microbatches=config.microbatches),
+            snapshot_every=1,
+            parity=config.parity,
+            keep=config.keep,
+            checkpoint=config.checkpoint,
+            checkpoint_every=config.checkpoint_every,
+            disk=config.disk,
+            exact=True,
+            seed=config.seed,
+            rehearse=False,  # terms of the rollout server begin before the first step
+            announce=lambda: {"rollout": self._server.address, **self._frozen()},
+        )
+        resilient(self.train)()
+
+    def train(self, run: elastic.Run) -> None:
+        """Train in one generation (called again in the next)."""
+        config = self._config
+        model = self._build(run)
+        optimizer = make_optimizer(model.parameters(), lr=config.lr)
+        ledger, checker = Ledger(config.plan), Checker()
+        state = LedgerState(ledger, self._server)
+        history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
+        proximal, retained = self._proximal(run, model), self._retained(run)
+        more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        if retained is not None:
+            more[RETAINED] = retained
+        if kept := self._frozen():
+            more["frozen"] = kept
+        run.track(
+            model=model,
+            optimizer=optimizer,
+            ledger=state,
+            checker=checker,
+            history=history,
+            **more,
+        )
+        self._require_same_frozen(run, kept)
+        job = _Job(
+            run=run,
+            model=model,
+            optimizer=optimizer,
+            ledger=ledger,
+            checker=checker,
+            recheck=self._recheck(run, model),
+            history=history,
+            proximal=proximal,
+            retained=retained,
+        )
+        try:
+            if run.is_leader:
+                self._lead(run, model, ledger, state)
+            for step in run.steps(config.steps):
+                if step % config.evaluate_every == 0:
+                    self._evaluate(job)
+                self._step(job, step)
+            self._finish(job)
+        finally:
+            self._server.retire()
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    def _build(self, run: elastic.Run) -> Policy:
+        config = self._config
+        model = self._policies.build()
+        if config.lora is None and config.warm_start is not None and not _restores(run):
+            load_warm_start(model, config.warm_start)
+        shard(model, run.mesh)
+        return model
+
+    def _proximal(self, run: elastic.Run, model: nn.Module) -> Ewma | Recomputed | None:
+        kind, config = self._config.loss.proximal, self._config
+        if kind == "ewma":
+            mean = self._build(run)
+            return Ewma(mean, model, decay=config.loss.ewma_decay)
+        if kind == "recomputed":
+            names = parameter_names(model)
+            retained = config.retained
+            return Recomputed(
+                self._policies.build(),
+                lambda version: weights_of(run, names, version, retained=retained),
+            )
+        return None
+
+    def _retained(self, run: elastic.Run) -> Retained | None:
+        if not self._config.retained:
+            return None
+        policies = [self._policies.build() for _ in range(self._config.retained)]
+        for policy in policies:
+            shard(policy, run.mesh)
+        return Retained(policies)
+
+    def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
+        names, retained = parameter_names(model), self._config.retained
+
+        def weights(version: int) -> Mapping[str, Tensor]:
+            return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S, retained=retained)
+
+        return Recheck(self._policies.build, weights)
+
+    def _frozen(self) -> dict[str, Json]:
+        """Return the digest of what is frozen, if anything is: to be announced, and to be kept."""
+        digest = self._policies.frozen
+        return {} if digest is None else {"frozen": digest}
+
+    def _require_same_frozen(self, run: elastic.Run, kept: Mapping[str, Json]) -> None:
+        """Raise ``ConfigError`` unless all ranks, and the state, go with what is frozen here."""
+        record = run.roster().generation
+        members = record.members if record is not None else ()
+        for found in [kept, *(member.info for member in members)]:
+            require_same(self._policies.frozen, here=f"rank {run.rank}", others=found.get("frozen"))
+
+    def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
+        ledger.resume(run.generation, restored=run.completed)
+        names = parameter_names(model)
+        term = Term(
+            generation=run.generation,
+            ledger=ledger,
+            prompt_of=self._prompt,
+            alive=lambda: rollout_workers(run.roster()),
+            logs=run.sidecar,
+            emit=run.emit,
+            began=time.monotonic(),
+            digest_of=lambda place: published(names, place, reader=own_reader(run)),
+        )
+        self._server.lead(term, former=state.workers)
+
+    # -- one step ----------------------------------------------------------------------------
+
+    def _step(self, job: _Job, step: int) -> None:
+        config, run = self._config, job.run
+        batch = self._batch(job, step).trimmed()
+        found = self._survey(job, batch) if config.loss.surveys else None
+        update = Update.of(batch, found, config=config, step=step)
+        update.set_rate(job.optimizer)
+        for index in run.microbatches():
+            run.backward(update.loss(job.model, config=config, index=index, of=config.microbatches))
+        run.clip_grad_norm_(job.model.parameters(), config.max_norm)
+        if job.retained is not None:
+            run.fence()
+            job.retained.keep(job.model, version=step)
+        run.step(job.optimizer)
+        if isinstance(job.proximal, Ewma):
+            job.proximal.update()
+        used, tokens = batch.used, batch.token_count
+        reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
+        staleness = step - min(batch.sampled_by, default=step)
+        job.history["reward"].append(reward)
+        told = {} if update.share is None else {"effective_share": update.share}
+        run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
+
+    def _survey(self, job: _Job, batch: Batch) -> Survey:
+        data = job.run.data_mesh
+        try:
+            return survey(
+                job.model,
+                batch,
+                microbatches=self._config.microbatches,
+                rank=data.get_local_rank(),
+                ranks=data.size(),
+                sum_=lambda found: dist.all_reduce(found, group=data.get_group()),
+                proximal=job.proximal,
+            )
+        finally:
+            reshard(job.model)
+
+    def _batch(self, job: _Job, step: int) -> Batch:
+        """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
+        config, run = self._config, job.run
+        length = config.model.context
+        packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
+        if run.is_leader:
+            packed.copy_(self._gather(job, step).pack())
+        for axis in range(run.mesh.ndim):  # the leader is the first along each
+            dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
+        return Batch.unpack(packed)
+
+    def _gather(self, job: _Job, step: int) -> Batch:
+        config, run, ledger = self._config, job.run, job.ledger
+        protected = run.sidecar.protected_step(generation=run.generation)
+        self._server.advance(step, protected=max(0, protected))
+        samples, began = None, time.perf_counter()
+        while samples is None:
+            run.check()
+            samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
+        run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
+        self._await_release(run, step)
+        rewards = [self._assessment.reward(sample) for sample in samples]
+        with self._server.lock:
+            seen = observe(ledger, step, samples, consumers=self._server.consumers())
+            told = self._server.train(step, samples, rewards)
+        run.emit("rollout_tail", step=step + 1, **told)
+        if config.environment is not None and samples:
+            run.emit("episodes", step=step + 1, **episode_figures(samples))
+        self._judge(run, step, job.checker.check(seen))
+        length = config.model.context
+        batch = collate(samples, torch.tensor(rewards), rows=config.rows, length=length)
+        self._look_again(job, step, batch, samples)
+        return batch
+
+    def _look_again(
+        self, job: _Job, step: int, batch: Batch, samples: Sequence[Trajectory]
+    ) -> None:
+        """Compute the log-probabilities of a row anew, where it is time for that."""
+        run, check = job.run, self._config.check
+        row = row_at(step, every=check.recompute_every, rows=len(samples))
+        if row is None:
+            return
+        began, key = time.perf_counter(), samples[row].key
+        try:
+            difference = job.recheck.difference(batch, row)
+        except CkptError as error:
+            run.emit("recheck_skipped", step=step + 1, why=str(error))
+            return
+        seconds = time.perf_counter() - began
+        run.emit("rechecked", step=step + 1, difference=difference, seconds=seconds)
+        found = job.checker.recomputed(key, difference, tolerance=check.tolerance)
+        self._judge(run, step, found)
+
+    def _judge(self, run: elastic.Run, step: int, found: Sequence[str]) -> None:
+        """Tell violations; end the job for one where that is wanted."""
+        for what in found:
+            run.emit("violation", step=step + 1, what=what)
+        if found and self._config.check.fatal:
+            raise JobFailed(f"{found[0]} (check.fatal is set)")
+
+    def _prompt(self, ordinal: int) -> Tokens:
+        return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
+
+    def _await_release(self, run: elastic.Run, step: int) -> None:
+        """Wait while the job is held."""
+        hold, began = self._config.hold, time.perf_counter()
+        if hold is None or not Path(hold).exists():
+            return
+        while Path(hold).exists():
+            run.check()
+            time.sleep(_HELD_POLL_S)
+        run.emit("held", step=step + 1, seconds=time.perf_counter() - began)
+
+    # -- evaluation and end ------------------------------------------------------------------
+
+    def _evaluate(self, job: _Job) -> None:
+        run, history = job.run, job.history
+        found = self._assessment.evaluate(run, job.model)
+        for name, share in found.items():
+            history[name].append([run.completed, share])
+        run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
+
+    def _finish(self, job: _Job) -> None:
+        self._evaluate(job)
+        run, ledger, history = job.run, job.ledger, job.history
+        digest = weights_hash(full_tensors(job.model))
+        if not run.is_leader:
+            return
+        self._server.finish()
+        with self._server.lock:
+            violations = [*ledger.check(), *job.checker.violations]
+            outcome = {
+                "final_hash": digest,
+                "steps": run.completed,
+                "reward": history["reward"],
+                "heldout": history["held_out"],
+                "heldout_greedy": history["greedy"],
+                "ledger": {
+                    **msgspec.to_builtins(ledger.counters),
+                    "ordinals": ledger.counts(),
+                    "ok": not violations,
+                    "violations": violations,
+                },
+                "violations": violations,
+                "staleness_max": ledger.staleness_max,
+                "replay": {str(times): groups for times, groups in ledger.uses.items()},
+            }
+        if self._result is not None:
+            write_result(self._result, outcome)
+
+
+def _import_early() -> None:
+    """Have what the first optimizer imports (1 s) imported before this worker is ready.
+
+    The hundred thousands of objects that imports leave are then hidden from the collector, which
+    runs at every change of generation.
+    """
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    gc.collect()
+    gc.freeze()
+
+
+def write_result(path: Path, outcome: dict[str, Json]) -> None:
+    """Replace ``path`` by the outcome, old or new but never half."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
+    draft.replace(path)
+
+
+def _restores(run: elastic.Run) -> bool:
+    """Whether the generation begins from a snapshot, so that initial weights do not matter."""
+    record = run.roster().generation
+    return record is not None and record.number == run.generation and record.restore is not None

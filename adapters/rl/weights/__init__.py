@@ -1,0 +1,1 @@
+"""How processes come by weights: warm-up, pull, publish, retain."""

@@ -1,0 +1,51 @@
+"""Tells what the weights at each place must be, as found out beside training, once for each."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from holdfast.adapters.rl.weights.places import Place
+from holdfast.ckpt.errors import CkptError
+
+_KEPT = 64
+
+
+class Publisher:
+    """Finds digests on a thread of its own, where they are asked for, and remembers the newest."""
+
+    def __init__(self) -> None:
+        self._known: dict[Place, str] = {}
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="weights-published", daemon=True).start()
+
+    def ask(
+        self,
+        place: Place,
+        find: Callable[[Place], str],
+        reply: Callable[[str, str], None],
+    ) -> None:
+        """Have ``reply(digest, "")`` called, or with an empty digest and why there is none."""
+        self._jobs.put((place, find, reply))
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            place, find, reply = job
+            why = ""
+            if place not in self._known:
+                try:
+                    self._known[place] = find(place)
+                except CkptError as error:
+                    why = str(error)
+                while len(self._known) > _KEPT:
+                    del self._known[next(iter(self._known))]
+            reply(self._known.get(place, ""), why)
+
+
+_Job: TypeAlias = tuple[Place, Callable[[Place], str], Callable[[str, str], None]]

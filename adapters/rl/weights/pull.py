@@ -1,0 +1,254 @@
+"""Policy weights from snapshots: publishing them *is* the trainer's snapshot.
+
+A version's digest is told by the leader of the trainers, who reads it out of the indexes of the
+sealed snapshot, beside training (`published`). A consumer compares it with what it finds before it
+reads a byte, and every chunk with its checksum as it is read. Readers never hold up the trainer:
+they map what is sealed and pin nothing, and where a slot was used again meanwhile they are told so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+from torch import Tensor
+
+from holdfast.adapters.rl.weights.places import VERSIONS, Place, candidates
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint
+from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.state.refresh import Replica, digest, refresh
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.membership.records import Roster
+
+if TYPE_CHECKING:
+    from holdfast import elastic
+
+_OTHERS_TIMEOUT_S = 2.0
+_RETRY_S = 0.05
+
+Expected: TypeAlias = Callable[[Place], str]
+"""Returns the digest that was published for the weights at a place."""
+
+
+class RefusedWeights(CorruptError):
+    """A version's weights are not those that were published, or are damaged: fetch them elsewhere.
+
+    ``ranks`` are those whose blocks are to be avoided.
+    """
+
+    def __init__(self, message: str, *, version: int, ranks: frozenset[int]) -> None:
+        super().__init__(message)
+        self.version, self.ranks = version, ranks
+
+
+class Pulled(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of a policy version, and what fetching them took.
+
+    ``generation`` is the one whose snapshot they came from; ``nbytes`` were read, ``saved`` were
+    here already and had not changed.
+    """
+
+    version: int
+    generation: int
+    tensors: Mapping[str, Tensor]
+    digest: str
+    seconds: float
+    nbytes: int
+    saved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Who reads: the client of its node's sidecar, the job as last heard, the run's key."""
+
+    client: SidecarClient
+    node: str
+    roster: Roster
+    key: RunKey
+
+    def addresses(self) -> dict[str, str]:
+        """Return where every node's sidecar serves."""
+        roster = self.roster
+        members = roster.generation.snapshots.peers if roster.generation else ()
+        return {peer.node: peer.address for peer in members} | {
+            node.node: node.sidecar for node in roster.nodes
+        }
+
+    def source(self, point: RestorePoint) -> MemorySource:
+        """Return a source of what the point names."""
+        return MemorySource(
+            point,
+            local=self.client,
+            local_node=self.node,
+            addresses=self.addresses(),
+            key=self.key,
+        )
+
+
+def pull(
+    names: Iterable[str],
+    *,
+    version: int,
+    reader: Reader,
+    everywhere: bool = False,
+    replica: Replica | None = None,
+    expected: Expected | None = None,
+    avoid: Collection[int] = (),
+    retained: int = 0,
+) -> Pulled:
+    """Read the weights of ``version`` from the sidecars that have or can rebuild them.
+
+    They are in the version's own snapshot, or in a later one of a job whose snapshots have the
+    ``retained`` versions before them. With a ``replica`` only what differs from it is read, and its
+    tensors are those returned; what is retained is read whole.
+    Raises `RefusedWeights` where their digest is not the ``expected`` one, or a block is damaged:
+    the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild from parity.
+
+    Raises ``NotFoundError`` while the version is not protected, or when it is no longer kept, as
+    far as this node's sidecar knows; with ``everywhere`` the others are asked as well: a node that
+    was lost may have told some of them only that the version's parity was complete.
+    """
+    start, names = time.perf_counter(), list(names)
+    place, point = _locate(version, reader, everywhere=everywhere, retained=retained)
+    fqns = place.fqns(names)
+    if replica is None or place.slot is not None:
+        replica = Replica()
+    with reader.source(_rebuilt(point, frozenset(avoid), reader)) as source:
+        found = digest(source.indexes(), fqns)
+        if expected is not None and (wanted := expected(place)) != found:
+            raise RefusedWeights(
+                f"{source.origin}: the digest of the weights is {found}, published was {wanted}",
+                version=version,
+                ranks=frozenset(range(len(point.sources))),
+            )
+        try:
+            took = refresh(replica, source, fqns)
+        except CorruptError as error:
+            reader.client.locate(generation=place.generation, step=place.step)  # or it is only gone
+            with suppress(CkptError):
+                source.distrust()
+            ranks = frozenset(fault.rank for fault in source.faults)
+            raise RefusedWeights(str(error), version=version, ranks=ranks) from error
+        if place.slot is not None:
+            _require(place, replica.tensors[VERSIONS], origin=source.origin)
+    return Pulled(
+        version=version,
+        generation=place.generation,
+        tensors={name: replica.tensors[fqn] for name, fqn in zip(names, fqns, strict=False)},
+        digest=found,
+        seconds=time.perf_counter() - start,
+        nbytes=took.read_bytes,
+        saved=took.kept_bytes,
+    )
+
+
+def own_reader(run: elastic.Run) -> Reader:
+    """Return the reader that a rank of the trainers is."""
+    node = run.members[run.rank].node
+    return Reader(client=run.sidecar, node=node, roster=run.roster(), key=run.key)
+
+
+def weights_of(
+    run: elastic.Run,
+    names: Iterable[str],
+    version: int,
+    *,
+    limit_s: float = 10.0,
+    retained: int = 0,
+) -> Mapping[str, Tensor]:
+    """Return the tensors of a version that snapshots still hold, to a rank of the trainers.
+
+    ``retained`` as in `pull`. Raises ``CkptError`` when they cannot be had for so long: right after
+    a loss their parity may still be on its way to new holders.
+    """
+    names, avoid = list(names), frozenset[int]()
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        run.check()
+        try:
+            return pull(
+                names,
+                version=version,
+                reader=own_reader(run),
+                everywhere=True,
+                avoid=avoid,
+                retained=retained,
+            ).tensors
+        except CkptError as error:
+            if time.monotonic() > deadline_s:
+                raise
+            avoid = error.ranks if isinstance(error, RefusedWeights) else avoid
+            time.sleep(_RETRY_S)
+
+
+def published(names: Iterable[str], place: Place, *, reader: Reader) -> str:
+    """Return the digest of the weights at a place, out of the indexes: no tensor is read.
+
+    Raises ``NotFoundError`` for a snapshot that is not kept any more.
+    """
+    point = reader.client.locate(generation=place.generation, step=place.step)
+    with reader.source(point) as source:
+        return digest(source.indexes(), place.fqns(names))
+
+
+def _locate(
+    version: int, reader: Reader, *, everywhere: bool, retained: int
+) -> tuple[Place, RestorePoint]:
+    """Ask this node's sidecar, then the others."""
+    client, addresses = reader.client, reader.addresses().values() if everywhere else ()
+    try:
+        return _located(version, client, retained=retained)
+    except NotFoundError:
+        for address in sorted(set(addresses) - {client.address, ""}):
+            other = SidecarClient(address, reader.key, timeout_s=_OTHERS_TIMEOUT_S)
+            try:
+                return _located(version, other, retained=retained)
+            except (NotFoundError, PeerError):
+                continue
+            finally:
+                other.close()
+        raise
+
+
+def _located(version: int, client: SidecarClient, *, retained: int) -> tuple[Place, RestorePoint]:
+    """Return where one sidecar knows a version to be. Raises ``NotFoundError``."""
+    missing: NotFoundError | None = None
+    for step, slot in candidates(version, retained=retained):
+        try:
+            point = client.locate(generation=None, step=step)
+        except NotFoundError as error:
+            missing = missing or error  # of its own snapshot
+            continue
+        generation = point.world.generation
+        return Place(generation=generation, step=step, version=version, slot=slot), point
+    assert missing is not None
+    raise missing
+
+
+def _require(place: Place, versions: Tensor, *, origin: str) -> None:
+    """Raise ``NotFoundError`` unless a slot of what is retained has the version looked for."""
+    slots = versions.tolist()
+    if place.slot is None or slots[place.slot] != place.version:
+        raise NotFoundError(f"{origin}: versions {slots} are retained, not {place.version}")
+
+
+def _rebuilt(point: RestorePoint, ranks: frozenset[int], reader: Reader) -> RestorePoint:
+    """Have the blocks of ``ranks`` rebuilt by a node that does not hold them, if there is one."""
+    if not ranks or not point.world.parity:
+        return point
+    living = {node.node for node in reader.roster.nodes}
+    nodes = [peer.node for peer in point.world.peers if peer.node in living]
+
+    def elsewhere(source: BlockSource) -> BlockSource:
+        others = [node for node in nodes if node != source.node]
+        if source.rank not in ranks or not others:
+            return source
+        return BlockSource(rank=source.rank, node=others[0], rebuilt=True)
+
+    return msgspec.structs.replace(point, sources=tuple(map(elsewhere, point.sources)))

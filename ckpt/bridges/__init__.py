@@ -1,1 +1,0 @@
-"""Other formats, each as a ``TensorSource`` and a ``TensorSink`` of ``ckpt.interchange``."""

@@ -1,0 +1,1 @@
+"""Steps below a root: write, commit, list, open, verify, prune."""

@@ -1,0 +1,153 @@
+"""Any box of any tensor, verified, for many threads at once and in little memory.
+
+Like ``holdfast.ckpt.checkpoints.assemble``, but each call works in the calling thread: a program
+that reads boxes of bounded size from bounded many threads takes bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.ckpt.checkpoints.assemble import Parts, parts_of
+from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+
+Array: TypeAlias = npt.NDArray[Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_CHUNKS: Final = 64
+"""As much as a source reads in one thread: the calling one."""
+
+_LEAST_TILE: Final = 1 << 20
+_MOST_TILE: Final = 32 << 20
+
+
+class ChunkFiles(Protocol):
+    """The part of a source of shards that is needed here; safe to share between threads."""
+
+    origin: str
+
+    def indexes(self) -> Sequence[ShardIndex]:
+        """Return what every writer holds."""
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Read regions of chunks to where they belong, verified."""
+
+
+class BoxReader:
+    """Reads boxes of the tensors of a source; safe to share between threads."""
+
+    def __init__(self, source: ChunkFiles) -> None:
+        self._source = source
+        self.tensors: dict[str, Parts] = parts_of(source.indexes(), origin=source.origin)
+        self._extents: dict[str, tuple[Array, Array]] = {}
+
+    def cell(self, fqn: str) -> tuple[int, ...]:
+        """Return the largest extent per dim that a chunk of the tensor has; 1 where it is empty."""
+        shapes = [ref.chunk.box.shape for ref in self.tensors[fqn].chunks]
+        if not shapes:
+            return (1,) * len(self.tensors[fqn].shape)
+        return tuple(max(*extents, 1) for extents in zip(*shapes, strict=True))
+
+    def box(self, fqn: str, box: Box) -> Array:
+        """Return a box of a tensor, in the numpy view of its dtype, as memory of its own.
+
+        Raises ``NotFoundError`` for an unknown tensor, ``CorruptError`` where bytes are damaged
+        or missing.
+        """
+        if (parts := self.tensors.get(fqn)) is None:
+            raise NotFoundError(f"{self._source.origin}: no tensor {fqn!r}; see `holdfast inspect`")
+        out: Array = np.empty(box.shape, dtype=parts.dtype.numpy)
+        batch: list[tuple[ChunkRef, list[tuple[Box, Array]]]] = []
+        filled = nbytes = 0
+        for ref, common in self._overlaps(parts, box) if box.size else ():
+            target = out[common.within(box).slices]
+            batch.append((ref, [(common.within(ref.chunk.box), target)]))
+            filled, nbytes = filled + common.size, nbytes + ref.chunk.nbytes
+            if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+                self._source.scatter(batch)
+                batch, nbytes = [], 0
+        if filled != box.size:
+            raise CorruptError(
+                f"{self._source.origin}: tensor {fqn}: {filled} of {box.size} elements are there; "
+                "load another step"
+            )
+        self._source.scatter(batch)
+        return out
+
+    def _overlaps(self, parts: Parts, box: Box) -> Iterator[tuple[ChunkRef, Box]]:
+        """Yield the chunks that share elements with ``box``, and what they share."""
+        low, high = self._extent(parts)
+        start = np.array(box.offset, dtype=np.int64)
+        end = start + np.array(box.shape, dtype=np.int64)
+        for number in np.flatnonzero(((low < end) & (high > start)).all(axis=1)):
+            ref = parts.chunks[int(number)]
+            if common := ref.chunk.box.intersect(box):
+                yield ref, common
+
+    def _extent(self, parts: Parts) -> tuple[Array, Array]:
+        """Return the corners of a tensor's chunks, one row each."""
+        known = self._extents.get(parts.fqn)
+        if known is None:
+            shape = (len(parts.chunks), len(parts.shape))
+            boxes = [ref.chunk.box for ref in parts.chunks]
+            low = np.array([box.offset for box in boxes], dtype=np.int64).reshape(shape)
+            size = np.array([box.shape for box in boxes], dtype=np.int64).reshape(shape)
+            known = self._extents[parts.fqn] = (low, low + size)
+        return known
+
+
+def parallel(
+    work: Callable[[Item], Result], items: Iterable[Item], *, threads: int
+) -> Iterator[Result]:
+    """Yield ``work`` of each item, in order, from ``threads`` threads; few are done ahead.
+
+    Raises what ``work`` raises, once what came before it was yielded.
+    """
+    ahead: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-boxes") as pool:
+        try:
+            for item in items:
+                ahead.append(pool.submit(work, item))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How many threads read boxes of how many bytes, within a bound on memory."""
+
+    threads: int
+    tile_bytes: int
+
+
+def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int = 1) -> Budget:
+    """Divide ``memory_bytes`` between threads that each hold a box and a chunk per source.
+
+    A compressed chunk is read whole, so one thread with the largest chunk is the least there is.
+    """
+    least = sources * (largest_chunk + _LEAST_TILE)
+    used = max(1, min(threads, memory_bytes // least))
+    room = memory_bytes // used // sources - largest_chunk
+    return Budget(threads=used, tile_bytes=max(_LEAST_TILE, min(room, _MOST_TILE)))
+
+
+def largest_chunk(tensors: Iterable[Parts]) -> int:
+    """Return the size of the largest chunk of all ``tensors``, 0 where there is none."""
+    return max((ref.chunk.nbytes for parts in tensors for ref in parts.chunks), default=0)

@@ -1,0 +1,257 @@
+"""Which checkpoints lie below a root, and which of them can be trusted."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.format.coherence import check_packs
+from holdfast.ckpt.format.manifest import (
+    MANIFEST,
+    RETAINED,
+    FileRecord,
+    Manifest,
+    PackIndex,
+    WriterRecord,
+    from_root,
+    read_index,
+    read_manifest,
+    read_note,
+)
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.places import open_store, scheme_of
+
+_log = logging.getLogger(__name__)
+
+_THREADS: Final = 8
+
+_STEP: Final = re.compile(r"step-([0-9]{12})")
+
+
+def step_folder(step: int) -> str:
+    """Return the name of a step's directory."""
+    if not 0 <= step < 10**12:
+        raise NotFoundError(f"step {step} is not a step number; use 0 … 999999999999")
+    return f"step-{step:012d}"
+
+
+def read_record(store: Store, folder: str, record: FileRecord) -> bytes:
+    """Return a small file's bytes, checked against ``record``."""
+    name = f"{folder}/{record.path}"
+    try:
+        data = store.read(name)
+    except NotFoundError as error:
+        raise missing(store, name) from error
+    if len(data) != record.nbytes or crc32c(data) != record.crc32c:
+        raise CorruptError(
+            f"{store.where(name)}: damaged: {len(data)} bytes with checksum {crc32c(data):08x}, "
+            f"the manifest has {record.nbytes} bytes with {record.crc32c:08x}; load another step, "
+            "or restore the file from a copy"
+        )
+    return data
+
+
+def missing(store: Store, name: str) -> CorruptError:
+    """Return the error about a file that the manifest lists and that is not there."""
+    return CorruptError(
+        f"{store.where(name)}: missing, the manifest lists it; load another step, or restore the "
+        "file from a copy"
+    )
+
+
+def load_manifest(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a step's folder. Raises ``NotFoundError`` where there is none."""
+    name = f"{folder}/{MANIFEST}"
+    return read_manifest(store.read(name), origin=store.where(name))
+
+
+def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
+    """Read and check a writer's index."""
+    data = read_record(store, folder, record.index)
+    origin = store.where(f"{folder}/{record.index.path}")
+    index = read_index(data, origin=origin)
+    if (index.writer, index.pack, index.pack_bytes, index.bases) != (
+        record.writer,
+        record.pack.path,
+        record.pack.nbytes,
+        record.bases,
+    ):
+        raise CorruptError(f"{origin}: belongs to another pack than the manifest says")
+    return index
+
+
+def noted(store: Store, folder: str) -> list[str] | None:
+    """Return the files, by path, noted as those that may go; None where the note is damaged."""
+    name = f"{folder}/{RETAINED}"
+    try:
+        return read_note(store.read(name), origin=store.where(name))
+    except NotFoundError:
+        return []  # nothing was
+    except CorruptError as error:
+        _log.warning("what a removed step left stays where it is: %s", error)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInfo:
+    """A step's directory.
+
+    Without a manifest it is the rest of a save that did not finish, or, where it is ``retained``,
+    of a step that was removed while later ones need some of its packs.
+    """
+
+    step: int
+    path: str
+    committed: bool
+    retained: bool = False
+
+
+def folders(store: Store) -> list[StepInfo]:
+    """List the steps' directories, oldest first, unfinished and removed ones included."""
+
+    def look(name: str) -> StepInfo:
+        there = store.names(name)
+        return StepInfo(
+            step=int(name.removeprefix("step-")),
+            path=store.where(name),
+            committed=MANIFEST in there,
+            retained=RETAINED in there,
+        )
+
+    found = [name for name in store.names("") if _STEP.fullmatch(name)]
+    if len(found) < _THREADS:
+        return [look(name) for name in found]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-list") as pool:
+        return list(pool.map(look, found))
+
+
+def steps(root: str | Path) -> list[StepInfo]:
+    """List the steps below ``root``, oldest first, unfinished ones included."""
+    return [info for info in folders(open_store(root)) if info.committed or not info.retained]
+
+
+def committed(store: Store) -> list[int]:
+    """List the steps that were committed, oldest first."""
+    return [info.step for info in folders(store) if info.committed]
+
+
+def committed_steps(root: str | Path) -> list[int]:
+    """List the steps that were committed below ``root``, oldest first."""
+    return committed(open_store(root))
+
+
+def choose(root: str | Path, step: int | None) -> int:
+    """Return ``step`` if it is committed, the newest verified step for None.
+
+    Raises ``NotFoundError`` listing what there is.
+    """
+    there = committed_steps(root)
+    if step is not None:
+        if step in there:
+            return step
+        raise NotFoundError(f"{root}: no checkpoint of step {step}; {_listing(root, there)}")
+    if (newest := next(verified(root), None)) is None:
+        raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
+    return newest
+
+
+def newest_first(root: str | Path) -> Iterator[int]:
+    """Return the committed steps, newest first, unchecked. Raises ``NotFoundError`` without any."""
+    there = committed_steps(root)
+    if not there:
+        raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
+    return reversed(there)
+
+
+def _listing(root: str | Path, there: list[int]) -> str:
+    if there:
+        shown = ", ".join(map(str, there[-20:]))
+        return f"steps there: {'… ' if len(there) > 20 else ''}{shown}"
+    if unfinished := [info.step for info in steps(root)]:
+        return f"only saves that did not finish (steps {unfinished}); use another root"
+    if not scheme_of(root) and not Path(root).is_dir():
+        return "there is no such directory; check the path"
+    return "it holds none; check the path"
+
+
+def verified(root: str | Path) -> Iterator[int]:
+    """Yield the steps that pass the quick check, newest first.
+
+    Damaged ones are passed over with a warning; raises ``CorruptError`` when all are.
+    """
+    store, found = open_store(root), 0
+    there = committed_steps(root)
+    faults: list[CorruptError] = []
+    for step in reversed(there):
+        try:
+            quick_verify(store, step)
+        except NotFoundError:
+            continue  # removed since it was listed
+        except CorruptError as error:
+            _log.warning("step %d cannot be trusted, trying an older one: %s", step, error)
+            faults.append(error)
+            continue
+        found += 1
+        yield step
+    if not found and faults:
+        raise faults[0]
+
+
+def latest(root: str | Path) -> int | None:
+    """Return the newest step that passes the quick check, None when nothing was saved."""
+    return choose(root, None) if committed_steps(root) else None
+
+
+def quick_verify(store: Store, step: int) -> Manifest:
+    """Check what can be checked without reading packs: manifest, indexes, sizes of all files."""
+    return open_step(store, step)[0]
+
+
+def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Return a step's manifest and its writers' indexes, once all that is cheap is checked.
+
+    Raises ``NotFoundError`` where the step is not committed and ``CorruptError`` where a file is
+    missing, cut off or changed.
+    """
+    folder = step_folder(step)
+    manifest = load_manifest(store, folder)
+    if manifest.step != step:
+        raise CorruptError(
+            f"{store.where(folder)}/{MANIFEST}: is of step {manifest.step}; the directory was "
+            "renamed, name it as it was"
+        )
+
+    def load(record: WriterRecord) -> PackIndex:
+        check_size(store, folder, record.pack)
+        return load_index(store, folder, record)
+
+    if len(manifest.writers) == 1:
+        packs = [load(record) for record in manifest.writers]
+    else:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-index") as pool:
+            packs = list(pool.map(load, manifest.writers))
+    for base in manifest.bases().values():
+        check_size(store, folder, base)
+    found = {index.writer: index for index in packs}
+    check_packs(manifest, found, origin=store.where(f"{folder}/{MANIFEST}"))
+    return manifest, found
+
+
+def check_size(store: Store, folder: str, record: FileRecord) -> None:
+    """Raise ``CorruptError`` unless the file is there with the size it was written with."""
+    name = from_root(folder, record.path)
+    size = store.size(name)
+    if size is None:
+        raise missing(store, name)
+    if size != record.nbytes:
+        raise CorruptError(
+            f"{store.where(name)}: {size} bytes, {record.nbytes} were written: it was cut off or "
+            "changed; load another step, or restore the file from a copy"
+        )

@@ -1,0 +1,428 @@
+"""Write a step's packs, then commit them: torch-free, so that sidecars can do it.
+
+Writers may be many processes on many nodes; one of them commits, once it has every receipt. Until
+the manifest is published nothing of the step is visible; saving a step again publishes a new
+manifest over new files in one rename, and only then removes the old files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.ckpt.checkpoints import refmap
+from holdfast.ckpt.checkpoints.assemble import parts_of
+from holdfast.ckpt.checkpoints.bases import known_chunks, require_bases
+from holdfast.ckpt.checkpoints.catalog import check_size, load_index, noted, step_folder
+from holdfast.ckpt.checkpoints.merge import check_cover, describe, merge
+from holdfast.ckpt.checkpoints.retention import note, sweep
+from holdfast.ckpt.checkpoints.source import PackSource
+from holdfast.ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, StoreError
+from holdfast.ckpt.format import codecs, pack
+from holdfast.ckpt.format.coherence import check_packs
+from holdfast.ckpt.format.manifest import (
+    FORMAT,
+    MANIFEST,
+    MERGED,
+    REFS,
+    RETAINED,
+    BaseStep,
+    FileRecord,
+    Manifest,
+    PackIndex,
+    WriterRecord,
+    read_manifest,
+    seal,
+)
+from holdfast.ckpt.format.wellformed import fault_of_aliases
+from holdfast.ckpt.format.zarr_metadata import group_metadata
+from holdfast.ckpt.geometry.element_types import dtype_of
+from holdfast.ckpt.geometry.shard_index import ShardIndex
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.local import DirectStore, LocalStore
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.types import learn
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How packs are written: compressed by ``compression``, against the earlier step ``base``.
+
+    At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
+    checksums and compress; with 0 it is who writes, for the least processor time. ``watch`` is
+    told of every few pieces, and sets the pace. ``around_cache`` keeps what goes to a local disk
+    out of the page cache: cheaper, where it is not read soon. What is not compressed is then
+    checksummed as it is written, and never by the threads.
+    """
+
+    compression: codecs.Rules = field(default_factory=dict)
+    base: int | None = None
+    ahead_bytes: int = pack.AHEAD_BYTES
+    threads: int = pack.THREADS
+    watch: pack.Watch | None = None
+    around_cache: bool = False
+
+    def __post_init__(self) -> None:
+        codecs.check(self.compression)
+
+
+PLAIN: Final = PackOptions()
+
+
+class WriterReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """Proof that one writer's pack and index of a step are durable; JSON, to be sent along."""
+
+    run: str
+    generation: int
+    step: int
+    world_size: int
+    files: WriterRecord
+
+
+def write_pack(
+    root: str | Path,
+    *,
+    step: int,
+    index: ShardIndex,
+    payload: memoryview,
+    options: PackOptions = PLAIN,
+) -> WriterReceipt:
+    """Write one writer's shard of ``step``; every chunk is checked before it is published.
+
+    Writing the same shard again is harmless. Raises ``CorruptError`` when ``payload`` is not what
+    ``index`` says, ``StoreError`` when the store refuses.
+    """
+    index = msgspec.structs.replace(index, step=step)
+    return write_parts(
+        root,
+        index=index,
+        payload=lambda ref: payload[ref.chunk.at : ref.chunk.at + ref.chunk.nbytes],
+        tag=pack.content_tag(index),
+        verify=True,
+        options=options,
+    )
+
+
+def new_tag() -> str:
+    """Return a tag for the files of one save whose content is not known beforehand."""
+    return secrets.token_hex(6)
+
+
+def write_parts(
+    root: str | Path,
+    *,
+    index: ShardIndex,
+    payload: pack.Payload,
+    tag: str,
+    verify: bool,
+    options: PackOptions = PLAIN,
+) -> WriterReceipt:
+    """Write one writer's shard, asking ``payload`` for one chunk after the other."""
+    store, folder = open_store(root), step_folder(index.step)
+    base, known = _known(store, index, options.base)
+    writer = pack.PackWriter(
+        index,
+        payload,
+        verify=verify,
+        codecs=_codecs(index, options.compression),
+        bases=known,
+        ahead_bytes=options.ahead_bytes,
+        threads=options.threads,
+    )
+    stem = _fresh_stem(store, folder, index, tag=tag)
+    if options.around_cache and isinstance(store, LocalStore):
+        store = DirectStore(store.root)
+    files = pack.write(store, writer, index, folder=folder, stem=stem, watch=options.watch)
+    if files.bases:
+        files = msgspec.structs.replace(files, base=base)
+    return WriterReceipt(
+        run=index.run,
+        generation=index.generation,
+        step=index.step,
+        world_size=index.world_size,
+        files=files,
+    )
+
+
+def _codecs(index: ShardIndex, rules: codecs.Rules) -> dict[str, codecs.Codec | None]:
+    return {
+        fqn: codecs.choose(rules, fqn, itemsize=dtype_of(entry.dtype, origin=fqn).itemsize)
+        for fqn, entry in (index.tensors.items() if rules else ())
+    }
+
+
+def _known(store: Store, index: ShardIndex, step: int | None) -> tuple[BaseStep | None, pack.Bases]:
+    """Return what the base holds; a base that cannot be read saves nothing, and hurts nothing."""
+    if step is None or step == index.step:
+        return None, {}
+    try:
+        return known_chunks(store, step, writer=index.writer, into=index.step)
+    except (NotFoundError, CorruptError) as error:
+        _log.warning("step %d is saved in full: %s", index.step, error)
+        return None, {}
+
+
+def _fresh_stem(store: Store, folder: str, index: ShardIndex, *, tag: str) -> str:
+    """Return a stem that is not among the files to be removed there, or it would go with them."""
+    going = noted(store, folder) or ()
+    while True:
+        stem = _stem(f"{index.writer:05d}", index.run, index.generation, tag=tag)
+        if f"data/{stem}.pack" not in going:
+            return stem
+        tag = sha256(tag.encode()).hexdigest()[:12]
+
+
+def _stem(name: str, run: str, generation: int, *, tag: str) -> str:
+    return f"{name}-g{generation}-{_run_tag(run)}-{tag}"
+
+
+def _run_tag(run: str) -> str:
+    return sha256(run.encode()).hexdigest()[:8]
+
+
+def commit(
+    root: str | Path,
+    *,
+    run: str,
+    step: int,
+    generation: int,
+    receipts: Sequence[WriterReceipt],
+    mesh: Mapping[str, int],
+) -> None:
+    """Publish a step whose packs are all written; atomic, and harmless to repeat.
+
+    Raises ``CorruptError`` unless the packs hold every tensor exactly once, ``FencedError`` when a
+    newer generation of the run has committed this step, ``StoreError`` when the store refuses.
+    """
+    store, folder = open_store(root), step_folder(step)
+    writers = _writers(
+        receipts, run=run, step=step, generation=generation, origin=store.where(folder)
+    )
+    try:
+        for _ in range(_ATTEMPTS):
+            if _published(store, folder, writers, run=run, generation=generation, mesh=mesh):
+                return
+        raise StoreError(
+            f"{store.where(folder)}: {_ATTEMPTS} times another saver was quicker; let one saver "
+            "at a time save a step"
+        )
+    except CkptError:
+        refmap.heal(store, folder)
+        raise
+
+
+def _published(
+    store: Store,
+    folder: str,
+    writers: tuple[WriterRecord, ...],
+    *,
+    run: str,
+    generation: int,
+    mesh: Mapping[str, int],
+) -> bool:
+    """Publish the step, unless another saver is quicker; say whether it stands."""
+    origin = store.where(folder)
+    before, version = _standing(store, folder)
+    if before is not None and before.run == run:
+        if before.generation > generation:
+            _withdraw(store, folder, writers, generation=generation, winner=before)
+            raise FencedError(
+                f"{origin}: generation {before.generation} of the run has committed this step, "
+                f"generation {generation} may not any more"
+            )
+        if (before.generation, before.writers) == (generation, writers):
+            _settle(store, folder, before)
+            return True
+    packs = _written(store, folder, writers)
+    manifest = _describe(store, folder, packs, writers=writers, mesh=mesh)
+    data = seal(manifest)
+    check_packs(read_manifest(data, origin=origin), packs, origin=origin)
+    if before is not None:
+        kept = {file.path for file in manifest.files()}
+        note(store, folder, (file.path for file in before.files() if file.path not in kept))
+    if not store.replace(f"{folder}/{MANIFEST}", data, expected=version):
+        return False
+    _settle(store, folder, manifest)
+    return True
+
+
+def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict[int, PackIndex]:
+    """Return the indexes, once it is sure that all they need is there, and that it stays."""
+    origin = store.where(folder)
+    going = noted(store, folder) or ()
+    if gone := sorted({record.pack.path for record in writers} & {*going}):
+        raise StoreError(f"{origin}: it was just removed, with {gone}; save again")
+    for record in writers:
+        if store.size(f"{folder}/{record.index.path}") is None:
+            raise StoreError(
+                f"{origin}: {record.index.path}, which writer {record.writer} wrote, is not seen "
+                "here; give all ranks one root that all of them see"
+            )
+    packs = {record.writer: load_index(store, folder, record) for record in writers}
+    for record in writers:
+        for file in (record.pack, *record.bases):
+            check_size(store, folder, file)
+    require_bases(store, writers, origin=origin)
+    return packs
+
+
+def _settle(store: Store, folder: str, manifest: Manifest) -> None:
+    """Remove what the published step replaced, and heal what another saver left half done."""
+    refmap.heal(store, folder)
+    try:
+        _tidy(store, folder, manifest)
+    except (StoreError, CorruptError) as error:
+        _log.warning("step %d is committed, old files of it stay: %s", manifest.step, error)
+
+
+def _writers(
+    receipts: Sequence[WriterReceipt], *, run: str, step: int, generation: int, origin: str
+) -> tuple[WriterRecord, ...]:
+    for receipt in receipts:
+        if (receipt.run, receipt.step, receipt.generation) != (run, step, generation):
+            raise CorruptError(
+                f"{origin}: a receipt of run {receipt.run!r} step {receipt.step} generation "
+                f"{receipt.generation} cannot be committed with run {run!r} step {step} "
+                f"generation {generation}; save again"
+            )
+    sizes = {receipt.world_size for receipt in receipts}
+    found = sorted(receipt.files.writer for receipt in receipts)
+    if len(sizes) != 1 or found != list(range(sizes.pop())):
+        raise CorruptError(
+            f"{origin}: receipts of writers {found} of {[r.world_size for r in receipts]}; every "
+            "writer must be there once; save again"
+        )
+    return tuple(sorted((r.files for r in receipts), key=lambda record: record.writer))
+
+
+def _standing(store: Store, folder: str) -> tuple[Manifest | None, str | None]:
+    """Return the step's present manifest, if it is to be respected, and its version."""
+    name = f"{folder}/{MANIFEST}"
+    try:
+        data, version = store.fetch(name)
+    except NotFoundError:
+        return None, None
+    try:
+        return read_manifest(data, origin=store.where(name)), version
+    except CorruptError:
+        return None, version
+
+
+def _withdraw(
+    store: Store,
+    folder: str,
+    writers: Sequence[WriterRecord],
+    *,
+    generation: int,
+    winner: Manifest,
+) -> None:
+    """Leave nothing behind of a save that a newer generation was quicker than."""
+    merged = _merged_stem(writers, generation, run=winner.run)
+    own = {file.path for record in writers for file in (record.pack, record.index)}
+    own |= {f"data/{merged}.pack", f"index/{merged}.json"}
+    own -= {file.path for file in winner.files()}
+    try:
+        store.delete(sorted(f"{folder}/{path}" for path in own))
+    except StoreError as error:
+        _log.warning("files of an older generation stay in step %d: %s", winner.step, error)
+
+
+def _merged_stem(writers: Sequence[WriterRecord], generation: int, *, run: str) -> str:
+    tag = sha256(msgspec.json.encode(writers)).hexdigest()[:12]
+    return _stem("merged", run, generation, tag=tag)
+
+
+def _describe(
+    store: Store,
+    folder: str,
+    packs: Mapping[int, PackIndex],
+    *,
+    writers: tuple[WriterRecord, ...],
+    mesh: Mapping[str, int],
+) -> Manifest:
+    """Check the packs, add what Zarr needs beside them, and return the manifest."""
+    with PackSource(store, folder, packs) as source:
+        parts = parts_of(source.indexes(), origin=source.origin)
+        check_cover(parts, origin=source.origin)
+        tensors = describe(packs.values(), parts)
+        first = source.indexes()[0]
+        stem = _merged_stem(writers, first.generation, run=first.run)
+        merged = merge(store, folder, source, tensors, like=first, stem=stem)
+    values = {key: value for index in packs.values() for key, value in index.values.items()}
+    aliases = {name: fqn for index in packs.values() for name, fqn in index.aliases.items()}
+    if fault := fault_of_aliases(tensors, aliases):
+        raise CorruptError(f"{store.where(folder)}: {fault}; nothing was committed: save again")
+    everything = dict(packs) | ({MERGED: load_index(store, folder, merged)} if merged else {})
+    group = group_metadata(run=first.run, step=first.step, values=values)
+    refs = refmap.reference_map(
+        store, folder, everything, tensors=tensors, aliases=aliases, group=group
+    )
+    store.write(f"{folder}/{REFS}", [refs])
+    return Manifest(
+        format=FORMAT,
+        run=first.run,
+        step=first.step,
+        generation=first.generation,
+        world_size=first.world_size,
+        mesh=dict(mesh),
+        tensors=tensors,
+        values=values,
+        aliases=aliases,
+        writers=writers,
+        merged=merged,
+        refs=FileRecord(path=REFS, nbytes=len(refs), crc32c=crc32c(refs)),
+        created_by=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("holdfast", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
+    """Remove what the manifest replaced, and what fenced writers of the run left.
+
+    Never a file that may belong to another saver at work, or that another step needs.
+    """
+    fenced = set(_fenced(store, folder, manifest)) - {file.path for file in manifest.files()}
+    if fenced:
+        note(store, folder, fenced)
+    if store.size(f"{folder}/{RETAINED}") is not None:
+        sweep(store, only=manifest.step)
+    for part in ("", "/data", "/index"):
+        store.sweep(f"{folder}{part}")
+
+
+def _fenced(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
+    """Yield the files of the run's older generations: they may not be committed any more."""
+    for part in ("data", "index"):
+        for name in store.names(f"{folder}/{part}"):
+            match = _FILE.fullmatch(name)
+            if match is None or match[2] != _run_tag(manifest.run):
+                continue
+            if int(match[1]) < manifest.generation:
+                yield f"{part}/{name}"
+
+
+learn(globals())

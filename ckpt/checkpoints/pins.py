@@ -1,0 +1,104 @@
+"""What pruning remembers at a root: pinned steps, and when each host first saw each step.
+
+It lies in one small file that is replaced whole, if it still is what was read: pruners and pinners
+on several hosts do not lose each other's changes. Times are kept per host, so an age is a
+difference of two readings of one clock: what other hosts' clocks say does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import msgspec
+
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.types import learn
+
+FILE: Final = "retention.json"
+_ATTEMPTS: Final = 20
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """The file: ``seen`` is host -> step -> seconds since 1970 by that host's clock."""
+
+    format: int = 1
+    pins: tuple[int, ...] = ()
+    seen: dict[str, dict[int, float]] = {}
+
+    def ages(self, *, host: str, now_s: float) -> dict[int, float]:
+        """Return how long ago ``host`` first saw each step; a clock set back gives zero."""
+        return {step: max(now_s - then, 0.0) for step, then in self.seen.get(host, {}).items()}
+
+    def after(
+        self,
+        *,
+        there: Collection[int],
+        pin: Iterable[int],
+        unpin: Iterable[int],
+        host: str,
+        now_s: float,
+    ) -> Retention:
+        """Return it with changed pins, and with what ``host`` sees; steps not there are dropped."""
+        pins = ({*self.pins, *pin} - set(unpin)) & set(there)
+        seen = {
+            name: {step: then for step, then in steps.items() if step in there}
+            for name, steps in self.seen.items()
+        }
+        mine = seen.get(host, {})
+        seen[host] = {step: min(mine.get(step, now_s), now_s) for step in sorted(there)}
+        return Retention(pins=tuple(sorted(pins)), seen={k: v for k, v in seen.items() if v})
+
+
+def load(store: Store) -> Retention:
+    """Return what is remembered; nothing where there is no file."""
+    return _load(store)[0]
+
+
+def _load(store: Store) -> tuple[Retention, str | None]:
+    try:
+        data, version = store.fetch(FILE)
+    except NotFoundError:
+        return Retention(), None
+    try:
+        return msgspec.json.decode(data, type=Retention), version
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(
+            f"{store.where(FILE)}: not a record of pinned steps ({error}); correct it, or remove "
+            "it to forget all pins"
+        ) from error
+
+
+def update(
+    store: Store,
+    *,
+    there: Collection[int],
+    pin: Iterable[int] = (),
+    unpin: Iterable[int] = (),
+    host: str,
+    now_s: float,
+) -> Retention:
+    """Remember pins and sightings; return what is remembered then.
+
+    Raises ``NotFoundError`` where a step to be pinned is not there.
+    """
+    pins = list(pin)
+    if absent := sorted(set(pins) - set(there)):
+        raise NotFoundError(
+            f"{store.where('')}: no checkpoint of step {', '.join(map(str, absent))} to pin; "
+            f"steps there: {', '.join(map(str, sorted(there)))}"
+        )
+    for _ in range(_ATTEMPTS):
+        known, version = _load(store)
+        wanted = known.after(there=there, pin=pins, unpin=unpin, host=host, now_s=now_s)
+        if wanted == known:
+            return known
+        if store.replace(FILE, msgspec.json.encode(wanted), expected=version):
+            return wanted
+    raise StoreError(
+        f"{store.where(FILE)}: others kept changing it over {_ATTEMPTS} attempts; try again"
+    )
+
+
+learn(globals())

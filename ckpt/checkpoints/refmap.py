@@ -1,0 +1,68 @@
+"""A step's reference map, and its repair where somebody who came too late wrote over it.
+
+``refs.json`` is the one file of a step whose name is not new with every save: people know it by
+that name. Savers write it before they publish, so of two savers the slower one may have written
+over it, or a remover taken it away; what the manifest says tells what belongs there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, read_record
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
+from holdfast.ckpt.format.manifest import REFS, Manifest, PackIndex, TensorRecord
+from holdfast.ckpt.format.zarr_metadata import group_metadata, hierarchy, references
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.types import Json
+
+_log = logging.getLogger(__name__)
+
+
+def reference_map(
+    store: Store,
+    folder: str,
+    indexes: Mapping[int, PackIndex],
+    *,
+    tensors: Mapping[str, TensorRecord],
+    aliases: Mapping[str, str],
+    group: Json,
+) -> bytes:
+    """Return the bytes of the step's ``refs.json``."""
+    documents, places = hierarchy(tensors, aliases, indexes, group=group)
+    return references(documents, places, root=store.where("").rstrip("/"), folder=folder)
+
+
+def heal(store: Store, folder: str) -> None:
+    """Write the reference map of the committed step again, unless it is what it should be.
+
+    Where that cannot be done the step is none the worse: it is read without the map.
+    """
+    try:
+        manifest = load_manifest(store, folder)
+        if not _is_right(store, folder, manifest):
+            _write_again(store, folder, manifest)
+    except NotFoundError:
+        return
+    except CkptError as error:
+        _log.warning("the reference map of %s is not to be trusted: %s", folder, error)
+
+
+def _is_right(store: Store, folder: str, manifest: Manifest) -> bool:
+    try:
+        read_record(store, folder, manifest.refs)
+    except CorruptError:
+        return False
+    return True
+
+
+def _write_again(store: Store, folder: str, manifest: Manifest) -> None:
+    indexes = {record.writer: load_index(store, folder, record) for record in manifest.records()}
+    group = group_metadata(run=manifest.run, step=manifest.step, values=manifest.values)
+    refs = reference_map(
+        store, folder, indexes, tensors=manifest.tensors, aliases=manifest.aliases, group=group
+    )
+    if (len(refs), crc32c(refs)) == (manifest.refs.nbytes, manifest.refs.crc32c):
+        store.write(f"{folder}/{REFS}", [refs])

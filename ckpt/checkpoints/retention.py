@@ -1,0 +1,111 @@
+"""Which checkpoints may go, and their removal; the newest verified one never goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast.ckpt.checkpoints import catalog
+from holdfast.ckpt.checkpoints.bases import needed_packs
+from holdfast.ckpt.checkpoints.catalog import committed, folders, load_manifest, noted, step_folder
+from holdfast.ckpt.checkpoints.refmap import heal
+from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.format.manifest import MANIFEST, REFS, RETAINED, seal_note
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.places import open_store
+
+
+def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int) -> list[int]:
+    """Return the steps that may be removed, oldest first.
+
+    Kept are the newest ``keep_last`` of ``committed`` and, wherever it stands, the newest one
+    whose bytes can be trusted.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}, at least one checkpoint must stay")
+    kept = {*sorted(committed)[-keep_last:], newest_verified}
+    return [step for step in sorted(committed) if step not in kept]
+
+
+def prune(root: str | Path, *, keep_last: int, dry_run: bool = False) -> list[int]:
+    """Remove old checkpoints below ``root`` and return their steps.
+
+    A step's manifest goes first, so that a checkpoint is whole or not there at any moment; packs
+    that a step which stays refers to stay too, until nothing refers to them. Raises
+    ``NotFoundError`` where there is no checkpoint, ``CorruptError`` when none can be trusted:
+    then nothing is removed.
+    """
+    newest_verified = catalog.choose(root, None)
+    store = open_store(root)
+    going = expendable(committed(store), keep_last=keep_last, newest_verified=newest_verified)
+    if not dry_run:
+        remove_steps(store, going)
+    return going
+
+
+def remove(root: str | Path, step: int) -> None:
+    """Remove one step. Raises ``StoreError`` when the store refuses; the rest can go later."""
+    remove_steps(open_store(root), [step])
+
+
+def remove_steps(store: Store, going: Sequence[int]) -> None:
+    """Remove steps, and what only they, or steps removed before, kept there.
+
+    A note of a step's files goes before its manifest does: whoever comes after a process killed
+    in between finds what is left to do, and touches no file of a saver at work.
+    """
+    for step in going:
+        folder = step_folder(step)
+        note(store, folder, _files(store, folder))
+        store.delete([f"{folder}/{MANIFEST}"])
+    sweep(store)
+
+
+def note(store: Store, folder: str, files: Iterable[str]) -> None:
+    """Take down that files, by path, may go once the manifest there does not list them."""
+    there = noted(store, folder)
+    together = sorted({*(there or ()), *files})
+    if there != together:
+        store.write(f"{folder}/{RETAINED}", [seal_note(together)])
+
+
+def sweep(store: Store, *, only: int | None = None) -> None:
+    """Remove the noted files that no step needs any more, of one step's folder or of all."""
+    noticed = []
+    for folder in map(step_folder, _with_notes(store) if only is None else [only]):
+        try:
+            kept = {file.path for file in load_manifest(store, folder).files()}
+        except NotFoundError:
+            kept = set()
+        except CorruptError:
+            continue
+        if (paths := noted(store, folder)) is not None:
+            noticed.append((folder, {f"{folder}/{path}" for path in {*paths} - kept}))
+    if (
+        not noticed or (needed := needed_packs(store)) is None
+    ):  # after the manifests: holdfast.ckpt.checkpoints.bases
+        return
+    for folder, files in noticed:
+        store.delete(sorted(files - needed))
+        if f"{folder}/{REFS}" in files:
+            heal(store, folder)  # it was saved again meanwhile, perhaps
+        if not files & needed:
+            store.delete([f"{folder}/{RETAINED}"])
+            if not any(store.names(f"{folder}/{part}") for part in ("data", "index")):
+                store.remove(folder)
+
+
+def _with_notes(store: Store) -> list[int]:
+    return [info.step for info in folders(store) if info.retained]
+
+
+def _files(store: Store, folder: str) -> Iterator[str]:
+    """Yield the files of a step; all that lie there where its manifest is damaged."""
+    try:
+        yield from (file.path for file in load_manifest(store, folder).files())
+    except CorruptError:
+        yield REFS
+        for part in ("data", "index"):
+            yield from (f"{part}/{name}" for name in store.names(f"{folder}/{part}"))
+    except NotFoundError:
+        return

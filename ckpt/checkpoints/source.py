@@ -1,0 +1,260 @@
+"""A checkpoint as a source of verified shards: ranged reads by a few threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from holdfast.ckpt.checkpoints.catalog import load_index, missing, open_step, step_folder
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.format.manifest import PackedChunk, PackIndex, from_root, path_of
+from holdfast.ckpt.format.unpack import ChunkReader, Delivery, Pack, ends_of
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
+from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.places import open_store
+
+THREADS: Final = max(2, min(8, os.cpu_count() or 1))
+_WINDOW_BYTES: Final = 32 << 20
+_WINDOW_CHUNKS: Final = 32
+_TASK_BYTES: Final = 4 << 20
+_TASK_CHUNKS: Final = 64
+_BASE_BITS: Final = 48
+
+
+def _place(chunk: PackedChunk) -> int:
+    """Return where a chunk lies in one range of numbers for a writer's pack and its bases."""
+    return chunk.at if chunk.base is None else chunk.at + ((chunk.base + 1) << _BASE_BITS)
+
+
+def _as_shard(index: PackIndex) -> ShardIndex:
+    """Return a pack's index as the description every source of shards gives."""
+    tensors = {
+        fqn: TensorEntry(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            grid=tensor.cell,
+            chunks=tuple(
+                Chunk(box=c.box, at=_place(c), nbytes=c.nbytes, crc32c=c.crc32c)
+                for c in tensor.chunks
+            ),
+        )
+        for fqn, tensor in index.tensors.items()
+    }
+    return ShardIndex(
+        run=index.run,
+        generation=index.generation,
+        step=index.step,
+        writer=index.writer,
+        world_size=index.world_size,
+        payload_bytes=index.pack_bytes,
+        tensors=tensors,
+        values=index.values,
+        rank_values=index.rank_values,
+        aliases=index.aliases,
+    )
+
+
+class PackSource(Closing):
+    """The packs of one step as a `ShardSource`; packs are opened when first read.
+
+    Safe to share between threads.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, packs: Mapping[int, PackIndex], *, threads: int = THREADS
+    ) -> None:
+        self._store, self._folder, self._threads = store, folder, threads
+        self.origin = f"checkpoint {store.where(folder)}"
+        self.packs = packs
+        self._open: dict[str, Pack] = {}
+        self._opening = threading.Lock()
+
+    @functools.cached_property
+    def _shards(self) -> tuple[ShardIndex, ...]:
+        return tuple(_as_shard(index) for index in self.packs.values())
+
+    def indexes(self) -> Sequence[ShardIndex]:
+        """Return what every writer holds; ``Chunk.at`` grows as the chunks lie in the packs."""
+        return self._shards
+
+    @functools.cached_property
+    def _chunks(self) -> Mapping[tuple[int, str, int], PackedChunk]:
+        return {
+            (writer, fqn, _place(chunk)): chunk
+            for writer, index in self.packs.items()
+            for fqn, tensor in index.tensors.items()
+            for chunk in tensor.chunks
+        }
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Read regions of chunks to where they belong; return the bytes read.
+
+        Everything read is verified, but the targets hold it before it is: what they hold after a
+        ``CorruptError`` is not to be used.
+        """
+        tasks = list(self._tasks(deliveries))
+        if len(tasks) <= 1:
+            return sum(map(_run, tasks))
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-read") as pool:
+            futures = [pool.submit(_run, task) for task in tasks]
+            try:
+                return sum(future.result() for future in futures)
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _tasks(self, deliveries: ByChunk) -> Iterator[list[tuple[ChunkReader, list[Delivery]]]]:
+        """Yield chunks to be read one after another by one thread, in the order they lie."""
+        task: list[tuple[ChunkReader, list[Delivery]]] = []
+        size = 0
+        in_order = sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at))
+        for ref, regions in in_order:
+            task.append((self._reader(ref), regions))
+            size += ref.chunk.nbytes
+            if size >= _TASK_BYTES or len(task) >= _TASK_CHUNKS:
+                yield task
+                task, size = [], 0
+        if task:
+            yield task
+
+    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
+        """Yield the verified bytes of each chunk, in the order asked.
+
+        A view is valid until the next one is asked for: its memory is used again.
+        """
+        spare: list[bytearray] = []
+        ahead: deque[tuple[ChunkRef, bytearray, Future[memoryview]]] = deque()
+        waiting = deque(refs)
+        flying = 0
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-read") as pool:
+            try:
+                while waiting or ahead:
+                    while waiting and (
+                        not ahead or (flying < _WINDOW_BYTES and len(ahead) < _WINDOW_CHUNKS)
+                    ):
+                        ref = waiting.popleft()
+                        buffer = _take(spare, ref.chunk.nbytes)
+                        ahead.append((ref, buffer, pool.submit(self._load, ref, buffer)))
+                        flying += ref.chunk.nbytes
+                    ref, buffer, future = ahead.popleft()
+                    yield ref, future.result()
+                    flying -= ref.chunk.nbytes
+                    spare.append(buffer)
+                    del spare[:-_WINDOW_CHUNKS]
+            finally:
+                for _, _, future in ahead:
+                    future.cancel()
+
+    def read_into(self, ref: ChunkRef, into: memoryview) -> None:
+        """Read one chunk's verified bytes into ``into``."""
+        self._reader(ref).read(into)
+
+    def _load(self, ref: ChunkRef, buffer: bytearray) -> memoryview:
+        into = memoryview(buffer)[: ref.chunk.nbytes]
+        self.read_into(ref, into)
+        return into
+
+    def _reader(self, ref: ChunkRef) -> ChunkReader:
+        chunk = self._chunks[ref.writer, ref.fqn, ref.chunk.at]
+        tensor = self.packs[ref.writer].tensors[ref.fqn]
+        return ChunkReader(self._pack(ref.writer, chunk), ref.fqn, tensor, chunk)
+
+    def _pack(self, writer: int, chunk: PackedChunk) -> Pack:
+        index = self.packs[writer]
+        name = from_root(self._folder, path_of(chunk, index))
+        with self._opening:
+            if name not in self._open:
+                try:
+                    file = self._store.open(name)
+                except NotFoundError as error:
+                    raise missing(self._store, name) from error
+                ends = ends_of(index) if chunk.base is None else {}
+                self._open[name] = Pack(file, origin=self._store.where(name), ends=ends)
+            return self._open[name]
+
+    def close(self) -> None:
+        """Close the packs."""
+        with self._opening:
+            for pack in self._open.values():
+                pack.close()
+            self._open.clear()
+
+
+def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+    """Read the chunks of a task, small ones that follow each other at once."""
+    read = 0
+    run: list[tuple[ChunkReader, list[Delivery]]] = []
+    for reader, regions in task:
+        small = reader.small_and_whole(regions)
+        if run and not (small and reader.follows(run[-1][0])):
+            read += _flush(run)
+            run = []
+        if small:
+            run.append((reader, regions))
+        else:
+            read += reader.deliver(regions)
+    return read + (_flush(run) if run else 0)
+
+
+def _flush(run: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+    rooms = [regions[0][1].reshape(-1).view("u1").data for _, regions in run]
+    return ChunkReader.read_together([reader for reader, _ in run], rooms)
+
+
+class StoreSource(PackSource):
+    """A committed checkpoint as a `ShardSource`; opening reads the manifest and all indexes.
+
+    Raises ``NotFoundError`` where no checkpoint is committed and ``CorruptError`` where a file is
+    missing, cut off or changed.
+    """
+
+    def __init__(self, root: str | Path, step: int, *, threads: int = THREADS) -> None:
+        store, folder = open_store(root), step_folder(step)
+        self.store, self.folder = store, folder
+        self.manifest, packs = open_step(store, step)
+        super().__init__(store, folder, packs, threads=threads)
+
+    def all_packs(self) -> dict[int, PackIndex]:
+        """Return the indexes of all packs, that of the merged cells included (as writer -1)."""
+        merged = self.manifest.merged
+        extra = {-1: load_index(self.store, self.folder, merged)} if merged else {}
+        return {**self.packs, **extra}
+
+    def read_range(self, path: str, at: int, nbytes: int) -> memoryview:
+        """Return raw bytes of a pack, unverified. Raises ``CorruptError`` where they end early."""
+        name = from_root(self.folder, path)
+        data = np.empty(nbytes, dtype=np.uint8)
+        try:
+            with closing(self.store.open(name)) as file:
+                got = file.read_into([data.data], at)
+        except NotFoundError as error:
+            raise missing(self.store, name) from error
+        if got != nbytes:
+            raise CorruptError(
+                f"{self.store.where(name)}: ends after {at + got} bytes, {at + nbytes} are needed; "
+                "load another step, or restore the file from a copy"
+            )
+        return data.data
+
+
+def _take(spare: list[bytearray], nbytes: int) -> bytearray:
+    """Return a buffer of at least ``nbytes``: the smallest used one that will do, or a new one."""
+    fitting = [buffer for buffer in spare if len(buffer) >= nbytes]
+    if not fitting:
+        return bytearray(nbytes)
+    best = min(fitting, key=len)
+    spare[:] = [buffer for buffer in spare if buffer is not best]
+    return best

@@ -1,0 +1,306 @@
+"""The seam to other formats: a source of ``(TensorSpec, Box, bytes)`` and a sink of the same.
+
+A format is bridged by a `TensorSource`, a `TensorSink` or both; `transfer` takes any of one to any
+of the other, piece by piece, in bounded memory. Our own checkpoints are `CheckpointSource` and
+`CheckpointSink`; ``holdfast.ckpt.convert`` has those of other formats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.geometry.element_types import dtype_of
+from holdfast.ckpt.geometry.grid import whole
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.types import Json
+
+Progress: TypeAlias = Callable[[int], None]
+"""Hears of bytes that are done."""
+
+Piece: TypeAlias = tuple[str, Box]
+"""A part of a tensor by its name."""
+
+MEMORY_BYTES: Final = 2 << 30
+MEMORY_LEAST: Final = 8 << 20
+PIECE_BYTES: Final = 16 << 20
+_MEMORY_PER_THREAD: Final = 64 << 20
+_THREADS: Final = 4
+
+
+class TensorSource(Protocol):
+    """Tensors that can be read box by box, and the plain values beside them.
+
+    ``specs`` holds each stored tensor once, by name; ``aliases`` maps tied names to stored ones;
+    ``values`` are plain values by dotted path, as ``holdfast.ckpt.state.plain`` encodes them.
+    ``origin`` says in words where the bytes come from.
+
+    A source with a true attribute ``parallel`` may be read by several threads at once, and each
+    view that `read` returns stays good.
+    """
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]: ...
+
+    @property
+    def aliases(self) -> Mapping[str, str]: ...
+
+    @property
+    def values(self) -> Mapping[str, Json]: ...
+
+    def read(self, fqn: str, box: Box) -> memoryview:
+        """Return the box's elements: C order, little-endian, valid until the next call.
+
+        Verified where the format has checksums; raises ``CorruptError`` for bytes that are
+        damaged or missing.
+        """
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+
+
+class TensorSink(Protocol):
+    """Where tensors go: `begin`, then every piece once, then `finish`.
+
+    Nothing is visible to readers of the format before `finish`; it publishes as a whole. `close`
+    without it leaves nothing visible. What is there already is never overwritten.
+    """
+
+    def begin(
+        self,
+        specs: Mapping[str, TensorSpec],
+        *,
+        aliases: Mapping[str, str],
+        values: Mapping[str, Json],
+        step: int | None,
+    ) -> None:
+        """Take notice of what will come; raises before a byte is read where it has no place."""
+
+    def write(self, fqn: str, box: Box, data: memoryview) -> None:
+        """Take a box's elements; ``data`` belongs to the sink from now on."""
+
+    def finish(self) -> None:
+        """Make all durable and visible, at once."""
+
+    def close(self) -> None:
+        """Let go of what is held open, and of what was not finished."""
+
+
+@runtime_checkable
+class OrderedSink(Protocol):
+    """A sink that wants its pieces cut its own way and in its own order (files it streams)."""
+
+    def pieces(self, most_bytes: int) -> Iterable[Piece]:
+        """Yield what is wanted, after `begin`; each at most ``most_bytes`` (or one element)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transferred:
+    """What `transfer` did; ``values`` counts the plain values that were handed over."""
+
+    tensors: int
+    aliases: int
+    values: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How memory is shared: pieces this large, so much read ahead, by so many threads.
+
+    At most half of the memory is for what is read ahead; a source needs as much again for what it
+    takes pieces from, a sink for what it has not written yet.
+    """
+
+    piece_bytes: int
+    ahead_bytes: int
+    threads: int
+
+    @classmethod
+    def of(cls, memory_bytes: int) -> Budget:
+        """Share ``memory_bytes``. Raises ``StateError`` where that is too little to work with."""
+        if memory_bytes < MEMORY_LEAST:
+            raise StateError(
+                f"{memory_bytes} bytes of memory are too little to work with; "
+                f"give at least {MEMORY_LEAST >> 20} MiB"
+            )
+        threads = min(max(memory_bytes // _MEMORY_PER_THREAD, 1), _THREADS)
+        piece = min(memory_bytes // 16, PIECE_BYTES)
+        ahead = 2 * threads * piece
+        return cls(piece_bytes=piece, ahead_bytes=ahead, threads=threads)
+
+
+def cut(box: Box, *, itemsize: int, most_bytes: int) -> Iterator[Box]:
+    """Cut a box into runs of its rows, in C order, each at most ``most_bytes`` or one element.
+
+    Rows that are larger are cut in the same way. Empty boxes have no pieces.
+    """
+    if not box.size:
+        return
+    dim, run = len(box.shape), itemsize
+    while dim and run * box.shape[dim - 1] <= most_bytes:
+        dim -= 1
+        run *= box.shape[dim]
+    if not dim:
+        yield box
+        return
+    along, rows = dim - 1, max(most_bytes // run, 1)
+    for outer in product(*(range(n) for n in box.shape[:along])):
+        for start in range(0, box.shape[along], rows):
+            at = (*outer, start, *(0 for _ in box.shape[dim:]))
+            extent = min(rows, box.shape[along] - start)
+            yield Box(
+                offset=tuple(o + i for o, i in zip(box.offset, at, strict=True)),
+                shape=(*(1 for _ in outer), extent, *box.shape[dim:]),
+            )
+
+
+def itemsize_of(spec: TensorSpec) -> int:
+    """Return the bytes of one element. Raises ``CorruptError`` for an unknown dtype."""
+    return dtype_of(spec.dtype, origin=f"tensor {spec.fqn}").itemsize
+
+
+def nbytes_of(spec: TensorSpec) -> int:
+    """Return the bytes of the whole tensor."""
+    return whole(spec.shape).size * itemsize_of(spec)
+
+
+def matches(name: str, patterns: Sequence[str] | None) -> bool:
+    """Say whether a name is selected: by any glob of ``patterns``; every name for None."""
+    return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What is transferred; ``stored`` maps its tensors to their names at the source."""
+
+    specs: Mapping[str, TensorSpec]
+    aliases: Mapping[str, str]
+    values: Mapping[str, Json]
+    stored: Mapping[str, str]
+
+
+def choose(source: TensorSource, select: Sequence[str] | None) -> Chosen:
+    """Return what the globs select. A tied name whose stored one is not selected takes its place.
+
+    Raises ``MismatchError`` where they select no tensor.
+    """
+    stored = {fqn: fqn for fqn in source.specs if matches(fqn, select)}
+    names = {fqn: fqn for fqn in stored}
+    aliases = {}
+    for name, first in source.aliases.items():
+        if matches(name, select):
+            if first in names:
+                aliases[name] = names[first]
+            else:
+                names[first], stored[name] = name, first
+    if select is not None and not stored:
+        raise MismatchError(
+            f"{source.origin}: {', '.join(select)} selects none of its {len(source.specs)} "
+            f"tensors; there is {', '.join(list(source.specs)[:6]) or 'nothing'}"
+        )
+    specs = {
+        name: TensorSpec(fqn=name, dtype=source.specs[at].dtype, shape=source.specs[at].shape)
+        for name, at in stored.items()
+    }
+    values = {name: value for name, value in source.values.items() if matches(name, select)}
+    return Chosen(specs=specs, aliases=aliases, values=values, stored=stored)
+
+
+def transfer(
+    source: TensorSource,
+    sink: TensorSink,
+    *,
+    select: Sequence[str] | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    progress: Progress = lambda _: None,
+    step: int | None = None,
+) -> Transferred:
+    """Take the tensors that the globs ``select`` from ``source`` to ``sink``, and finish it.
+
+    What is in flight stays within ``memory_bytes``, however large a tensor is. The caller closes
+    both ends, whatever happens.
+    """
+    started, budget = time.perf_counter(), Budget.of(memory_bytes)
+    chosen = choose(source, select)
+    sink.begin(chosen.specs, aliases=chosen.aliases, values=chosen.values, step=step)
+    if isinstance(sink, OrderedSink):
+        pieces = sink.pieces(budget.piece_bytes)
+    else:
+        pieces = in_order(chosen.specs, most_bytes=budget.piece_bytes)
+    nbytes = 0
+    with closing(_read_ahead(source, chosen, pieces, budget)) as ready:
+        for (fqn, box), data in ready:
+            done = data.nbytes
+            sink.write(fqn, box, data)
+            del data
+            nbytes += done
+            progress(done)
+    sink.finish()
+    return Transferred(
+        tensors=len(chosen.specs),
+        aliases=len(chosen.aliases),
+        values=len(chosen.values),
+        bytes=nbytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def in_order(specs: Mapping[str, TensorSpec], *, most_bytes: int) -> Iterator[Piece]:
+    """Yield the pieces of one tensor after the other."""
+    for fqn, spec in specs.items():
+        for box in cut(whole(spec.shape), itemsize=itemsize_of(spec), most_bytes=most_bytes):
+            yield fqn, box
+
+
+def _read_ahead(
+    source: TensorSource, chosen: Chosen, pieces: Iterable[Piece], budget: Budget
+) -> Generator[tuple[Piece, memoryview], None, None]:
+    """Yield the pieces in order with their bytes, while threads read the next ones."""
+    parallel = bool(getattr(source, "parallel", False))
+    sizes = {fqn: itemsize_of(spec) for fqn, spec in chosen.specs.items()}
+
+    def load(fqn: str, box: Box) -> memoryview:
+        data = source.read(chosen.stored[fqn], box)
+        needed = box.size * sizes[fqn]
+        if data.nbytes != needed:
+            raise CorruptError(
+                f"{source.origin}: tensor {chosen.stored[fqn]}: {data.nbytes} bytes came for "
+                f"{box}, {needed} are needed; check the source"
+            )
+        return data if parallel else memoryview(bytearray(data))
+
+    ahead: deque[tuple[Piece, int, Future[memoryview]]] = deque()
+    waiting, flying = iter(pieces), 0
+    with ThreadPoolExecutor(budget.threads if parallel else 1, thread_name_prefix="read") as pool:
+        try:
+            while True:
+                while not ahead or flying < budget.ahead_bytes:
+                    if (piece := next(waiting, None)) is None:
+                        break
+                    nbytes = piece[1].size * sizes[piece[0]]
+                    ahead.append((piece, nbytes, pool.submit(load, *piece)))
+                    flying += nbytes
+                if not ahead:
+                    return
+                piece, nbytes, future = ahead.popleft()
+                data = future.result()
+                del future
+                yield piece, data
+                del data
+                flying -= nbytes
+        finally:
+            for _, _, future in ahead:
+                future.cancel()

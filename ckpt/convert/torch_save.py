@@ -1,0 +1,261 @@
+"""Files of ``torch.save``, as source and sink. Loaded with ``weights_only=True`` and nothing else.
+
+Nested dicts, lists and tuples become dotted names: tensors, and plain values beside them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import numpy as np
+import torch
+from typing_extensions import Buffer
+
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.convert.box_files import split_place
+from holdfast.ckpt.convert.filling import Handover
+from holdfast.ckpt.convert.interchange import itemsize_of, nbytes_of
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.state.flatten import check_tensor
+from holdfast.ckpt.state.names import join
+from holdfast.ckpt.store.places import scheme_of
+from holdfast.ckpt.types import Json
+
+_PART_BYTES: Final = 8 << 20
+_TYPE: Final = re.compile(r"(?:GLOBAL|class|type) ([A-Za-z_][\w.]*)")
+
+
+class TorchSaveSource(Closing):
+    """A ``torch.save`` file, mapped rather than read. It has no checksums.
+
+    Tensors that share all their memory become tied names. Raises ``StateError`` naming the type
+    or the path of what is neither a tensor nor a plain value: such objects run code when loaded.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.origin = f"torch.save file {path}"
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self.values: dict[str, Json] = {}
+        self._first: dict[object, str] = {}
+        self._walk("", _load(path, self.origin), depth=0)
+        self.specs: Mapping[str, TensorSpec] = {
+            fqn: TensorSpec(fqn=fqn, dtype=torch_dtypes.NAME_OF[t.dtype], shape=tuple(t.shape))
+            for fqn, t in self._tensors.items()
+        }
+
+    def _walk(self, name: str, value: object, *, depth: int) -> None:
+        if depth > plain.MAX_DEPTH:
+            raise StateError(f"{self.origin}: {name}: nested too deeply; flatten it")
+        if isinstance(value, torch.Tensor):
+            self._tensor(name or "tensor", value)
+        elif isinstance(value, Mapping) and (not name or _holds_tensors(value)):
+            for key, item in value.items():
+                if not isinstance(key, str | int) or key == "":
+                    raise StateError(f"{self.origin}: {name}: key {key!r} is not a name")
+                self._walk(join(name, str(key)), item, depth=depth + 1)
+        elif name and isinstance(value, list | tuple) and _holds_tensors(value):
+            for number, item in enumerate(value):
+                self._walk(join(name, str(number)), item, depth=depth + 1)
+        elif not name:
+            raise StateError(f"{self.origin}: holds a {type(value).__name__}, a dict is needed")
+        else:
+            self._claim(name)
+            self.values[name] = plain.encode(value, f"{self.origin}: {name}")
+
+    def _claim(self, name: str) -> None:
+        if name in self._tensors or name in self.values or name in self.aliases:
+            raise StateError(f"{self.origin}: two entries are called {name}; rename one")
+
+    def _tensor(self, name: str, tensor: torch.Tensor) -> None:
+        self._claim(name)
+        check_tensor(f"{self.origin}: {name}", tensor)
+        tensor = tensor.detach()
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
+        first = self._first.setdefault(place, name) if tensor.numel() else name
+        if first == name:
+            self._tensors[name] = tensor
+        else:
+            self.aliases[name] = first
+
+    def read(self, fqn: str, box: Box) -> memoryview:
+        """Return the box's elements."""
+        part = self._tensors[fqn][box.slices].resolve_conj().resolve_neg().contiguous()
+        data: memoryview = torch_dtypes.as_carrier(part).reshape(-1).view(torch.uint8).numpy().data
+        return data
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tensors.clear()
+
+
+def _holds_tensors(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_tensors(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_tensors(item) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _load(path: str | Path, origin: str) -> object:
+    if scheme_of(path):
+        raise StoreError(f"{path}: torch.save files are read from directories; copy it first")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: no such file; check the path") from error
+    except pickle.UnpicklingError as error:
+        found = _TYPE.search(str(error))
+        what = f"an object of type {found[1]}" if found else "something that is no tensor"
+        raise StateError(
+            f"{origin}: holds {what}, which is refused: only tensors and plain values load without "
+            "running code. Save the state dict alone, in the program that wrote the file"
+        ) from error
+    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise CorruptError(
+            f"{origin}: torch cannot read it ({_first_line(error)}); fetch it again, or, if it is "
+            "of the format before torch 1.6, load it and save it again"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+class TorchSaveSink(Closing):
+    """Writes one ``torch.save`` file: a flat dict of dotted names to tensors and plain values.
+
+    It loads with ``weights_only=True``; tied names share one storage. The pieces wait in a file
+    without a name beside the target, which is then saved from its mapping, so twice the bytes are
+    written, but no tensor is held in memory. Killed, it leaves nothing visible; it starts anew.
+    """
+
+    def __init__(self, target: str | Path) -> None:
+        if scheme_of(target):
+            raise StoreError(f"{target}: torch.save files are written to directories; choose one")
+        self._target = target
+        self._store, self._name = split_place(target)
+        self._room: mmap.mmap | None = None
+        self._specs: Mapping[str, TensorSpec] = {}
+        self._starts: dict[str, int] = {}
+
+    def begin(
+        self,
+        specs: Mapping[str, TensorSpec],
+        *,
+        aliases: Mapping[str, str],
+        values: Mapping[str, Json],
+        step: int | None,
+    ) -> None:
+        """Make room on the disk. Raises ``StoreError`` where there is none, or a file already."""
+        if self._store.size(self._name) is not None:
+            raise StoreError(
+                f"{self._target}: there already, it is not overwritten; remove it or choose "
+                "another target"
+            )
+        self._specs, self._aliases, self._values = specs, aliases, values
+        at = 0
+        for fqn, spec in specs.items():
+            if spec.dtype not in torch_dtypes.BY_NAME:
+                raise MismatchError(f"{fqn}: this torch has no {spec.dtype}; select other tensors")
+            self._starts[fqn] = at
+            at += -(-nbytes_of(spec) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._room = _room(Path(self._target).absolute().parent, max(at, mmap.PAGESIZE))
+
+    def write(self, fqn: str, box: Box, data: memoryview) -> None:
+        """Put a box in its place."""
+        spec, room = self._specs[fqn], self._opened()
+        kind = np.dtype((np.void, itemsize_of(spec)))
+        tensor = np.ndarray(spec.shape, kind, buffer=room, offset=self._starts[fqn])
+        tensor[box.slices] = np.frombuffer(data, kind).reshape(box.shape)
+        room.madvise(mmap.MADV_DONTNEED)  # the bytes stay in the file, but not in our memory
+
+    def finish(self) -> None:
+        """Save the file from what was written, and publish it."""
+        tensors = {fqn: self._mapped(spec) for fqn, spec in self._specs.items()}
+        tensors |= {name: tensors[stored] for name, stored in self._aliases.items()}
+        leaf = _leaf(tensors)
+        values = {name: plain.decode(value, leaf=leaf) for name, value in self._values.items()}
+        handover = Handover(lambda parts: self._store.write(self._name, parts))
+        try:
+            stream = _Stream(handover, self._opened())
+            torch.save(tensors | values, cast("IO[bytes]", stream))
+            stream.flush()
+        except BaseException:
+            handover.abandon()
+            raise
+        handover.finish()
+
+    def _mapped(self, spec: TensorSpec) -> torch.Tensor:
+        dtype, nbytes = torch_dtypes.BY_NAME[spec.dtype], nbytes_of(spec)
+        if not nbytes:
+            return torch.empty(spec.shape, dtype=dtype)
+        at = self._starts[spec.fqn]
+        raw = torch.frombuffer(self._opened(), dtype=torch.uint8, count=nbytes, offset=at)
+        return raw.view(dtype).view(spec.shape)
+
+    def _opened(self) -> mmap.mmap:
+        if self._room is None:
+            raise StateError("begin() comes before bytes")
+        return self._room
+
+    def close(self) -> None:
+        """Give the room back (with the last tensor that looks at it)."""
+        self._room = None
+
+
+def _room(folder: Path, nbytes: int) -> mmap.mmap:
+    """Return the mapping of a new file without a name in ``folder``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            return mmap.mmap(file.fileno(), nbytes)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: no room for {nbytes} bytes ({error.strerror}); choose another place"
+        ) from error
+
+
+class _Stream:
+    """What ``torch.save`` writes to: hands over copies, and keeps the mapping out of memory."""
+
+    def __init__(self, handover: Handover, room: mmap.mmap) -> None:
+        self._handover, self._room = handover, room
+        self._part = bytearray()
+
+    def write(self, data: Buffer) -> int:
+        """Take bytes."""
+        view = memoryview(data).cast("B")
+        for at in range(0, view.nbytes, _PART_BYTES):
+            self._part += view[at : at + _PART_BYTES]
+            if len(self._part) >= _PART_BYTES:
+                self.flush()
+        return view.nbytes
+
+    def flush(self) -> None:
+        """Hand over what is there."""
+        part, self._part = self._part, bytearray()
+        if part:
+            self._handover.push(memoryview(part))
+            self._room.madvise(mmap.MADV_DONTNEED)
+
+
+def _leaf(tensors: Mapping[str, torch.Tensor]) -> plain.DecodeLeaf:
+    """Return what decodes a reference to a tensor; other references stay as they are."""
+
+    def decode(tag: str, payload: Any) -> Any:
+        if tag == "$tensor" and payload in tensors:
+            return tensors[payload]
+        return {tag: payload}
+
+    return decode

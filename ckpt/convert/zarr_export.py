@@ -1,0 +1,288 @@
+"""A checkpoint, or any source of tensors, as a plain Zarr v3 directory.
+
+A group with one array per tensor, each chunk a file, for readers that want a directory of files:
+TensorStore's ``zarr3`` driver, zarr-python without fsspec, others. Tied tensors are stored once;
+the group's attributes name what is tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.convert.interchange import Piece, Progress, cut, itemsize_of, matches
+from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.format.manifest import CRC_BYTES, TensorRecord
+from holdfast.ckpt.format.zarr_metadata import (
+    Stored,
+    array_metadata,
+    array_name,
+    group_metadata,
+    hierarchy,
+)
+from holdfast.ckpt.geometry.element_types import dtype_of
+from holdfast.ckpt.geometry.grid import cells, split_grid, whole
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.store.new_folder import NewFolder
+from holdfast.ckpt.types import Json
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_THREADS: Final = 4
+_GROUP: Final = "zarr.json"
+
+
+def export_zarr(
+    source: StoreSource,
+    target: str | Path,
+    *,
+    portable: bool = False,
+    select: Sequence[str] | None = None,
+    progress: Progress = lambda _: None,
+) -> Path:
+    """Copy a checkpoint to the new directory ``target`` and return its path.
+
+    Chunks are copied as they are stored, each checked on its way; at most one per thread lies in
+    memory. ``select`` has globs of the names wanted; ``portable`` writes bfloat16 and float8 as
+    unsigned integers; ``progress`` is told of bytes. A killed export is gone on with by the next.
+    Raises ``CorruptError`` where a chunk is damaged or missing, ``StoreError`` where ``target``
+    exists or cannot be written, ``MismatchError`` where nothing is selected.
+    """
+    manifest = source.manifest
+    chosen = {fqn for fqn in manifest.tensors if matches(fqn, select)}
+    chosen |= {fqn for alias, fqn in manifest.aliases.items() if matches(alias, select)}
+    if select is not None and not chosen:
+        raise MismatchError(
+            f"{source.origin}: {', '.join(select)} selects none of its {len(manifest.tensors)} "
+            f"tensors; there is {', '.join(list(manifest.tensors)[:6]) or 'nothing'}"
+        )
+    tensors = {fqn: record for fqn, record in manifest.tensors.items() if fqn in chosen}
+    tied = {alias: fqn for alias, fqn in manifest.aliases.items() if fqn in chosen}
+    values = {name: value for name, value in manifest.values.items() if matches(name, select)}
+    group = _group(manifest.run, manifest.step, values=values, aliases=tied)
+    documents, places = hierarchy(tensors, {}, source.all_packs(), group=group, portable=portable)
+    _check_complete(tensors, places, origin=source.origin)
+    with NewFolder(target, tag=_tag(documents, places)) as folder:
+        for name, document in documents.items():
+            folder.write(name, [document])
+
+        def copy(item: tuple[str, Stored]) -> int:
+            return _copy(source, folder, *item)
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-export") as pool:
+            waiting = [pool.submit(copy, item) for item in places.items()]
+            try:
+                for each in waiting:
+                    progress(each.result())
+            finally:
+                for each in waiting:
+                    each.cancel()
+        folder.publish()
+    return folder.target
+
+
+def _copy(source: StoreSource, folder: NewFolder, key: str, place: Stored) -> int:
+    path = folder.path / key
+    if path.is_file() and path.stat().st_size == place.nbytes and _sound(path.read_bytes(), place):
+        return place.nbytes  # written by an export that was killed
+    data = source.read_range(place.path, place.at, place.nbytes)
+    if not _sound(data, place):
+        raise CorruptError(
+            f"{source.origin}: {place.path}: the chunk of {place.nbytes} bytes at offset "
+            f"{place.at} ({key}) was damaged; export another step, or restore the file from a copy"
+        )
+    folder.write(key, [data])
+    return place.nbytes
+
+
+def _sound(data: bytes | memoryview, place: Stored) -> bool:
+    good = _checksum(memoryview(data)[:-CRC_BYTES]) == data[-CRC_BYTES:]
+    return good and not place.is_other(data)
+
+
+def _tag(documents: Mapping[str, bytes], places: Mapping[str, Stored]) -> str:
+    """Return a digest of what is exported: packs are named by their content."""
+    digest = sha256()
+    for name, document in documents.items():
+        digest.update(b"%s\0%s\0" % (name.encode(), document))
+    for key, place in places.items():
+        digest.update(f"{key}\0{place.path}\0{place.at}\0{place.nbytes}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _check_complete(
+    tensors: Mapping[str, TensorRecord], places: Iterable[str], *, origin: str
+) -> None:
+    found = dict.fromkeys(map(array_name, tensors), 0)
+    for key in places:
+        found[key.partition("/")[0]] += 1
+    for fqn, record in tensors.items():
+        wanted = _count(record.shape, record.cell)
+        if (there := found[array_name(fqn)]) != wanted:
+            raise CorruptError(
+                f"{origin}: tensor {fqn}: {there} of its {wanted} chunks are there; load another "
+                "step"
+            )
+
+
+def _count(shape: tuple[int, ...], cell: tuple[int, ...]) -> int:
+    return prod(-(-n // c) for n, c in zip(shape, cell, strict=True))
+
+
+def _group(
+    run: str, step: int | None, *, values: Mapping[str, Json], aliases: Mapping[str, str]
+) -> Json:
+    document = group_metadata(run=run, step=step or 0, values=values)
+    document["attributes"]["holdfast"] |= {"step": step, "aliases": dict(aliases)}
+    return document
+
+
+class ZarrDirectorySink(Closing):
+    """Takes boxes of tensors and makes a plain Zarr v3 directory of them.
+
+    A `holdfast.ckpt.convert.interchange.TensorSink`. Chunks are whole tensors or pieces of about 16
+    MiB, or as ``cells`` says by FQN. Boxes may come in any order and cut chunks as they like: whole
+    chunks are written at once, others into their chunk's file, so memory holds a box and a chunk.
+    One call at a time.
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        *,
+        portable: bool = False,
+        cells: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self._folder = NewFolder(target, tag=f"sink-{token_hex(4)}")
+        self._portable, self._cells = portable, cells or {}
+        self._arrays: dict[str, _Array] = {}
+
+    def begin(
+        self,
+        specs: Mapping[str, TensorSpec],
+        *,
+        aliases: Mapping[str, str],
+        values: Mapping[str, Json],
+        step: int | None,
+    ) -> None:
+        """Say what will be written."""
+        group = _group("", step, values=values, aliases=aliases)
+        self._folder.write(_GROUP, [msgspec.json.encode(group)])
+        for fqn, spec in specs.items():
+            array = _Array(self._folder, self._record(spec), fqn=fqn)
+            self._arrays[fqn] = array
+            document = array_metadata(fqn, array.record, portable=self._portable)
+            self._folder.write(f"{array_name(fqn)}/zarr.json", [msgspec.json.encode(document)])
+
+    def _record(self, spec: TensorSpec) -> TensorRecord:
+        cell = self._cells.get(spec.fqn)
+        if cell is None:
+            full = tuple(max(n, 1) for n in spec.shape)
+            cell = split_grid(full, full, itemsize_of(spec))
+        return TensorRecord(dtype=spec.dtype, shape=spec.shape, cell=cell)
+
+    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+        """Yield every chunk, the larger ones in parts."""
+        for fqn, array in self._arrays.items():
+            for cell in cells(whole(array.record.shape), array.record.cell):
+                for box in cut(cell, itemsize=array.itemsize, most_bytes=most_bytes):
+                    yield fqn, box
+
+    def write(self, fqn: str, box: Box, data: memoryview) -> None:
+        """Write a box: its elements in C order, little-endian. Raises ``StateError``."""
+        if fqn not in self._arrays:
+            raise StateError(f"tensor {fqn}: was not announced to begin()")
+        self._arrays[fqn].write(box, data)
+
+    def finish(self) -> None:
+        """Publish the directory. Raises ``StateError`` where a tensor is not whole."""
+        for array in self._arrays.values():
+            array.check_whole()
+        self._folder.publish()
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        self._folder.close()
+
+
+class _Array:
+    """One array under way: which chunks are complete, and which boxes the others have."""
+
+    def __init__(self, folder: NewFolder, record: TensorRecord, *, fqn: str) -> None:
+        self._folder, self.record, self._fqn = folder, record, fqn
+        self.itemsize = dtype_of(record.dtype, origin=f"tensor {fqn}").itemsize
+        self._element = np.dtype((np.void, self.itemsize))
+        self._complete: set[str] = set()
+        self._boxes: dict[str, list[Box]] = {}
+
+    def write(self, box: Box, data: memoryview) -> None:
+        shape = self.record.shape
+        if len(box.shape) != len(shape) or (box.size and box.intersect(whole(shape)) != box):
+            raise StateError(f"tensor {self._fqn}: {box} is not a part of shape {shape}")
+        if data.nbytes != box.size * self.itemsize:
+            raise StateError(
+                f"tensor {self._fqn}: {data.nbytes} bytes came for {box} of {self.record.dtype}, "
+                f"{box.size * self.itemsize} are needed"
+            )
+        if box.size:
+            elements = np.frombuffer(data, self._element).reshape(box.shape)
+            for part in cells(box, self.record.cell):
+                self._put(part, elements[part.within(box).slices])
+
+    def _put(self, part: Box, elements: Array) -> None:
+        """Write what one chunk has of a box."""
+        cell = self.record.cell
+        numbers = [o // c for o, c in zip(part.offset, cell, strict=True)]
+        corner = tuple(n * c for n, c in zip(numbers, cell, strict=True))
+        key = "/".join((array_name(self._fqn), "c", *map(str, numbers)))
+        chunk = Box(offset=corner, shape=cell)
+        known = self._boxes.setdefault(key, [])
+        if key in self._complete or any(part.intersect(other) for other in known):
+            raise StateError(f"tensor {self._fqn}: {part} is written twice")
+        known.append(part)
+        inside = chunk.intersect(whole(self.record.shape)) or part
+        if inside == part:
+            body = _padded(elements, cell)
+            self._folder.write(key, [body, _checksum(body)])
+        else:
+            path = self._folder.room(key, prod(cell) * self.itemsize)
+            room = np.memmap(path, self._element, "r+", shape=cell)
+            room[part.within(chunk).slices] = elements
+            if sum(each.size for each in known) < inside.size:
+                return
+            self._folder.append(key, _checksum(room.reshape(-1).view(np.uint8).data))
+        self._complete.add(key)
+        del self._boxes[key]
+
+    def check_whole(self) -> None:
+        wanted = _count(self.record.shape, self.record.cell)
+        if len(self._complete) != wanted:
+            raise StateError(
+                f"tensor {self._fqn}: {len(self._complete)} of {wanted} chunks are complete; every "
+                "element must be written once"
+            )
+
+
+def _padded(elements: Array, cell: tuple[int, ...]) -> memoryview:
+    """Return the elements' bytes, in the low corner of zeros where they are less than a cell."""
+    if elements.shape != cell:
+        full = np.zeros(cell, elements.dtype)
+        full[tuple(slice(n) for n in elements.shape)] = elements
+        elements = full
+    return np.ascontiguousarray(elements).reshape(-1).view(np.uint8).data
+
+
+def _checksum(body: memoryview) -> bytes:
+    return crc32c(body).to_bytes(CRC_BYTES, "little")

@@ -1,0 +1,194 @@
+"""Any plain Zarr directory as a source of tensors, read by zarr-python box by box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.errors import NodeNotFoundError
+from zarr.storage import LocalStore, WrapperStore
+
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
+from holdfast.ckpt.geometry.element_types import DTYPES
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.types import Json, learn
+from holdfast.ckpt.zarr.types import register
+
+Array: TypeAlias = "zarr.Array[Any]"
+Missing: TypeAlias = Literal["error", "fill"]
+
+_DOCUMENTS: Final = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
+
+_TORCH_NAMES: Final = {
+    dtype.registered or dtype.zarr: dtype.name
+    for dtype in DTYPES.values()
+    if dtype.native or dtype.registered
+}
+"""Names of Zarr data types -> torch's."""
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What an exported group says of itself."""
+
+    step: int | None = None
+    aliases: dict[str, str] = {}
+
+
+class _Attributes(msgspec.Struct, frozen=True, kw_only=True):
+    """The attributes of an exported group."""
+
+    holdfast: _Said
+    values: dict[str, Json] = {}
+
+
+class _Strict(WrapperStore[LocalStore]):
+    """A store in which a chunk that is not there is an error."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        found = await super().get(key, prototype, byte_range)
+        if found is None and key.rpartition("/")[2] not in _DOCUMENTS:
+            raise CorruptError(
+                f"{self._store.root}/{key}: missing; restore it from a copy, or say that chunks "
+                "that are not there mean the fill value (missing='fill')"
+            )
+        return found
+
+
+def import_zarr(path: str | Path, *, missing: Missing = "error") -> ZarrDirectorySource:
+    """Open a Zarr directory (a group with arrays at any depth, or one array) for reading."""
+    return ZarrDirectorySource(path, missing=missing)
+
+
+class ZarrDirectorySource(Closing):
+    """The arrays of a Zarr directory by name; a `holdfast.ckpt.convert.interchange.TensorSource`.
+
+    An array's path with dots for slashes is its name; what `export_zarr` wrote has its own names,
+    tied names and plain values back. Zarr data types are taken as they are; unsigned integers
+    with an attribute ``torch_dtype`` as what that says. A chunk that is not there is an error
+    unless ``missing`` is ``"fill"``: many writers leave out chunks of nothing but the fill value.
+    (Inside a shard of Zarr's sharding codec only zarr-python sees what is missing, and fills it.)
+    """
+
+    parallel = True
+
+    def __init__(self, path: str | Path, *, missing: Missing = "error") -> None:
+        register()
+        self._path = Path(path).absolute()
+        self.origin = f"Zarr directory {self._path}"
+        store = LocalStore(self._path, read_only=True)
+        root = _opened(store if missing == "fill" else _Strict(store), self._path)
+        ours = "holdfast" in root.attrs
+        said = _attributes(root, self.origin) if ours else _Attributes(holdfast=_Said())
+        self.step, self.aliases = said.holdfast.step, said.holdfast.aliases
+        self.values: Mapping[str, Json] = said.values
+        self._arrays: dict[str, Array] = {}
+        for name, array in _walk(root, self._path):
+            fqn = unquote(name) if ours else name.replace("/", ".")
+            if fqn in self._arrays:
+                raise MismatchError(
+                    f"{self.origin}: {name} and {self._arrays[fqn].path} are both called {fqn}; "
+                    "rename one of them"
+                )
+            self._arrays[fqn] = array
+        self.specs: Mapping[str, TensorSpec] = {
+            fqn: TensorSpec(fqn=fqn, dtype=self._dtype(fqn, array), shape=array.shape)
+            for fqn, array in self._arrays.items()
+        }
+        self._check_aliases()
+
+    def _check_aliases(self) -> None:
+        for alias, fqn in self.aliases.items():
+            if fqn not in self.specs or alias in self.specs:
+                raise CorruptError(
+                    f"{self.origin}: its attributes tie {alias} to {fqn}, which does not match "
+                    f"its {len(self.specs)} arrays; export it again"
+                )
+
+    def _dtype(self, fqn: str, array: Array) -> str:
+        """Return torch's name of an array's element type."""
+        name = array.metadata.dtype.to_json(zarr_format=3)
+        said = array.attrs.get("torch_dtype")
+        if said is None and isinstance(name, str) and name in _TORCH_NAMES:
+            return _TORCH_NAMES[name]
+        dtype = DTYPES.get(said) if isinstance(said, str) else None
+        if dtype is not None and name in (dtype.zarr, dtype.registered):
+            return dtype.name
+        raise MismatchError(
+            f"{self.origin}: array {array.path or fqn}: data type {name!r}"
+            + (f" with torch_dtype {said!r}" if said is not None else "")
+            + f" is not one that torch has; there is {', '.join(DTYPES)}"
+        )
+
+    def read(self, fqn: str, box: Box) -> memoryview:
+        """Return a box's elements: C order, little-endian, decoded (and verified) by its codecs.
+
+        Raises ``NotFoundError`` for an unknown name, ``CorruptError`` where a chunk is missing or
+        cannot be decoded.
+        """
+        if fqn not in self._arrays:
+            raise NotFoundError(f"{self.origin}: no tensor {fqn!r}; it holds {len(self.specs)}")
+        array = self._arrays[fqn]
+        if not box.size:
+            return memoryview(b"")
+        try:
+            found = np.asarray(array[box.slices])
+        except (ValueError, TypeError, RuntimeError, OSError) as error:
+            raise CorruptError(
+                f"{self._path / array.path}: a chunk of {box} cannot be read: {error}; restore "
+                "the directory from a copy"
+            ) from error
+        return _little(found.reshape(box.shape)).reshape(-1).view(np.uint8).data
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        self._arrays.clear()
+
+
+def _opened(store: Any, path: Path) -> zarr.Group | Array:
+    try:
+        return zarr.open(store, mode="r")
+    except (FileNotFoundError, NodeNotFoundError) as error:
+        raise NotFoundError(
+            f"{path}: no Zarr array or group is there; check the path, and that it is a directory "
+            "with a zarr.json"
+        ) from error
+    except ValueError as error:
+        raise CorruptError(f"{path}: not a Zarr group: {error}") from error
+
+
+def _attributes(root: zarr.Group | Array, origin: str) -> _Attributes:
+    try:
+        return msgspec.convert(root.attrs.asdict(), _Attributes)
+    except msgspec.ValidationError as error:
+        raise CorruptError(
+            f"{origin}: the attributes that name what was exported were changed: {error}; export "
+            "it again"
+        ) from error
+
+
+def _walk(root: zarr.Group | Array, path: Path) -> Iterator[tuple[str, Array]]:
+    """Yield every array with its path, that of a lone one being its directory's name."""
+    if isinstance(root, zarr.Group):
+        for name, node in sorted(root.members(max_depth=None)):
+            if isinstance(node, zarr.Array):
+                yield name, node
+    else:
+        yield path.name.removesuffix(".zarr"), root
+
+
+def _little(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+
+
+learn(globals())

@@ -1,0 +1,414 @@
+"""What a checkpoint says of itself: the manifest and the index of each pack. Pure.
+
+Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's
+bytes. Paths are relative to the step's directory. docs/format.md describes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from math import prod
+from operator import add, gt
+from typing import Final, TypeVar
+
+import msgspec
+
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.codecs import MAX_RATIO, Codec
+from holdfast.ckpt.format.wellformed import fault_of_aliases, fault_of_shape, fault_of_values
+from holdfast.ckpt.geometry.element_types import dtype_of
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.native.crc import BLOCK_BYTES
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.types import Json, learn
+
+FORMAT: Final = 2
+"""Version of the files this code writes."""
+
+READ_FORMATS: Final = (1, 2)
+"""Versions of the files this code reads."""
+
+MANIFEST: Final = "manifest.json"
+REFS: Final = "refs.json"
+RETAINED: Final = "retained.json"
+"""Marks the folder of a removed step: what of it may go once no other step needs it."""
+
+CRC_BYTES: Final = 4
+"""Behind every stored chunk lies the CRC32C of its stored bytes, little-endian, as Zarr wants."""
+
+ALIGN: Final = 64
+"""Chunks start at multiples of this."""
+
+MERGED: Final = -1
+"""The writer number of the committer's own pack."""
+
+_HEAD: Final = b'{"crc32c":"%08x","body":'
+_HEAD_BYTES: Final = len(_HEAD % 0)
+_TAIL: Final = b"}\n"
+_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_PACK_PATH: Final = re.compile(f"data/{_NAME}")
+_REFS_PATH: Final = re.compile(re.escape(REFS))
+_INDEX_PATH: Final = re.compile(f"index/{_NAME}")
+_BASE_PATH: Final = re.compile(rf"\.\./step-([0-9]{{12}})/data/{_NAME}")
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the checkpoint: its path in the step's directory, its size and checksum."""
+
+    path: str
+    nbytes: int
+    crc32c: int
+
+
+class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A box of a tensor in a pack: C-order little-endian elements at ``at``.
+
+    ``crc32c`` and ``crc64`` are those of the box's own ``nbytes`` bytes; ``blocks`` those of each
+    `holdfast.ckpt.native.crc.BLOCK_BYTES` of them, where there is more than one block and no codec.
+    ``padded`` chunks are stored with the shape of the tensor's ``cell``, the box in its low corner,
+    zeros elsewhere; ``stored`` is the size of what a codec made of them. ``base`` counts the other
+    steps' packs (`PackIndex.bases`); None is the writer's own.
+    """
+
+    box: Box
+    at: int
+    nbytes: int
+    crc32c: int
+    padded: bool = False
+    stored: int | None = None
+    crc64: int | None = None
+    blocks: bytes = b""
+    base: int | None = None
+
+
+class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor's part in one pack; ``cell`` is None where the writer knew of no regular grid."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    cell: tuple[int, ...] | None
+    chunks: tuple[PackedChunk, ...]
+    codec: Codec | None = None
+
+
+class PackIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one writer put where: in its ``pack``, or found unchanged in ``bases``.
+
+    ``bases`` are packs of other steps. ``values`` are global; no two writers have the same key.
+    """
+
+    format: int
+    run: str
+    step: int
+    generation: int
+    writer: int
+    world_size: int
+    pack: str
+    pack_bytes: int
+    tensors: dict[str, PackedTensor]
+    bases: tuple[FileRecord, ...] = ()
+    values: dict[str, Json] = {}
+    rank_values: dict[str, Json] = {}
+    aliases: dict[str, str] = {}
+
+
+class BaseStep(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier step, by the SHA-256 of its manifest, that holds what did not change since."""
+
+    step: int
+    digest: str
+
+
+class WriterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The two files of one writer, and the packs of other steps that its index refers to.
+
+    ``base`` is the step it was compared with; the packs may be of that step or of older ones.
+    """
+
+    writer: int
+    pack: FileRecord
+    index: FileRecord
+    bases: tuple[FileRecord, ...] = ()
+    base: BaseStep | None = None
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor: torch's dtype name, global shape, the cell of its Zarr chunk grid, its codec."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    cell: tuple[int, ...]
+    codec: Codec | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint. ``merged`` holds the grid cells that no writer had in one piece, if any.
+
+    What ``merged`` holds repeats bytes of the writers' packs, for readers of the Zarr view.
+    """
+
+    format: int
+    run: str
+    step: int
+    generation: int
+    world_size: int
+    mesh: dict[str, int]
+    tensors: dict[str, TensorRecord]
+    values: dict[str, Json]
+    aliases: dict[str, str]
+    writers: tuple[WriterRecord, ...]
+    merged: WriterRecord | None
+    refs: FileRecord
+    created_by: dict[str, str]
+
+    def records(self) -> tuple[WriterRecord, ...]:
+        """Return the writers' files, then those of the merged cells."""
+        return (*self.writers, *((self.merged,) if self.merged else ()))
+
+    def files(self) -> Iterator[FileRecord]:
+        """Yield every file of the step's own folder, the manifest itself excepted."""
+        for record in self.records():
+            yield record.pack
+            yield record.index
+        yield self.refs
+
+    def bases(self) -> dict[str, FileRecord]:
+        """Return the packs of other steps that this one needs, by path."""
+        return {base.path: base for record in self.records() for base in record.bases}
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def seal(record: Manifest | PackIndex) -> bytes:
+    """Return the file's bytes for ``record``: its JSON in an envelope with its checksum."""
+    return _enveloped(msgspec.json.encode(record, order="deterministic"))
+
+
+def _enveloped(body: bytes) -> bytes:
+    return b"".join((_HEAD % crc32c(body), body, _TAIL))
+
+
+def _unseal(data: bytes, kind: type[_Record], origin: str) -> _Record:
+    body = data[_HEAD_BYTES : -len(_TAIL)]
+    if data != _enveloped(body):
+        raise CorruptError(
+            f"{origin}: its checksum does not match its {len(data)} bytes: the file was changed or "
+            "cut off; load another step, or restore the file from a copy"
+        )
+    try:
+        version = msgspec.json.decode(body, type=_Version).format
+        if version in READ_FORMATS:
+            record = msgspec.json.decode(body, type=kind)
+            _check_spelling(record, body, version)
+            return record
+    except RecursionError as error:
+        raise CorruptError(
+            f"{origin}: nested too deeply to be a {kind.__name__}; load another step"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise CorruptError(
+            f"{origin}: not a {kind.__name__}: {error}; load another step"
+        ) from error
+    raise CorruptError(
+        f"{origin}: format {version}, this version reads {', '.join(map(str, READ_FORMATS))}; "
+        "install the Holdfast version that wrote it"
+    )
+
+
+def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
+    """Refuse what says one thing to us and another to other readers: repeated keys, say."""
+    if version > 1:
+        if msgspec.json.encode(record, order="deterministic") != body:
+            raise ValueError("not in the one spelling there is (a repeated or unknown field?)")
+        return
+    json.loads(body, object_pairs_hook=_without_repeats)
+
+
+def _without_repeats(pairs: list[tuple[str, Json]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"a field is there twice among {sorted(keys)[:20]}")
+
+
+def read_manifest(data: bytes, *, origin: str) -> Manifest:
+    """Parse and check a manifest. Raises ``CorruptError`` naming ``origin`` and the fault."""
+    manifest = _unseal(data, Manifest, origin)
+    if fault := next(_faults_of_manifest(manifest), None):
+        raise CorruptError(f"{origin}: {fault}; load another step")
+    for fqn, tensor in manifest.tensors.items():
+        itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+        if fault := fault_of_shape(tensor.shape, tensor.cell, itemsize=itemsize):
+            raise CorruptError(f"{origin}: tensor {fqn}: {fault}")
+    return manifest
+
+
+def _faults_of_manifest(manifest: Manifest) -> Iterator[str]:
+    found = [record.writer for record in manifest.writers]
+    if not found or len(found) != manifest.world_size or found != list(range(len(found))):
+        yield f"lists writers {found[:20]}, needs each of 0 … {manifest.world_size - 1} once"
+    if manifest.merged is not None and manifest.merged.writer != MERGED:
+        yield f"merged: is of writer {manifest.merged.writer}, not {MERGED}"
+    for record in manifest.records():
+        yield from _faults_of_file(record.pack, _PACK_PATH)
+        yield from _faults_of_file(record.index, _INDEX_PATH)
+        yield from _faults_of_bases(record.bases, step=manifest.step)
+    yield from _faults_of_file(manifest.refs, _REFS_PATH)
+    paths = [file.path for file in manifest.files()]
+    if len(set(paths)) != len(paths):
+        yield "one file is listed twice"
+    sizes = {base for record in manifest.records() for base in record.bases}
+    if len(sizes) != len(manifest.bases()):
+        yield "a pack of another step is listed with two sizes"
+    if fault := fault_of_aliases(manifest.tensors, manifest.aliases):
+        yield fault
+    if fault := fault_of_values(manifest.values):
+        yield fault
+
+
+def _faults_of_file(record: FileRecord, proper: re.Pattern[str]) -> Iterator[str]:
+    if not proper.fullmatch(record.path):
+        yield f"{record.path!r} is not a path inside a checkpoint"
+    if record.nbytes < 0 or not 0 <= record.crc32c < 1 << 32:
+        yield f"{record.path}: cannot have {record.nbytes} bytes with checksum {record.crc32c}"
+
+
+def _faults_of_bases(bases: Sequence[FileRecord], *, step: int) -> Iterator[str]:
+    for base in bases:
+        match = _BASE_PATH.fullmatch(base.path)
+        if match is None or int(match[1]) == step:
+            yield f"{base.path!r} is not a pack of another step"
+        else:
+            yield from _faults_of_file(base, _BASE_PATH)
+    if len({base.path for base in bases}) != len(bases):
+        yield "a pack of another step is listed twice by one writer"
+
+
+def read_index(data: bytes, *, origin: str) -> PackIndex:
+    """Parse and check the index of a pack. Raises ``CorruptError`` naming ``origin``."""
+    index = _unseal(data, PackIndex, origin)
+    if fault := next(_faults_of_index(index), None):
+        raise CorruptError(f"{origin}: {fault}; load another step")
+    for fqn, tensor in index.tensors.items():
+        itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+        if fault := fault_of_shape(tensor.shape, tensor.cell, itemsize=itemsize):
+            raise CorruptError(f"{origin}: tensor {fqn}: {fault}")
+        for chunk in tensor.chunks:
+            if fault := _fault_of(chunk, tensor, itemsize, index):
+                raise CorruptError(f"{origin}: tensor {fqn}: chunk {chunk.box}: {fault}")
+    _check_order(index, origin)
+    return index
+
+
+def _faults_of_index(index: PackIndex) -> Iterator[str]:
+    if not _PACK_PATH.fullmatch(index.pack):
+        yield f"{index.pack!r} is not a path inside a checkpoint"
+    yield from _faults_of_bases(index.bases, step=index.step)
+    for values in (index.values, index.rank_values):
+        if fault := fault_of_values(values):
+            yield fault
+
+
+def _check_order(index: PackIndex, origin: str) -> None:
+    """Check that the chunks are the whole pack, but for less than an alignment between them."""
+    spans = sorted(
+        (chunk.at, stored_bytes(chunk, tensor) + CRC_BYTES)
+        for tensor in index.tensors.values()
+        for chunk in tensor.chunks
+        if chunk.base is None
+    )
+    end = 0
+    for at, nbytes in spans:
+        if not end <= at < end + ALIGN:
+            raise CorruptError(f"{origin}: a chunk at offset {at}, the one before ends at {end}")
+        end = at + nbytes
+    if not end <= index.pack_bytes < end + ALIGN:
+        raise CorruptError(f"{origin}: chunks end at {end}, the pack at {index.pack_bytes}")
+
+
+def _fault_of(
+    chunk: PackedChunk, tensor: PackedTensor, itemsize: int, index: PackIndex
+) -> str | None:
+    if len(chunk.box.shape) != len(tensor.shape):
+        return f"not of the tensor's rank {len(tensor.shape)}"
+    if not chunk.box.size:
+        return "empty"
+    if any(map(gt, map(add, chunk.box.offset, chunk.box.shape), tensor.shape)):
+        return f"not a part of the tensor's shape {tensor.shape}"
+    if chunk.nbytes != chunk.box.size * itemsize:
+        return f"{chunk.nbytes} bytes, its box has {chunk.box.size * itemsize}"
+    if not 0 <= chunk.crc32c < 1 << 32 or not 0 <= (chunk.crc64 or 0) < 1 << 64:
+        return f"cannot have the checksums {chunk.crc32c} and {chunk.crc64}"
+    if chunk.padded and (tensor.cell is None or not _low_corner(chunk.box, tensor.cell)):
+        return f"padded, but not a part of the cell {tensor.cell}"
+    if chunk.blocks and len(chunk.blocks) != 4 * -(-chunk.nbytes // BLOCK_BYTES):
+        return f"{len(chunk.blocks)} bytes of block checksums for {chunk.nbytes} bytes"
+    if (chunk.stored is None) != (tensor.codec is None):
+        return "has a compressed size without a codec, or the reverse"
+    if chunk.stored is not None and chunk.blocks:
+        return "has block checksums with a codec"
+    if chunk.stored is not None and not 0 < padded_bytes(chunk, tensor) <= chunk.stored * MAX_RATIO:
+        return f"{chunk.stored} bytes cannot be {padded_bytes(chunk, tensor)} bytes compressed"
+    if chunk.base is not None and not 0 <= chunk.base < len(index.bases):
+        return f"lies in base {chunk.base} of {len(index.bases)}"
+    limit = index.pack_bytes if chunk.base is None else index.bases[chunk.base].nbytes
+    if chunk.at < 0 or chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES > limit:
+        return f"ends behind the pack's {limit} bytes"
+    return None
+
+
+def _low_corner(box: Box, cell: tuple[int, ...]) -> bool:
+    return all(n <= c for n, c in zip(box.shape, cell, strict=True))
+
+
+def stored_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
+    """Return the size of a chunk as stored, padded or compressed, without the checksum behind."""
+    return padded_bytes(chunk, tensor) if chunk.stored is None else chunk.stored
+
+
+def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
+    """Return the size of a chunk with its padding, before any codec."""
+    if not chunk.padded:
+        return chunk.nbytes
+    return chunk.nbytes // chunk.box.size * prod(tensor.cell or ())
+
+
+def path_of(chunk: PackedChunk, index: PackIndex) -> str:
+    """Return the path of the pack that a chunk lies in, relative to the step's folder."""
+    return index.pack if chunk.base is None else index.bases[chunk.base].path
+
+
+def from_root(folder: str, path: str) -> str:
+    """Return the name, below the root, of what ``path`` is relative to a step's ``folder``."""
+    return path.removeprefix("../") if path.startswith("../") else f"{folder}/{path}"
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a step that was removed, by path."""
+
+    format: int
+    files: tuple[str, ...]
+
+
+def seal_note(files: Sequence[str]) -> bytes:
+    """Return the bytes of a removed step's `RETAINED`: the files that may go once not needed."""
+    body = msgspec.json.encode(_Note(format=FORMAT, files=tuple(files)), order="deterministic")
+    return _enveloped(body)
+
+
+def read_note(data: bytes, *, origin: str) -> list[str]:
+    """Parse and check what `seal_note` made. Raises ``CorruptError`` naming ``origin``."""
+    note = _unseal(data, _Note, origin)
+    for path in note.files:
+        if not any(kind.fullmatch(path) for kind in (_PACK_PATH, _INDEX_PATH, _REFS_PATH)):
+            raise CorruptError(f"{origin}: {path!r} is not a path inside a checkpoint")
+    return list(note.files)
+
+
+learn(globals())

@@ -1,0 +1,333 @@
+"""Read the chunks of packs: by ranges, straight into where the bytes belong, all of it checked.
+
+What a range touches is verified by blocks of `holdfast.ckpt.native.crc.BLOCK_BYTES`, read in runs
+small enough that their checksum is computed while they are in the cache. Padded, compressed and old
+chunks without block checksums are read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format import codecs
+from holdfast.ckpt.format.manifest import (
+    ALIGN,
+    CRC_BYTES,
+    PackedChunk,
+    PackedTensor,
+    PackIndex,
+    padded_bytes,
+    stored_bytes,
+)
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.native import crc, isal
+from holdfast.ckpt.store.base import Readable
+
+Array: TypeAlias = npt.NDArray[Any]
+
+Delivery: TypeAlias = tuple[Box, Array]
+"""A region of a chunk and where it goes: an array of that shape, of the elements' width."""
+
+_SLAB_BYTES: Final = 4 << 20
+"""Rows of a chunk that are taken apart by columns are read this much at a time."""
+
+
+class Pack:
+    """An open pack; ``ends``, where known, are the ends of its chunks with the zeros behind."""
+
+    def __init__(self, file: Readable, *, origin: str, ends: dict[int, int]) -> None:
+        self.file, self.origin, self.ends = file, origin, ends
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def ends_of(index: PackIndex) -> dict[int, int]:
+    """Return the end of each chunk of a writer's own pack, up to the next one, by its start."""
+    starts = sorted(
+        c.at for tensor in index.tensors.values() for c in tensor.chunks if c.base is None
+    )
+    return dict(pairwise([*starts, index.pack_bytes]))
+
+
+class ChunkReader:
+    """Reads one chunk of a pack; not shared between threads."""
+
+    def __init__(self, pack: Pack, fqn: str, tensor: PackedTensor, chunk: PackedChunk) -> None:
+        self._pack, self._fqn, self._tensor, self._chunk = pack, fqn, tensor, chunk
+        self._itemsize = chunk.nbytes // chunk.box.size
+        self._stored = stored_bytes(chunk, tensor)
+
+    # -- whole -----------------------------------------------------------------------------------
+
+    def read(self, into: memoryview) -> int:
+        """Read all of the box's elements into ``into``; return the bytes read."""
+        if self._in_one_run():
+            return self._runs(0, self._chunk.nbytes, into)
+        return self._indirect(into)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> int:
+        """Read regions to where they belong; return the bytes read from the pack."""
+        if self._by_blocks():
+            return sum(self._deliver(region, target) for region, target in deliveries)
+        whole = sum(array.size for _, array in deliveries) == self._chunk.box.size
+        if whole and len(deliveries) == 1 and deliveries[0][1].flags.c_contiguous:
+            return self.read(_bytes_of(deliveries[0][1]))
+        box, read = self._apart()
+        for region, target in deliveries:
+            np.copyto(target.view(self._kind), box[region.slices])
+        return read
+
+    def _apart(self) -> tuple[Array, int]:
+        """Return the box, read into a room of its own, and the bytes read."""
+        if not self._in_one_run():
+            return self._unpacked(None)
+        room = memoryview(bytearray(self._chunk.nbytes))
+        read = self.read(room)
+        return np.frombuffer(room, self._kind).reshape(self._chunk.box.shape), read
+
+    @property
+    def _kind(self) -> np.dtype[Any]:
+        return np.dtype((np.void, self._itemsize))
+
+    def _in_one_run(self) -> bool:
+        """Say whether the box's bytes lie in the pack as they are, one behind the other."""
+        if self._chunk.stored is not None:
+            return False
+        cell = self._tensor.cell
+        return not self._chunk.padded or cell is None or self._chunk.box.shape[1:] == cell[1:]
+
+    def _by_blocks(self) -> bool:
+        small = self._chunk.nbytes <= crc.BLOCK_BYTES
+        return self._in_one_run() and (bool(self._chunk.blocks) or small)
+
+    def _indirect(self, into: memoryview) -> int:
+        """Read a chunk that is padded in the midst of its rows, or compressed."""
+        box, read = self._unpacked(None if self._chunk.padded else into)
+        if self._chunk.padded:
+            np.frombuffer(into, self._kind).reshape(box.shape)[...] = box
+        return read
+
+    def _unpacked(self, into: memoryview | None) -> tuple[Array, int]:
+        """Return the box of such a chunk, in ``into`` if that is given, and the bytes read.
+
+        No room is made for what a codec is said to give before its data says the same.
+        """
+        extent = self._extent()
+        data = memoryview(bytearray(extent))
+        self._fill([data], 0, extent)
+        body = data[: self._stored]
+        self._check_tail(isal.crc32c(body), data[self._stored :])
+        if self._tensor.codec is not None:
+            nbytes = padded_bytes(self._chunk, self._tensor)
+            try:
+                body = codecs.decode(self._tensor.codec, body, nbytes=nbytes, into=into)
+            except CorruptError as error:
+                raise self._damage(str(error)) from error
+        shape = self._chunk.box.shape
+        if not self._chunk.padded:
+            self._expect(isal.crc32c(body), self._chunk.crc32c)
+            return np.frombuffer(body, self._kind).reshape(shape), extent
+        cell = np.frombuffer(body, self._kind).reshape(self._tensor.cell or ())
+        box = np.ascontiguousarray(cell[tuple(slice(n) for n in shape)])
+        self._expect(isal.crc32c(_bytes_of(box)), self._chunk.crc32c)
+        return box.reshape(shape), extent
+
+    # -- many small ones ---------------------------------------------------------------------------
+
+    def small_and_whole(self, deliveries: Sequence[Delivery]) -> bool:
+        """Say whether this is one block that goes, all of it, to one contiguous place."""
+        return (
+            self._chunk.nbytes <= crc.BLOCK_BYTES
+            and len(deliveries) == 1
+            and deliveries[0][1].size == self._chunk.box.size
+            and deliveries[0][1].flags.c_contiguous
+            and self._in_one_run()
+        )
+
+    def follows(self, other: ChunkReader) -> bool:
+        """Say whether this chunk starts where ``other`` and what belongs to it ends."""
+        same = self._pack is other._pack
+        return same and self._chunk.at == other._chunk.at + other._extent()
+
+    @staticmethod
+    def read_together(readers: Sequence[ChunkReader], rooms: Sequence[memoryview]) -> int:
+        """Read small chunks that follow each other by one call; return the bytes read."""
+        buffers: list[memoryview] = []
+        for reader, room in zip(readers, rooms, strict=True):
+            buffers += [room, memoryview(bytearray(reader._extent() - room.nbytes))]
+        first, total = readers[0], sum(buffer.nbytes for buffer in buffers)
+        first._fill(buffers, 0, total)
+        for number, (reader, room) in enumerate(zip(readers, rooms, strict=True)):
+            reader._finish(
+                isal.crc32c_at(isal.address_of(room), room.nbytes), buffers[2 * number + 1]
+            )
+        return total
+
+    # -- ranges ----------------------------------------------------------------------------------
+
+    def _deliver(self, region: Box, target: Array) -> int:
+        first, end = self._span(region)
+        if end - first == target.nbytes and target.flags.c_contiguous:
+            return self._range(first, end, _bytes_of(target))
+        cut = self._cut(region)
+        if cut is None:
+            return self._by_rows(region, target)
+        dim, count = cut
+        read = 0
+        for at in range(0, region.shape[dim], count):
+            extent = min(count, region.shape[dim] - at)
+            selection = (slice(None),) * dim + (slice(at, at + extent),)
+            read += self._deliver(_narrow(region, dim, at, extent), target[selection])
+        return read
+
+    def _span(self, region: Box) -> tuple[int, int]:
+        """Return the bytes of the box from the first to the last element of ``region``."""
+        first = last = 0
+        for o, n, extent in zip(region.offset, region.shape, self._chunk.box.shape, strict=True):
+            first, last = first * extent + o, last * extent + o + n - 1
+        return first * self._itemsize, (last + 1) * self._itemsize
+
+    def _cut(self, region: Box) -> tuple[int, int] | None:
+        """Return the dim to cut a scattered region along, and how many rows go at a time.
+
+        None where what lies between its first and last element is best read as it is.
+        """
+        for dim, extent in enumerate(region.shape):
+            if extent > 1:
+                row = prod(self._chunk.box.shape[dim + 1 :]) * self._itemsize
+                first, end = self._span(_narrow(region, dim, 0, 1))
+                if row - (end - first) > crc.BLOCK_BYTES:
+                    return dim, 1
+                return (dim, max(1, _SLAB_BYTES // row)) if row * extent > _SLAB_BYTES else None
+        return None
+
+    def _by_rows(self, region: Box, target: Array) -> int:
+        """Read what lies between a region's first and last element, and take the region out."""
+        first, end = self._span(region)
+        room = np.empty(end - first, dtype=np.uint8)
+        read = self._range(first, end, room.data)
+        strides: list[int] = []
+        step = self._itemsize
+        for extent in reversed(self._chunk.box.shape):
+            strides.insert(0, step)
+            step *= extent
+        view = np.ndarray(region.shape, self._kind, buffer=room.data, strides=tuple(strides))
+        np.copyto(target.view(self._kind), view)
+        return read
+
+    def _range(self, first: int, end: int, into: memoryview) -> int:
+        """Read bytes ``first`` … ``end`` of the box; whole blocks go where they belong at once."""
+        block = crc.BLOCK_BYTES
+        if first == 0 and end == self._chunk.nbytes:
+            return self._runs(0, end, into)
+        read = 0
+        low = -(-first // block) * block
+        high = end if end == self._chunk.nbytes else end // block * block
+        if low >= high:
+            return self._edge(first, end, into)
+        if first < low:
+            read += self._edge(first, low, into[: low - first])
+        read += self._runs(low, high, into[low - first : high - first])
+        if high < end:
+            read += self._edge(high, end, into[high - first :])
+        return read
+
+    def _edge(self, first: int, end: int, into: memoryview) -> int:
+        """Read the blocks around a range into a room of their own, and copy the range."""
+        block = crc.BLOCK_BYTES
+        low, high = first // block * block, min(-(-end // block) * block, self._chunk.nbytes)
+        room = memoryview(bytearray(high - low))
+        read = self._runs(low, high, room)
+        into[:] = room[first - low : end - low]
+        return read
+
+    def _runs(self, low: int, high: int, into: memoryview) -> int:
+        """Read whole blocks in runs; at the chunk's end its tail with them."""
+        run = max(self._pack.file.run_bytes // crc.BLOCK_BYTES, 1) * crc.BLOCK_BYTES
+        base, read = isal.address_of(into), 0
+        blocks = self._blocks()
+        found = 0
+        for at in range(low, high, run):
+            size = min(run, high - at)
+            parts = [into[at - low : at - low + size]]
+            tail = memoryview(b"")
+            if at + size == self._chunk.nbytes and low == 0:
+                tail = memoryview(bytearray(self._extent() - self._chunk.nbytes))
+                parts.append(tail)
+            self._fill(parts, at, size + tail.nbytes)
+            read += size + tail.nbytes
+            sums = crc.block_checksums(base + at - low, size)
+            if blocks:
+                self._compare(sums, blocks, at)
+            elif low == 0 and high == self._chunk.nbytes:
+                found = crc.combine(found, crc.of_blocks(sums, size), size)
+            if tail:
+                self._finish(found if not blocks else self._chunk.crc32c, tail)
+        return read
+
+    def _blocks(self) -> list[int]:
+        return crc.from_bytes(self._chunk.blocks)
+
+    def _compare(self, sums: Sequence[int], blocks: Sequence[int], at: int) -> None:
+        first = at // crc.BLOCK_BYTES
+        for number, found in enumerate(sums, start=first):
+            self._expect(found, blocks[number], at=number * crc.BLOCK_BYTES)
+
+    def _finish(self, found: int, tail: memoryview) -> None:
+        """Check the whole box, then padding, stored checksum and zeros behind it."""
+        self._expect(found, self._chunk.crc32c)
+        padding = self._stored - self._chunk.nbytes
+        self._check_tail(isal.crc32c(tail[:padding], found), tail[padding:])
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def _extent(self) -> int:
+        """Return the chunk's bytes with all that belongs to it, as far as that is known."""
+        end = self._stored + CRC_BYTES
+        return self._pack.ends.get(self._chunk.at, self._chunk.at + end) - self._chunk.at
+
+    def _fill(self, buffers: list[memoryview], at: int, wanted: int) -> None:
+        got = self._pack.file.read_into(buffers, self._chunk.at + at)
+        if got != wanted:
+            raise CorruptError(
+                f"{self._pack.origin}: tensor {self._fqn}: needs {wanted} bytes at offset "
+                f"{self._chunk.at + at}, the file ends after {got}: it was cut off; load another "
+                "step, or restore the file from a copy"
+            )
+
+    def _check_tail(self, found: int, tail: memoryview) -> None:
+        proper = found.to_bytes(CRC_BYTES, "little") + bytes(len(tail) - CRC_BYTES)
+        if tail != proper or len(tail) > CRC_BYTES + ALIGN:
+            raise self._damage(f"checksum {found:08x} over what is stored")
+
+    def _expect(self, found: int, wanted: int, *, at: int = 0) -> None:
+        if found != wanted:
+            raise self._damage(f"checksum {found:08x}, {wanted:08x} was written", at=at)
+
+    def _damage(self, found: str, *, at: int = 0) -> CorruptError:
+        box = self._chunk.box
+        return CorruptError(
+            f"{self._pack.origin}: tensor {self._fqn}: the chunk {list(box.offset)} + "
+            f"{list(box.shape)} was damaged at or behind offset {self._chunk.at + at} ({found}); "
+            "load another step, or restore the file from a copy"
+        )
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _narrow(region: Box, dim: int, at: int, extent: int) -> Box:
+    offset, shape = list(region.offset), list(region.shape)
+    offset[dim] += at
+    shape[dim] = extent
+    return Box(offset=tuple(offset), shape=tuple(shape))

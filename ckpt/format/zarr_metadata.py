@@ -1,0 +1,200 @@
+"""A checkpoint as a Zarr v3 hierarchy: metadata and where each chunk lies. Pure but for `group`.
+
+One array per tensor, named by its FQN, in one flat group; tied tensors appear under each name.
+bfloat16 and float8 have Zarr data types of their own, or *portably* appear as unsigned integers.
+Chunks are encoded by Zarr's own ``bytes`` and ``crc32c`` codecs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+from typing_extensions import Buffer
+
+from holdfast.ckpt.format.manifest import (
+    CRC_BYTES,
+    FORMAT,
+    Manifest,
+    PackedChunk,
+    PackedTensor,
+    PackIndex,
+    TensorRecord,
+    from_root,
+    path_of,
+    stored_bytes,
+)
+from holdfast.ckpt.geometry.element_types import dtype_of
+from holdfast.ckpt.types import Json
+
+if TYPE_CHECKING:
+    import zarr
+
+    from holdfast.ckpt.checkpoints.source import StoreSource
+
+_TEMPLATE: Final = "{{root}}"
+_NAMES: Final = 16384
+"""How many names and documents are remembered: they are the same at every save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a Zarr chunk lies: a range of a pack, whose path is relative to the step's folder.
+
+    Its last bytes are the CRC32C of those before; ``crc32c`` is what the index says of it, None
+    for a chunk that is padded or compressed, of which the index has another checksum.
+    """
+
+    path: str
+    at: int
+    nbytes: int
+    crc32c: int | None = None
+
+    def is_other(self, data: Buffer) -> bool:
+        """Say whether the bytes of the whole chunk end with another checksum than the index's."""
+        found = bytes(memoryview(data)[-CRC_BYTES:])
+        return self.crc32c is not None and found != self.crc32c.to_bytes(CRC_BYTES, "little")
+
+
+@lru_cache(_NAMES)
+def array_name(fqn: str) -> str:
+    """Return the Zarr name of a tensor: the FQN, with what a name may not have quoted."""
+    name = quote(fqn, safe="=+,@[]()")
+    if name.startswith("__"):
+        return f"%5F{name[1:]}"
+    return name if name.strip(".") else name.replace(".", "%2E")
+
+
+def is_stored_cell(chunk: PackedChunk, tensor: PackedTensor, cell: tuple[int, ...]) -> bool:
+    """Say whether a chunk is stored just as the Zarr chunk of its place."""
+    shape = tensor.cell if chunk.padded else chunk.box.shape
+    return shape == cell and all(o % c == 0 for o, c in zip(chunk.box.offset, cell, strict=True))
+
+
+def chunk_key(chunk: PackedChunk, cell: tuple[int, ...]) -> str:
+    """Return the key of the Zarr chunk whose low corner is the chunk's."""
+    numbers = (o // c for o, c in zip(chunk.box.offset, cell, strict=True))
+    return "/".join(("c", *map(str, numbers)))
+
+
+def chunk_places(
+    tensors: Mapping[str, TensorRecord], indexes: Mapping[int, PackIndex]
+) -> Iterator[tuple[str, str, Stored]]:
+    """Yield (FQN, chunk key, place) for every stored chunk that is a cell of one of ``tensors``."""
+    for index in indexes.values():
+        for fqn, tensor in index.tensors.items():
+            if (record := tensors.get(fqn)) is None:
+                continue
+            cell = record.cell
+            for chunk in tensor.chunks:
+                if is_stored_cell(chunk, tensor, cell):
+                    plain = chunk.stored is None and not chunk.padded
+                    place = Stored(
+                        path=path_of(chunk, index),
+                        at=chunk.at,
+                        nbytes=stored_bytes(chunk, tensor) + CRC_BYTES,
+                        crc32c=chunk.crc32c if plain else None,
+                    )
+                    yield fqn, chunk_key(chunk, cell), place
+
+
+def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> Json:
+    """Return the ``zarr.json`` of a tensor."""
+    dtype = dtype_of(tensor.dtype, origin=f"tensor {fqn}")
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(tensor.shape),
+        "data_type": dtype.zarr_name(portable=portable),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(tensor.cell)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": dtype.fill(portable=portable),
+        "codecs": [
+            {"name": "bytes", **endian},
+            *([tensor.codec.zarr()] if tensor.codec else []),
+            {"name": "crc32c"},
+        ],
+        "attributes": {"torch_dtype": tensor.dtype},
+    }
+
+
+@lru_cache(_NAMES)
+def _document(tensor: TensorRecord, *, portable: bool) -> bytes:
+    """Return a tensor's ``zarr.json``: the same at every save, and for tensors of one shape."""
+    return msgspec.json.encode(array_metadata("of this shape", tensor, portable=portable))
+
+
+def group_metadata(*, run: str, step: int, values: Mapping[str, Json]) -> Json:
+    """Return the ``zarr.json`` of the group; plain values are its attributes."""
+    attributes = {"holdfast": {"format": FORMAT, "run": run, "step": step}, "values": dict(values)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def hierarchy(
+    tensors: Mapping[str, TensorRecord],
+    aliases: Mapping[str, str],
+    indexes: Mapping[int, PackIndex],
+    *,
+    group: Json,
+    portable: bool = True,
+) -> tuple[dict[str, bytes], dict[str, Stored]]:
+    """Return the whole hierarchy by Zarr key: documents, and places of chunks."""
+    names: dict[str, list[str]] = {fqn: [array_name(fqn)] for fqn in tensors}
+    for alias, fqn in aliases.items():
+        names[fqn].append(array_name(alias))
+    documents = {"zarr.json": msgspec.json.encode(group)}
+    for fqn, tensor in tensors.items():
+        document = _document(tensor, portable=portable)
+        documents.update({f"{name}/zarr.json": document for name in names[fqn]})
+    places = {
+        f"{name}/{key}": place
+        for fqn, key, place in chunk_places(tensors, indexes)
+        for name in names[fqn]
+    }
+    return documents, places
+
+
+def references(
+    documents: Mapping[str, bytes], places: Mapping[str, Stored], *, root: str, folder: str
+) -> bytes:
+    """Return a reference map (kerchunk, version 1) of the hierarchy in ``folder`` of ``root``.
+
+    Paths are made of the template ``root``, the checkpoints' root when it was written: a reader
+    of a root that was moved overrides it (``template_overrides={"root": …}``).
+    """
+    refs: dict[str, Json] = {key: data.decode() for key, data in documents.items()}
+    for key, place in places.items():
+        refs[key] = [f"{_TEMPLATE}/{from_root(folder, place.path)}", place.at, place.nbytes]
+    return msgspec.json.encode({"version": 1, "templates": {"root": root}, "refs": refs})
+
+
+def group(source: StoreSource, *, portable: bool = False) -> zarr.Group:
+    """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors.
+
+    bfloat16 and float8 have the data types of `holdfast.ckpt.zarr.types`, unsigned integers if
+    ``portable``.
+    """
+    import zarr
+
+    from holdfast.ckpt.zarr.store import CheckpointStore, SourceRanges
+    from holdfast.ckpt.zarr.types import register
+
+    register()
+    manifest = source.manifest
+    documents, places = hierarchy(
+        manifest.tensors,
+        manifest.aliases,
+        source.all_packs(),
+        group=_described(manifest),
+        portable=portable,
+    )
+    return zarr.open_group(CheckpointStore(SourceRanges(source), documents, places), mode="r")
+
+
+def _described(manifest: Manifest) -> Json:
+    return group_metadata(run=manifest.run, step=manifest.step, values=manifest.values)

@@ -1,0 +1,1 @@
+"""Boxes, grids, reshard plans: pure arithmetic on shapes."""

@@ -1,0 +1,103 @@
+"""Element types by torch's names: what numpy and Zarr see of them, without importing torch. Pure.
+
+numpy and the core of Zarr v3 have no bfloat16 and no float8. Such tensors appear in two ways: as
+the data types of that name in Zarr's registry (`holdfast.ckpt.zarr.types` brings them to
+zarr-python; TensorStore has them), or *portably* as unsigned integers of the same width, which
+every reader opens. The array's attribute ``torch_dtype`` names the true type in both. The reference
+map is portable always; so are ``complex32`` and ``float4_e2m1fn_x2``, which TensorStore does not
+have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.types import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DType:
+    """One element type.
+
+    ``numpy`` is what the bytes are viewed as in numpy, ``zarr`` the Zarr v3 name of that view.
+    ``native`` is False where the view is an unsigned integer in place of the true type;
+    ``registered`` is then the true type's Zarr v3 name, None if there is none to use.
+    """
+
+    name: str
+    numpy: str
+    zarr: str
+    native: bool = True
+    registered: str | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return np.dtype(self.numpy).itemsize
+
+    def zarr_name(self, *, portable: bool) -> str:
+        """Return the Zarr v3 name: that of the numpy view, or of the true type if it has one."""
+        return self.zarr if portable else self.registered or self.zarr
+
+    def fill(self, *, portable: bool) -> Json:
+        """Return the fill value as Zarr's metadata spells it: NaN, where there is one.
+
+        It never stands for data. Where a file of an exported array was lost, a reader that takes
+        this value instead gives NaN rather than plausible zeros.
+        """
+        kind = "f" if not portable and self.registered else np.dtype(self.numpy).kind
+        return {"f": "NaN", "b": False, "c": ["NaN", "NaN"]}.get(kind, 0)
+
+
+_NATIVE: Final = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "|i1",
+    "uint64": "<u8",
+    "uint32": "<u4",
+    "uint16": "<u2",
+    "uint8": "|u1",
+    "bool": "|b1",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+
+_VIEWED: Final = {
+    "bfloat16": ("<u2", "uint16", "bfloat16"),
+    "float8_e4m3fn": ("|u1", "uint8", "float8_e4m3fn"),
+    "float8_e4m3fnuz": ("|u1", "uint8", "float8_e4m3fnuz"),
+    "float8_e5m2": ("|u1", "uint8", "float8_e5m2"),
+    "float8_e5m2fnuz": ("|u1", "uint8", "float8_e5m2fnuz"),
+    "float8_e8m0fnu": ("|u1", "uint8", "float8_e8m0fnu"),
+    "float4_e2m1fn_x2": ("|u1", "uint8", None),
+    "complex32": ("<u4", "uint32", None),
+}
+
+DTYPES: Final[Mapping[str, DType]] = {
+    **{name: DType(name=name, numpy=view, zarr=name) for name, view in _NATIVE.items()},
+    **{
+        name: DType(name=name, numpy=view, zarr=zarr, native=False, registered=registered)
+        for name, (view, zarr, registered) in _VIEWED.items()
+    },
+}
+"""Every element type that can be stored."""
+
+
+def dtype_of(name: str, *, origin: str) -> DType:
+    """Return the type called ``name``. Raises ``CorruptError`` naming ``origin`` for another."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise CorruptError(
+            f"{origin}: element type {name!r} is none of those this version reads "
+            f"({', '.join(DTYPES)}); install the Holdfast version that wrote it"
+        ) from None

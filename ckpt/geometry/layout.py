@@ -1,0 +1,310 @@
+"""Where every piece of every tensor lies: boxes and layouts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, product
+from math import prod
+from types import EllipsisType
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.ckpt.errors import StateError
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """A half-open n-D region of a tensor's global index space; 0-D for scalars.
+
+    An empty box (some extent 0) is legal: uneven shards leave ranks without data.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.shape):
+            raise ValueError(f"box offset {self.offset} and shape {self.shape} differ in rank")
+        if min(self.offset, default=0) < 0:
+            raise ValueError(f"box offset {self.offset} has a negative extent")
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"box shape {self.shape} has a negative extent")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[EllipsisType | slice, ...]:
+        """What selects the box from an array it is relative to, as a view even in 0-D."""
+        return (..., *(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)))
+
+    def within(self, frame: Box) -> Box:
+        """Return the same region relative to ``frame``, which holds it."""
+        offset = tuple(o - f for o, f in zip(self.offset, frame.offset, strict=True))
+        return Box(offset=offset, shape=self.shape)
+
+    def intersect(self, other: Box) -> Box | None:
+        """Return the common region, or None where there is none."""
+        lo = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
+        hi = tuple(
+            min(a + n, b + m)
+            for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        )
+        shape = tuple(h - o for o, h in zip(lo, hi, strict=True))
+        return None if any(n <= 0 for n in shape) else Box(offset=lo, shape=shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What a tensor is, whoever holds it: name, dtype (torch's name, ``"bfloat16"``), shape."""
+
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which rank holds which boxes of which tensor.
+
+    ``specs`` maps FQN to spec; ``boxes`` maps FQN to one tuple of boxes per rank (replicas show
+    as equal boxes at several ranks; a rank without a part has an empty tuple).
+    """
+
+    specs: Mapping[str, TensorSpec]
+    boxes: Mapping[str, tuple[tuple[Box, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A mesh axis that cuts tensor dim ``dim``; ``after`` counts shards cut before it (strided).
+
+    ``after`` is 1 for an ordinary shard. FSDP over tensor parallelism writes ``after=2`` on its
+    axis: the axes to its right, with 2 ranks in all, cut that dim first (torch's
+    ``_StridedShard``).
+    """
+
+    dim: int
+    after: int = 1
+
+
+Axes: TypeAlias = Sequence[Split | None]
+"""Per mesh axis what it does to a tensor: cut a dim, or replicate (None)."""
+
+Run: TypeAlias = tuple[int, int]
+"""A range of indices along one dim: (start, length)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A box of a tensor, and where it starts (per dim) in the local tensor of who holds it."""
+
+    box: Box
+    at: tuple[int, ...]
+
+
+def chunk_range(extent: int, *, parts: int, index: int) -> tuple[int, int]:
+    """Return (start, length) of part ``index`` as ``torch.chunk`` cuts; the last may be empty."""
+    full = -(-extent // parts)
+    start = min(full * index, extent)
+    return start, min(full, extent - start)
+
+
+def shard_box(
+    shape: Sequence[int], *, mesh: Sequence[int], coordinate: Sequence[int], axes: Axes
+) -> Box:
+    """Return the one box that the rank at ``coordinate`` of ``mesh`` holds; it may be empty.
+
+    Raises ``ValueError`` where the rank holds several boxes, or where it depends on who cut the
+    tensor which box it is: see `shard_runs`.
+    """
+    where = partial(shard_runs, shape, mesh=mesh, coordinate=coordinate, axes=axes)
+    runs = where()
+    if is_nested(mesh=mesh, axes=axes) and runs != where(nested=True):
+        raise ValueError(f"a strided shard cuts {tuple(shape)} unevenly: it lies in two ways")
+    if any(len(found) > 1 for found in runs):
+        raise ValueError(f"a strided shard of {tuple(shape)} is several boxes: use shard_regions")
+    spans = [found[0] if found else (extent, 0) for found, extent in zip(runs, shape, strict=True)]
+    return Box(offset=tuple(start for start, _ in spans), shape=tuple(n for _, n in spans))
+
+
+def shard_runs(
+    shape: Sequence[int],
+    *,
+    mesh: Sequence[int],
+    coordinate: Sequence[int],
+    axes: Axes,
+    nested: bool = False,
+) -> tuple[tuple[Run, ...], ...]:
+    """Return per dim which indices the rank at ``coordinate`` holds, in the order it holds them.
+
+    Axes cut from left to right, as ``distribute_tensor`` does. ``nested`` is what FSDP2 over
+    tensor parallelism really does where the sizes are uneven: it cuts the local tensor, so
+    strided axes come last, each cutting what it finds in one piece. Both agree where all divides.
+    """
+    cuts = list(range(len(axes)))
+    if nested:
+        cuts.sort(key=lambda a: -a if (s := axes[a]) is not None and s.after > 1 else -len(axes))
+    runs: list[tuple[Run, ...]] = [((0, extent),) if extent else () for extent in shape]
+    for axis in cuts:
+        if (split := axes[axis]) is None:
+            continue
+        extent = sum(length for _, length in runs[split.dim])
+        kept: list[Run] = []
+        for block in range(1 if nested else split.after):
+            start, length = chunk_range(extent, parts=1 if nested else split.after, index=block)
+            part = chunk_range(length, parts=mesh[axis], index=coordinate[axis])
+            kept += _take(runs[split.dim], (start + part[0], part[1]))
+        runs[split.dim] = _joined(kept)
+    return tuple(runs)
+
+
+def is_nested(*, mesh: Sequence[int], axes: Axes) -> bool:
+    """Say whether strided axes are as FSDP2 writes them: after all cuts of the dim to their right.
+
+    Only then can a tensor lie in the ``nested`` way of `shard_runs`.
+    """
+    strided = [a for a, split in enumerate(axes) if split is not None and split.after > 1]
+    return bool(strided) and all(
+        split is not None
+        and split.after
+        == prod(mesh[b] for b in range(a + 1, len(axes)) if (s := axes[b]) and s.dim == split.dim)
+        for a in strided
+        for split in [axes[a]]
+    )
+
+
+def _take(runs: Sequence[Run], span: Run) -> Iterator[Run]:
+    """Yield the part ``span`` of the concatenated ``runs``."""
+    at = 0
+    for start, length in runs:
+        lo, hi = max(at, span[0]), min(at + length, span[0] + span[1])
+        if hi > lo:
+            yield start + lo - at, hi - lo
+        at += length
+
+
+def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return ``runs`` with neighbours put together."""
+    found: list[Run] = []
+    for start, length in runs:
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((start, length))
+    return tuple(found)
+
+
+def regions_of(runs: Sequence[Sequence[Run]]) -> tuple[Region, ...]:
+    """Return the boxes that indices given per dim make up; none where a dim has no index."""
+    placed: list[list[tuple[Run, int]]] = []
+    for found in runs:
+        starts = accumulate((length for _, length in found), initial=0)
+        placed.append(list(zip(found, starts, strict=False)))
+    return tuple(
+        Region(
+            box=Box(offset=tuple(r[0] for r, _ in dims), shape=tuple(r[1] for r, _ in dims)),
+            at=tuple(at for _, at in dims),
+        )
+        for dims in product(*placed)
+    )
+
+
+def flat_boxes(shape: Sequence[int], *, start: int, length: int) -> tuple[Box, ...]:
+    """Return the boxes that elements ``start`` … of the flattened tensor are, in their order.
+
+    Each box is contiguous in the flattened tensor too. There are at most ``2 * dims - 1``.
+    Raises ``ValueError`` for a range that is not within the tensor.
+    """
+    if start < 0 or length < 0 or start + length > prod(shape):
+        raise ValueError(f"elements {start} to {start + length} are not within {tuple(shape)}")
+    found = _flat(tuple(shape), start, start + length)
+    return tuple(Box(offset=offset, shape=extent) for offset, extent in found)
+
+
+_Corners: TypeAlias = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def _flat(shape: tuple[int, ...], start: int, end: int) -> _Corners:
+    if start == end:
+        return
+    if len(shape) < 2:
+        yield (start,) * len(shape), (end - start,) * len(shape)
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), end // row  # whole rows
+    if last < first:
+        yield from _within(shape, last, start, end)
+        return
+    yield from _within(shape, first - 1, start, first * row)
+    if last > first:
+        yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:])
+    yield from _within(shape, last, last * row, end)
+
+
+def _within(shape: tuple[int, ...], row: int, start: int, end: int) -> _Corners:
+    base = row * prod(shape[1:])
+    for offset, extent in _flat(shape[1:], start - base, end - base):
+        yield (row, *offset), (1, *extent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One box of a tensor that a rank holds, and so could write; ``nbytes`` balances the work."""
+
+    spec: TensorSpec
+    box: Box
+    nbytes: int
+
+
+def choose_writers(
+    holdings: Sequence[Iterable[Holding]],
+) -> tuple[dict[str, TensorSpec], list[list[Holding]]]:
+    """Decide which rank writes which box, so that replicas are written once and bytes balance.
+
+    ``holdings[rank]`` is what that rank holds. Every rank that calls this with the same argument
+    gets the same answer. Raises ``StateError`` where ranks disagree on what a tensor is or
+    together hold less or more than all of it.
+    """
+    specs: dict[str, TensorSpec] = {}
+    holders: dict[tuple[str, Box], tuple[Holding, list[int]]] = {}
+    for rank, held in enumerate(holdings):
+        for holding in held:
+            spec = specs.setdefault(holding.spec.fqn, holding.spec)
+            if spec != holding.spec:
+                raise StateError(
+                    f"{spec.fqn}: rank {rank} holds {holding.spec.dtype} {holding.spec.shape}, "
+                    f"another rank {spec.dtype} {spec.shape}; wrap per-rank values in PerRank"
+                )
+            holders.setdefault((spec.fqn, holding.box), (holding, []))[1].append(rank)
+    _check_whole(specs, [holding for holding, _ in holders.values()])
+    writes: list[list[Holding]] = [[] for _ in holdings]
+    load = [0] * len(holdings)
+    replicated = []
+    for key, (holding, ranks) in holders.items():
+        if len(ranks) == 1:
+            writes[ranks[0]].append(holding)
+            load[ranks[0]] += holding.nbytes
+        elif holding.box.size:
+            replicated.append((-holding.nbytes, key[0], holding.box.offset, holding, ranks))
+    for _, _, _, holding, ranks in sorted(replicated, key=lambda item: item[:3]):
+        rank = min(ranks, key=lambda r: (load[r], r))
+        writes[rank].append(holding)
+        load[rank] += holding.nbytes
+    return specs, [[h for h in part if h.box.size] for part in writes]
+
+
+def _check_whole(specs: Mapping[str, TensorSpec], held: Iterable[Holding]) -> None:
+    cells = dict.fromkeys(specs, 0)
+    for holding in held:
+        cells[holding.spec.fqn] += holding.box.size
+    for fqn, count in cells.items():
+        if count != (needed := prod(specs[fqn].shape)):
+            raise StateError(
+                f"{fqn}: the ranks hold {count} elements of shape {specs[fqn].shape}, which has "
+                f"{needed}; shard it over the whole group, or keep it whole on every rank"
+            )

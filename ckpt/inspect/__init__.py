@@ -1,0 +1,1 @@
+"""Read a checkpoint without a model: slices, differences, statistics."""

@@ -1,0 +1,1 @@
+"""Snapshots in shared memory: slots, blocks, and the records that describe them."""

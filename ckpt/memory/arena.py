@@ -1,0 +1,424 @@
+"""Named shared memory for snapshots: slot files, their headers, and who may remove them.
+
+A slot file is ``[header, 4096 bytes][block]``; a *block* is the payload, padding to 8 bytes, and
+the index JSON. Slots outlive the worker that wrote them and the sidecar that owns them; a header
+of two records, written in turn and each with a checksum of its own, lets a restarted sidecar take
+them over, whatever its predecessor was doing when it died.
+
+Everybody who needs a node's directory to stay holds its lock (see `hold`): the sidecar, who
+started it, and the launcher. Whoever goes last removes it; `sweep` removes what was left by a
+SIGKILL of all of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
+from holdfast.ckpt.geometry.shard_index import ShardIndex, encode_index
+from holdfast.ckpt.memory.block import SlotState, align, block_bytes, index_offset
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.pages import is_no_room, make_file, open_file, populate
+
+ARENA_ROOT = Path("/dev/shm")
+HEADER_BYTES = 4096
+SLOT_SUFFIX = ".slot"
+_MAGIC = b"HFSLOT2\0"
+_PREFIX = "holdfast-"
+_GRAIN_BYTES = 1 << 16
+# magic, run digest, state, number of the record, generation, step, rank, payload, index,
+# capacity, index CRC
+_FIELDS = struct.Struct("<8s16sB7xqqqqqqqI")
+_CRC = struct.Struct("<I")
+_RECORD_BYTES = HEADER_BYTES // 2
+_OWNER_WAIT_S = 10.0
+_POLL_S = 0.01
+
+
+class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot says of its contents; all zero but ``state`` when EMPTY."""
+
+    state: SlotState
+    generation: int = 0
+    step: int = 0
+    rank: int = 0
+    payload_bytes: int = 0
+    index_bytes: int = 0
+    index_crc32c: int = 0
+
+    @classmethod
+    def of(cls, entry: BlockEntry, state: SlotState) -> SlotHeader:
+        """Return the header of a slot that holds ``entry``."""
+        return cls(
+            state=state,
+            generation=entry.generation,
+            step=entry.step,
+            rank=entry.rank,
+            payload_bytes=entry.payload_bytes,
+            index_bytes=entry.index_bytes,
+            index_crc32c=entry.index_crc32c,
+        )
+
+    def entry(self) -> BlockEntry:
+        """Return the block this header describes."""
+        return BlockEntry(
+            generation=self.generation,
+            step=self.step,
+            rank=self.rank,
+            payload_bytes=self.payload_bytes,
+            index_bytes=self.index_bytes,
+            index_crc32c=self.index_crc32c,
+        )
+
+
+def run_digest(run: str) -> bytes:
+    """Return the 16 bytes that mark slots of ``run``."""
+    return hashlib.blake2b(run.encode(), digest_size=16).digest()
+
+
+class SlotFile:
+    """A mapped slot. Writers fill ``payload`` and call ``finish``; the sidecar owns the header."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path = path
+        self._mapping = mapping
+        self.capacity = len(mapping) - HEADER_BYTES
+        self._record = -1
+
+    @classmethod
+    def create(
+        cls, path: Path, size_bytes: int, *, check: Callable[[], None] = lambda: None
+    ) -> SlotFile:
+        """Make a slot for a block of ``size_bytes``, with every page allocated now.
+
+        Raises ``CapacityError`` when shared memory has no room for it, and what ``check`` raises,
+        which is called again and again meanwhile.
+        """
+        capacity = slot_capacity(size_bytes)
+        if (free := shutil.disk_usage(path.parent).free) < HEADER_BYTES + capacity:
+            raise _no_room(path, capacity, free=free)  # finding out the hard way takes long
+        try:
+            return cls(path, make_file(path, HEADER_BYTES + capacity, check=check))
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            free = shutil.disk_usage(path.parent).free
+            raise _no_room(path, capacity, free=free) from error
+
+    @classmethod
+    def open(cls, path: str | Path) -> SlotFile:
+        """Map an existing slot; `warm` it before it is copied to."""
+        mapping = open_file(path)
+        if mapping is None or len(mapping) <= HEADER_BYTES:
+            raise CorruptError(f"{path}: too short for a slot; remove the file")
+        return cls(Path(path), mapping)
+
+    def warm(self) -> None:
+        """Fill this process's page table, so that the first copy does not fault; no GIL held."""
+        with contextlib.suppress(OSError):  # without room the first access will tell
+            populate(self._mapping)
+
+    def block(self, nbytes: int) -> memoryview:
+        """Return a writable view of the first ``nbytes`` of the block."""
+        if nbytes > self.capacity:
+            raise CapacityError(
+                f"{self.path.name}: {nbytes:,} bytes do not fit in a slot of {self.capacity:,}; "
+                "acquire a slot of the full size"
+            )
+        return memoryview(self._mapping)[HEADER_BYTES : HEADER_BYTES + nbytes]
+
+    payload = block
+
+    def index_view(self, entry: BlockEntry) -> memoryview:
+        """Return a view of the index JSON of ``entry``."""
+        return self.block(block_bytes(entry))[index_offset(entry.payload_bytes) :]
+
+    def finish(self, index: ShardIndex) -> BlockEntry:
+        """Write ``index`` behind the payload and return what to seal."""
+        text = encode_index(index)
+        at = index_offset(index.payload_bytes)
+        block = self.block(at + len(text))
+        block[index.payload_bytes : at] = bytes(at - index.payload_bytes)
+        block[at:] = text
+        return BlockEntry(
+            generation=index.generation,
+            step=index.step,
+            rank=index.writer,
+            payload_bytes=index.payload_bytes,
+            index_bytes=len(text),
+            index_crc32c=crc32c(text),
+        )
+
+    def write_header(self, header: SlotHeader, *, run: bytes) -> None:
+        """Store ``header`` over the older of the two records; a half-written one does not count."""
+        if self._record < 0:
+            self._record = max((found[0] for found in self._records(run)), default=0)
+        self._record += 1
+        fields = _FIELDS.pack(
+            _MAGIC,
+            run,
+            header.state,
+            self._record,
+            header.generation,
+            header.step,
+            header.rank,
+            header.payload_bytes,
+            header.index_bytes,
+            self.capacity,
+            header.index_crc32c,
+        )
+        at = self._record % 2 * _RECORD_BYTES
+        self._mapping[at : at + _FIELDS.size + _CRC.size] = fields + _CRC.pack(crc32c(fields))
+
+    def read_header(self, *, run: bytes) -> SlotHeader | None:
+        """Return the newest whole header; None where there is none, or it claims too much."""
+        found = max(self._records(run), key=lambda each: each[0], default=None)
+        return found[1] if found else None
+
+    def _records(self, run: bytes) -> Iterator[tuple[int, SlotHeader]]:
+        """Yield the records of ``run`` that are whole, with their numbers."""
+        for at in (0, _RECORD_BYTES):
+            fields = self._mapping[at : at + _FIELDS.size]
+            (stored,) = _CRC.unpack_from(self._mapping, at + _FIELDS.size)
+            if stored != crc32c(fields):
+                continue
+            magic, owner, state, number, *numbers, capacity, crc = _FIELDS.unpack(fields)
+            generation, step, rank, payload, index = numbers
+            if magic != _MAGIC or owner != run or capacity != self.capacity:
+                continue
+            if index_offset(payload) + index > capacity:
+                continue
+            yield (
+                number,
+                SlotHeader(
+                    state=SlotState(state),
+                    generation=generation,
+                    step=step,
+                    rank=rank,
+                    payload_bytes=payload,
+                    index_bytes=index,
+                    index_crc32c=crc,
+                ),
+            )
+
+    def close(self) -> None:
+        """Unmap; where views are still out, the last of them unmaps."""
+        try:
+            self._mapping.close()
+        except BufferError:
+            return
+
+
+def has_little_room(directory: Path) -> bool:
+    """Say whether files that are removed should be unmapped at once: memory is more than half full.
+
+    Else all that is there fits once more, so nobody misses what is freed a little later.
+    """
+    try:
+        found = shutil.disk_usage(directory)
+    except OSError:
+        return True
+    return found.free < found.used
+
+
+def slot_capacity(size_bytes: int) -> int:
+    """Return the room in the slot that is made for a block of ``size_bytes``."""
+    return align(max(size_bytes, 1), _GRAIN_BYTES)
+
+
+def _no_room(path: Path, capacity: int, *, free: int) -> CapacityError:
+    return CapacityError(
+        f"no room for a snapshot slot of {capacity:,} bytes: {path.parent.parent} has "
+        f"{free:,} bytes free; enlarge it (mount -o remount,size=...), keep fewer "
+        "snapshots (keep=1), or run fewer ranks on this machine"
+    )
+
+
+class Arena:
+    """A node's directory of slots, owned by one process at a time.
+
+    ``reach`` is told of every point a slot's life passes (``"seal.before"``, ``"seal.after"``);
+    tests end the process there.
+    """
+
+    def __init__(self, directory: Path, lock_fd: int, owner_fd: int, *, run: str) -> None:
+        self.directory, self._lock_fd, self._owner_fd = directory, lock_fd, owner_fd
+        self.run = run_digest(run)
+        self.reach: Callable[[str], None] = lambda point: None
+        self._number = 0
+
+    @classmethod
+    def open(cls, directory: Path, *, run: str) -> Arena:
+        """Make or take over ``directory``, hold its lock and own it.
+
+        Waits for an earlier owner that is about to end. Raises ``FencedError`` when it does not.
+        """
+        lock_fd = hold(directory)
+        owner_fd = os.open(directory / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _lock_alone(owner_fd, patience_s=_OWNER_WAIT_S):
+            os.close(owner_fd)
+            os.close(lock_fd)
+            raise FencedError(
+                f"{directory}: another sidecar of this node is at work; end it, or give this node "
+                "another name"
+            )
+        return cls(directory, lock_fd, owner_fd, run=run)
+
+    def create(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> SlotFile:
+        """Make a fresh EMPTY slot, its pages filled; as `SlotFile.create`."""
+        self.reach("create.before")
+        while True:
+            self._number += 1
+            path = self.directory / f"{self._number:06d}{SLOT_SUFFIX}"
+            try:
+                slot = SlotFile.create(path, size_bytes, check=check)
+            except FileExistsError:
+                continue
+            self.reach("create.made")
+            slot.write_header(SlotHeader(state=SlotState.EMPTY), run=self.run)
+            self.reach("create.after")
+            return slot
+
+    def free_bytes(self) -> int:
+        """Return what the file system of the arena has room for."""
+        return shutil.disk_usage(self.directory.parent).free
+
+    def scan(self) -> Iterator[tuple[SlotFile, BlockEntry, SlotState]]:
+        """Yield the sealed and committed slots left by an earlier owner; remove the others."""
+        for path in sorted(self.directory.glob(f"*{SLOT_SUFFIX}")):
+            try:
+                slot = SlotFile.open(path)
+            except (CorruptError, ValueError):
+                path.unlink(missing_ok=True)
+                continue
+            slot.warm()
+            header = slot.read_header(run=self.run)
+            if header is None or header.state in (SlotState.EMPTY, SlotState.WRITING):
+                slot.close()
+                path.unlink(missing_ok=True)
+                continue
+            yield slot, header.entry(), header.state
+
+    def remove(self) -> None:
+        """Unlink everything, whoever else holds it, and let go of the locks."""
+        if is_held(self.directory, self._lock_fd):
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self.release()
+
+    def leave(self, *, patience_s: float = 0.0) -> bool:
+        """Let go, and remove everything unless somebody else holds it; return whether it went.
+
+        ``patience_s`` waits for other holders that are about to die.
+        """
+        alone = self._lock_fd >= 0 and _lock_alone(self._lock_fd, patience_s=patience_s)
+        if alone:
+            self.remove()
+        self.release()
+        return alone
+
+    def release(self) -> None:
+        """Let go of the locks and leave the files."""
+        for fd in (self._owner_fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._owner_fd = self._lock_fd = -1
+
+
+def arena_path(run: str, node: str) -> Path:
+    """Return the directory of ``node``'s arenas in ``run``."""
+    return ARENA_ROOT / f"{_PREFIX}{run}-{node}"
+
+
+def hold(directory: Path) -> int:
+    """Make ``directory`` and take a shared lock on it; return the descriptor that holds it.
+
+    Every process that needs the directory to stay (sidecar, agent, launcher) holds one; closing
+    the descriptor or dying gives it up.
+    """
+    for _ in range(100):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # a sweep took the directory in between
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if is_held(directory, fd):
+            return fd
+        os.close(fd)
+    raise FencedError(f"{directory}: removed again and again while being opened; stop the sweeper")
+
+
+def is_held(directory: Path, fd: int) -> bool:
+    """Return whether ``fd``, from `hold`, still holds what lies at ``directory``.
+
+    It does not where the memory was removed, or taken away by `take_away`.
+    """
+    try:
+        return fd >= 0 and os.path.samestat(os.fstat(fd), (directory / "lock").stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock_alone(fd: int, *, patience_s: float) -> bool:
+    """Make the lock exclusive once nobody else has one; False, and no lock, when time is up."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def take_away(directory: Path) -> Iterator[None]:
+    """Lose a node's memory as the loss of its machine does: out of reach at once, then gone.
+
+    What it lies behind is to be killed in the body: no process may see the one without the other.
+    """
+    away = directory.with_name(f"{directory.name}.lost")
+    try:
+        directory.rename(away)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def sweep(root: Path = ARENA_ROOT, *, exactly: str | None = None) -> list[Path]:
+    """Remove the arenas (or ``exactly`` the one of that name) that no living process holds.
+
+    Returns what was removed. Directories of other users are left alone.
+    """
+    removed = []
+    for directory in sorted(root.glob(exactly or f"{_PREFIX}*")):
+        if not directory.is_dir() or not os.access(directory, os.W_OK):
+            continue
+        try:
+            fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (FileNotFoundError, PermissionError):
+            continue
+        try:
+            if _lock_alone(fd, patience_s=0) and is_held(directory, fd):
+                shutil.rmtree(directory, ignore_errors=True)
+                removed.append(directory)
+        finally:
+            os.close(fd)
+    return removed

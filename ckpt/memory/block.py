@@ -1,0 +1,142 @@
+"""A block: payload, padding to 8 bytes, index JSON; how it is laid out and verified. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from typing_extensions import Buffer
+
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.geometry.shard_index import ShardIndex, decode_index
+from holdfast.ckpt.memory.records import BlockEntry, ancestor
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import SUM_BYTES, CheckedBlock, Lengths, Sums, checksums
+
+_SAMPLED_RUNS: Final = 64
+
+
+class SlotState(IntEnum):
+    """Where a slot is in its life; stored in the header."""
+
+    EMPTY = 0
+    WRITING = 1
+    SEALED = 2
+    COMMITTED = 3
+
+
+def align(nbytes: int, to: int) -> int:
+    """Return ``nbytes`` rounded up to a multiple of ``to``."""
+    return -(-nbytes // to) * to
+
+
+def index_offset(payload_bytes: int) -> int:
+    """Return where in a block the index begins."""
+    return align(payload_bytes, 8)
+
+
+def block_bytes(entry: BlockEntry) -> int:
+    """Return the length of the whole block."""
+    return index_offset(entry.payload_bytes) + entry.index_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A block every byte of which is what was captured: its index, and its sums for later."""
+
+    index: ShardIndex
+    sums: Sums
+
+
+def offered_under(index: ShardIndex, generation: int) -> int:
+    """Return what generation a block is of, as far as one that is offered under ``generation``.
+
+    The number is negative for what an earlier run left on a disk (see
+    `holdfast.ckpt.sidecar.disk.directory`).
+    """
+    return index.generation if generation >= 0 else ancestor(index.run, index.generation)
+
+
+def verify_block(block: memoryview, entry: BlockEntry, *, origin: str) -> ShardIndex:
+    """Check every byte of a block and return its index; as `check_block`."""
+    return check_block(block, entry, origin=origin).index
+
+
+def check_block(block: memoryview, entry: BlockEntry, *, origin: str) -> Verified:
+    """Check every byte of a block, in one pass, and return its index and sums.
+
+    ``block`` is payload, padding and index. Raises ``CorruptError`` naming the index or the
+    tensor at fault.
+    """
+    check = BlockCheck(block, entry, origin=origin)
+    sums, found = checksums(block[: block_bytes(entry)], at=check.starts, nbytes=check.lengths)
+    return check.verified(sums, found)
+
+
+class BlockCheck:
+    """What the checksums of a block are to be. Its index is checked at once.
+
+    Raises ``CorruptError``. ``starts`` and ``lengths`` are the ranges of all chunks, in bytes.
+    """
+
+    def __init__(self, block: memoryview, entry: BlockEntry, *, origin: str) -> None:
+        self._origin = origin
+        text = block[index_offset(entry.payload_bytes) : block_bytes(entry)]
+        if crc32c(text) != entry.index_crc32c:
+            raise CorruptError(f"{origin}: the index fails its checksum; use another copy")
+        self.index = index = decode_index(text, origin=origin)
+        generation = offered_under(index, entry.generation)
+        said = (generation, index.step, index.writer, index.payload_bytes)
+        if said != (entry.generation, entry.step, entry.rank, entry.payload_bytes):
+            raise CorruptError(
+                f"{origin}: the index is of (generation, step, rank, bytes) {said}, the entry is "
+                f"{entry}; use another copy"
+            )
+        self._refs = list(index.chunks())
+        for ref in self._refs:
+            at, nbytes = ref.chunk.at, ref.chunk.nbytes
+            if at < 0 or nbytes < 0 or at + nbytes > entry.payload_bytes:
+                raise CorruptError(
+                    f"{origin}: {ref.fqn} lies outside the payload; use another copy"
+                )
+        self.starts: Lengths = np.array([ref.chunk.at for ref in self._refs], dtype=np.int64)
+        self.lengths: Lengths = np.array([ref.chunk.nbytes for ref in self._refs], dtype=np.int64)
+
+    def verified(self, sums: Sums, found: Sums) -> Verified:
+        """Compare the checksums of all chunks, in order; ``sums`` are those of the block.
+
+        Raises ``CorruptError`` naming the tensor at fault.
+        """
+        for ref, checksum in zip(self._refs, found.tolist(), strict=True):
+            if checksum != ref.chunk.crc32c:
+                raise CorruptError(
+                    f"{self._origin}: {ref.fqn} fails its checksum; use another copy"
+                )
+        return Verified(index=self.index, sums=sums)
+
+
+def check_sealed(
+    block: memoryview, entry: BlockEntry, data: Buffer, *, turn: int, origin: str
+) -> Sums:
+    """Return the writer's sums of a block, which is checked by its index and a sample of runs.
+
+    ``data`` has four bytes a sum, little-endian. Every 64th run is looked at, others each
+    ``turn``. Raises ``CorruptError``.
+    """
+    nbytes, found = block_bytes(entry), memoryview(data).nbytes
+    if found != 4 * -(-nbytes // SUM_BYTES):
+        raise CorruptError(
+            f"{origin}: {found:,} bytes of checksums came for a block of {nbytes:,}, four for "
+            f"every {SUM_BYTES:,} are needed; take another snapshot"
+        )
+    sums: Sums = np.frombuffer(memoryview(data), dtype="<u4").astype(np.uint32)
+    at = index_offset(entry.payload_bytes)
+    if crc32c(block[at:nbytes]) != entry.index_crc32c:
+        raise CorruptError(f"{origin}: the index fails its checksum; take another snapshot")
+    checked = CheckedBlock(block[:nbytes], sums, origin=origin)
+    checked.take(at, nbytes - at)
+    for run in range(turn % _SAMPLED_RUNS, len(sums), _SAMPLED_RUNS):
+        checked.take(run * SUM_BYTES, min(SUM_BYTES, nbytes - run * SUM_BYTES))
+    return sums

@@ -1,0 +1,95 @@
+"""Mappings of slot files, kept warm: mapping a slot anew costs more than copying it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.memory.arena import SlotFile, has_little_room
+from holdfast.ckpt.memory.hosts import host_id
+
+
+class SlotMaps:
+    """The slots this process has mapped, by path; safe to share between threads.
+
+    Shared memory is free only once nobody maps it, and giving it back takes long. So mappings of
+    removed files are dropped by `prune`, when nobody waits, and where memory is scarce whenever
+    another slot is opened. ``host`` is whose files they are (`holdfast.ckpt.memory.hosts`): this
+    machine's, unless it is named otherwise.
+    """
+
+    def __init__(self, *, host: str = "") -> None:
+        self.host = host or host_id()
+        self._lock = threading.Lock()
+        self._slots: dict[str, tuple[tuple[int, int, int], SlotFile]] = {}
+        self._ahead: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def open(self, path: str) -> SlotFile:
+        """Return the mapped slot at ``path``. Raises ``PeerError`` where it is gone."""
+        with self._lock:
+            stale = self._stale()
+            if path in stale or (stale and has_little_room(Path(path).parent)):
+                self._drop(stale)
+            known = self._slots.get(path)
+            if known is not None:
+                return known[1]
+            try:
+                slot = SlotFile.open(path)
+            except OSError as error:
+                raise PeerError(f"{path}: slot cannot be mapped: {error.strerror}") from error
+            identity = _identity(path)
+            if identity is not None:
+                self._slots[path] = (identity, slot)
+        slot.warm()
+        return slot
+
+    def map_ahead(self, paths: Sequence[str]) -> None:
+        """Map slots on a thread of its own: they will be granted to this process before long."""
+        with self._lock:
+            fresh = [path for path in paths if path not in self._slots]
+            if not fresh or self._closed:
+                return
+            if self._ahead is None:
+                self._ahead = ThreadPoolExecutor(1, thread_name_prefix="ckpt-maps")
+            for path in fresh:
+                self._ahead.submit(self._map_one, path)
+
+    def _map_one(self, path: str) -> None:
+        if not self._closed:
+            with contextlib.suppress(CkptError):  # removed meanwhile: whoever wants it will say so
+                self.open(path)
+
+    def prune(self) -> None:
+        """Drop the mappings of files that are gone."""
+        with self._lock:
+            self._drop(self._stale())
+
+    def _stale(self) -> list[str]:
+        return [p for p, (identity, _) in self._slots.items() if _identity(p) != identity]
+
+    def _drop(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._slots.pop(path)[1].close()
+
+    def close(self) -> None:
+        """Drop all mappings; one being made ahead is waited for."""
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.shutdown(cancel_futures=True)
+        with self._lock:
+            for _, slot in self._slots.values():
+                slot.close()
+            self._slots.clear()
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size)

@@ -1,0 +1,146 @@
+"""Who keeps snapshots together, what they hold, and what can be restored from it. Pure values."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from holdfast.ckpt.types import learn
+
+
+def ancestor(run: str, generation: int) -> int:
+    """Return the negative number under which a later run is offered what this one spilled.
+
+    Older than every generation of any run that reads it, and the same on all nodes.
+    """
+    digest = blake2b(f"{run}/{generation}".encode(), digest_size=6).digest()
+    return -1 - int.from_bytes(digest, "little")
+
+
+class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at.
+
+    ``domain`` labels what it fails together with (a rack, a power feed); empty: only with itself.
+    """
+
+    node: str
+    address: str
+    domain: str = ""
+
+
+class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes that guard the snapshots of one generation.
+
+    ``peers`` are all nodes, including those that hold no rank; ``rank_nodes[r]`` is the node of
+    rank ``r``; the ``keep`` newest protected steps stay in memory. ``groups`` partitions the node
+    names into parity groups, in the order that places stripes (empty: one group of all peers);
+    any ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
+    stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes``
+    is the host memory a node may spend on all of it, 0 for no declared budget.
+    """
+
+    run: str
+    generation: int
+    peers: tuple[SidecarPeer, ...]
+    rank_nodes: tuple[str, ...]
+    parity: int
+    keep: int
+    groups: tuple[tuple[str, ...], ...] = ()
+    columns: int = 0
+    memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        names = [peer.node for peer in self.peers]
+        known = set(names)
+        if len(known) != len(names):
+            raise ValueError(f"node names {names} repeat")
+        if missing := set(self.rank_nodes) - known:
+            raise ValueError(f"ranks lie on nodes {sorted(missing)} outside the group {names}")
+        if not 0 <= self.parity < max(len(names), 1):
+            raise ValueError(f"parity {self.parity} needs more than {len(names)} nodes")
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}, at least one snapshot must stay")
+        if self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
+        self._check_groups(known)
+
+    def _check_groups(self, names: set[str]) -> None:
+        grouped = [name for group in self.groups for name in group]
+        if self.groups and (len(grouped) != len(names) or set(grouped) != names):
+            nodes = sorted(names)
+            raise ValueError(f"groups {self.groups} do not hold each of the nodes {nodes} once")
+        least = min((len(group) for group in self.parity_groups()), default=0)
+        if names and least <= self.parity:
+            raise ValueError(f"a group of {least} nodes cannot have parity {self.parity}")
+        if not 0 <= self.columns <= max(least - self.parity, 0):
+            raise ValueError(
+                f"{self.columns} data columns and parity {self.parity} need groups of "
+                f"{self.columns + self.parity} nodes, the smallest has {least}"
+            )
+
+    def parity_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Return the groups: those stated, else one of all nodes in the order of ``peers``."""
+        return self.groups or (tuple(peer.node for peer in self.peers),)
+
+
+class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A sealed, verified shard in a node's arena: rank's payload and index of (generation, step).
+
+    A *block* is the slot's bytes behind its header: payload, then the index JSON.
+    """
+
+    generation: int
+    step: int
+    rank: int
+    payload_bytes: int
+    index_bytes: int
+    index_crc32c: int
+
+
+class ParityEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A sealed, verified parity fragment: number ``row`` of ``stripe`` of (generation, step)."""
+
+    generation: int
+    step: int
+    stripe: int
+    row: int
+    nbytes: int
+    crc32c: int
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sidecar can serve; ``worlds`` holds the group of every generation named in it.
+
+    ``sealed`` repeats the block entries of *all* ranks that this sidecar has heard of, so that
+    the shape of a lost node's blocks is known to the survivors. ``spoiled`` are the blocks that
+    this sidecar rebuilt from parity and found wrong. ``durable`` is the newest step that it knows
+    to be in the checkpoint store, -1 for none.
+    """
+
+    node: str
+    worlds: tuple[SnapshotWorld, ...]
+    blocks: tuple[BlockEntry, ...]
+    parities: tuple[ParityEntry, ...]
+    sealed: tuple[BlockEntry, ...]
+    spoiled: tuple[BlockEntry, ...] = ()
+    durable: int = -1
+
+
+class BlockSource(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where rank's block is to be had: ``node`` holds it, or rebuilds it from parity."""
+
+    rank: int
+    node: str
+    rebuilt: bool = False
+
+
+class RestorePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A step every needed byte of which is readable: the saving group and a source per rank."""
+
+    world: SnapshotWorld
+    step: int
+    sources: tuple[BlockSource, ...]
+
+
+learn(globals())

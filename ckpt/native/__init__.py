@@ -1,0 +1,1 @@
+"""Checksums, streaming copies, pages: C and ctypes, outside the GIL."""

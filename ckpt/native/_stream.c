@@ -1,0 +1,277 @@
+/* Copy memory and checksum it in the same pass: what snapshots and checkpoints do with every byte.
+ *
+ * `stream_copy` is for snapshots. The copy is stored past the cache (streaming stores): nobody reads
+ * it soon, so training keeps its cache, and the processor need not fetch what is about to be
+ * overwritten. The checksum is CRC32C, three independent chains at a time, because its instruction
+ * takes three cycles but one can begin each cycle (Gopal et al., "Fast CRC Computation for iSCSI
+ * Polynomial Using CRC32 Instruction", Intel 2011).
+ *
+ * `checked_copy` is for checkpoints. The copy stays in the cache: it goes to the disk from a buffer
+ * that is used again and again. Two checksums are made of it, CRC32C by blocks and CRC-64/NVME of
+ * all, by folding what is in registers anyway (Gopal et al., "Fast CRC Computation for Generic
+ * Polynomials Using PCLMULQDQ Instruction", Intel 2009).
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define WIDE 4096   /* bytes of a chain, for long runs */
+#define NARROW 256  /* and for what is left of them */
+#define LINE 64
+#define STREAMED 4096 /* shorter runs stay in the cache: their edges would cost more */
+
+typedef uint32_t shift_table[4][256];
+static shift_table wide_shift, narrow_shift;
+
+__attribute__((target("sse4.2"))) static uint32_t append_zeros(uint32_t crc, size_t count)
+{
+    uint64_t state = crc;
+    for (size_t i = 0; i < count; i += 8)
+        state = _mm_crc32_u64(state, 0);
+    return (uint32_t)state;
+}
+
+static void fill(shift_table table, size_t zeros)
+{
+    for (int byte = 0; byte < 4; byte++)
+        for (uint32_t value = 0; value < 256; value++)
+            table[byte][value] = append_zeros(value << (8 * byte), zeros);
+}
+
+static uint32_t shifted(const shift_table table, uint32_t crc)
+{
+    return table[0][crc & 255] ^ table[1][crc >> 8 & 255] ^ table[2][crc >> 16 & 255]
+        ^ table[3][crc >> 24];
+}
+
+__attribute__((target("sse4.2"))) static inline uint64_t line(
+    char *to, const char *from, uint64_t crc)
+{
+    for (int i = 0; i < LINE; i += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(from + i));
+        _mm_stream_si128((__m128i *)(to + i), bytes);
+        crc = _mm_crc32_u64(crc, (uint64_t)_mm_cvtsi128_si64(bytes));
+        crc = _mm_crc32_u64(crc, (uint64_t)_mm_extract_epi64(bytes, 1));
+    }
+    return crc;
+}
+
+/* Copy three chains of `lane` bytes each; `to` is aligned to 16 bytes. */
+__attribute__((target("sse4.2"))) static inline uint32_t lanes(
+    char *to, const char *from, size_t lane, uint32_t crc, const shift_table shift)
+{
+    uint64_t first = crc, second = 0, third = 0;
+    for (size_t i = 0; i < lane; i += LINE) {
+        first = line(to + i, from + i, first);
+        second = line(to + lane + i, from + lane + i, second);
+        third = line(to + 2 * lane + i, from + 2 * lane + i, third);
+    }
+    return shifted(shift, shifted(shift, (uint32_t)first) ^ (uint32_t)second) ^ (uint32_t)third;
+}
+
+/* Copy with ordinary stores. */
+__attribute__((target("sse4.2"))) static uint32_t plain(
+    char *to, const char *from, size_t size, uint32_t crc)
+{
+    uint64_t state = crc, word;
+    for (; size >= 8; size -= 8, to += 8, from += 8) {
+        memcpy(&word, from, 8);
+        memcpy(to, &word, 8);
+        state = _mm_crc32_u64(state, word);
+    }
+    for (crc = (uint32_t)state; size; size--, to++, from++) {
+        *to = *from;
+        crc = _mm_crc32_u8(crc, (uint8_t)*from);
+    }
+    return crc;
+}
+
+static uint32_t copy_run(char *to, const char *from, size_t size, uint32_t crc)
+{
+    if (size >= STREAMED) {
+        size_t edge = -(uintptr_t)to % 16;
+        crc = plain(to, from, edge, crc);
+        to += edge, from += edge, size -= edge;
+        for (; size >= 3 * WIDE; size -= 3 * WIDE, to += 3 * WIDE, from += 3 * WIDE)
+            crc = lanes(to, from, WIDE, crc, wide_shift);
+        for (; size >= 3 * NARROW; size -= 3 * NARROW, to += 3 * NARROW, from += 3 * NARROW)
+            crc = lanes(to, from, NARROW, crc, narrow_shift);
+    }
+    return plain(to, from, size, crc);
+}
+
+/* Prepare; return whether this processor can do it. To be called first, by one thread. */
+int stream_prepare(void)
+{
+    if (!__builtin_cpu_supports("sse4.2"))
+        return 0;
+    fill(wide_shift, WIDE);
+    fill(narrow_shift, NARROW);
+    return 1;
+}
+
+/* Copy `count` runs and store the CRC32C of each. Runs do not overlap. */
+void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums)
+{
+    for (size_t i = 0; i < count; i++)
+        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i],
+            (const char *)(uintptr_t)sources[i], sizes[i], UINT32_MAX);
+    _mm_sfence();
+}
+
+#define BLOCK_BYTES ((size_t)128 << 10) /* that of holdfast.ckpt.native.crc */
+#define REGISTERS 256                   /* bytes that are folded at once */
+#define FOLDING __attribute__((target("avx512f,vpclmulqdq")))
+
+/* Polynomials with their bits reflected, in the upper bits of a word. */
+static const uint64_t nvme = 0x9a6c9329ac4bc9b5, castagnoli = (uint64_t)0x82f63b78 << 32;
+
+/* What moves the two halves of 16 bytes forward, by four registers of 64 bytes or by one. */
+typedef uint64_t shift_pair[2];
+static shift_pair nvme_far, nvme_near, castagnoli_far, castagnoli_near;
+static uint64_t nvme_table[256];
+
+/* x^exponent modulo a polynomial whose lowest term is at bit 64 - `degree`. */
+static uint64_t power(uint64_t polynomial, int degree, unsigned exponent)
+{
+    const uint64_t last = (uint64_t)1 << (64 - degree);
+    uint64_t value = (uint64_t)1 << 63;
+    for (; exponent; exponent--)
+        value = value & last ? (value ^ last) >> 1 ^ polynomial : value >> 1;
+    return value;
+}
+
+/* A product of reflected words comes out one bit too far, hence the odd exponents. */
+static void fill_pair(shift_pair pair, uint64_t polynomial, int degree, unsigned bytes)
+{
+    pair[0] = power(polynomial, degree, 8 * bytes + 63);
+    pair[1] = power(polynomial, degree, 8 * bytes - 1);
+}
+
+static uint64_t nvme_bytes(uint64_t state, const char *from, size_t size)
+{
+    for (; size; size--)
+        state = state >> 8 ^ nvme_table[(state ^ (uint8_t)*from++) & 255];
+    return state;
+}
+
+FOLDING static inline __m512i pairs(const shift_pair pair)
+{
+    return _mm512_broadcast_i32x4(_mm_set_epi64x((int64_t)pair[1], (int64_t)pair[0]));
+}
+
+FOLDING static inline __m512i begun(__m512i bytes, uint64_t state)
+{
+    return _mm512_xor_si512(bytes, _mm512_zextsi128_si512(_mm_cvtsi64_si128((int64_t)state)));
+}
+
+/* `sum` moved forward, and what lies there added. */
+FOLDING static inline __m512i fold(__m512i sum, __m512i pair, __m512i bytes)
+{
+    return _mm512_xor_si512(bytes,
+        _mm512_xor_si512(_mm512_clmulepi64_epi128(sum, pair, 0x00),
+            _mm512_clmulepi64_epi128(sum, pair, 0x11)));
+}
+
+/* Copy all whole `REGISTERS` of at least one; return how many bytes those are. */
+FOLDING static size_t folded(
+    char *to, const char *from, size_t size, uint32_t *crc32, uint64_t *crc64)
+{
+    __m512i short_sum[4], long_sum[4];
+    char rest[64];
+    size_t at = REGISTERS;
+    for (int i = 0; i < 4; i++) {
+        short_sum[i] = long_sum[i] = _mm512_loadu_si512(from + 64 * i);
+        _mm512_storeu_si512(to + 64 * i, short_sum[i]);
+    }
+    short_sum[0] = begun(short_sum[0], *crc32);
+    long_sum[0] = begun(long_sum[0], *crc64);
+    for (__m512i one = pairs(castagnoli_far), other = pairs(nvme_far); at + REGISTERS <= size;
+         at += REGISTERS)
+        for (int i = 0; i < 4; i++) {
+            __m512i bytes = _mm512_loadu_si512(from + at + 64 * i);
+            _mm512_storeu_si512(to + at + 64 * i, bytes);
+            short_sum[i] = fold(short_sum[i], one, bytes);
+            long_sum[i] = fold(long_sum[i], other, bytes);
+        }
+    for (int i = 1; i < 4; i++) {
+        short_sum[i] = fold(short_sum[i - 1], pairs(castagnoli_near), short_sum[i]);
+        long_sum[i] = fold(long_sum[i - 1], pairs(nvme_near), long_sum[i]);
+    }
+    _mm512_storeu_si512(rest, short_sum[3]);
+    *crc32 = plain(rest, rest, sizeof rest, 0);
+    _mm512_storeu_si512(rest, long_sum[3]);
+    *crc64 = nvme_bytes(0, rest, sizeof rest);
+    return at;
+}
+
+/* Prepare `checked_copy`; return whether this processor can do it. As `stream_prepare`. */
+int checked_prepare(void)
+{
+    if (!stream_prepare() || !__builtin_cpu_supports("avx512f")
+        || !__builtin_cpu_supports("vpclmulqdq"))
+        return 0;
+    fill_pair(nvme_far, nvme, 64, REGISTERS);
+    fill_pair(nvme_near, nvme, 64, 64);
+    fill_pair(castagnoli_far, castagnoli, 32, REGISTERS);
+    fill_pair(castagnoli_near, castagnoli, 32, 64);
+    for (uint64_t value = 0; value < 256; value++) {
+        uint64_t state = value;
+        for (int bit = 0; bit < 8; bit++)
+            state = state >> 1 ^ (state & 1 ? nvme : 0);
+        nvme_table[value] = state;
+    }
+    return 1;
+}
+
+/* Copy `size` bytes, which begin `at` bytes behind those that the checksums are of.
+ *
+ * `blocks` has the CRC32C of each `BLOCK_BYTES` of all, `whole` the CRC-64/NVME of all; both are
+ * gone on with, and begin as zeros.
+ */
+void checked_copy(
+    char *to, const char *from, size_t size, size_t at, uint32_t *blocks, uint64_t *whole)
+{
+    uint64_t crc64 = ~*whole;
+    while (size) {
+        size_t room = BLOCK_BYTES - at % BLOCK_BYTES, count = size < room ? size : room, done = 0;
+        uint32_t crc32 = ~blocks[at / BLOCK_BYTES];
+        if (count >= REGISTERS)
+            done = folded(to, from, count, &crc32, &crc64);
+        crc32 = plain(to + done, from + done, count - done, crc32);
+        crc64 = nvme_bytes(crc64, to + done, count - done);
+        blocks[at / BLOCK_BYTES] = ~crc32;
+        to += count, from += count, at += count, size -= count;
+    }
+    *whole = ~crc64;
+}
+
+#else
+
+int stream_prepare(void)
+{
+    return 0;
+}
+
+void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums)
+{
+    (void)count, (void)sources, (void)targets, (void)sizes, (void)checksums;
+}
+
+int checked_prepare(void)
+{
+    return 0;
+}
+
+void checked_copy(
+    char *to, const char *from, size_t size, size_t at, uint32_t *blocks, uint64_t *whole)
+{
+    (void)to, (void)from, (void)size, (void)at, (void)blocks, (void)whole;
+}
+
+#endif

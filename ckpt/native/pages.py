@@ -1,0 +1,138 @@
+"""Pages of shared memory: huge ones where the kernel has them, filled before they are needed.
+
+Filling fresh pages costs more than copying into warm ones, so it is done ahead, in the kernel
+(``MADV_POPULATE_READ`` and ``_WRITE``, Linux 5.14) and without the GIL: Python's own ``mmap`` keeps
+it while ``MAP_POPULATE`` works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.ckpt.native.isal import address_of
+
+SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_HUGE_MODES = ("[always]", "[within_size]", "[advise]", "[force]")
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_NO_ROOM = (errno.EFAULT, errno.ENOMEM)  # EFAULT: a write to the page would have been a SIGBUS
+_AT_ONCE_BYTES = 2 << 20
+"""So much is filled in one call. The kernel keeps the process's map of its memory locked meanwhile:
+no thread can map or unmap anything, nor its heap grow, and behind who waits to no page can fault.
+"""
+
+
+def make_file(path: Path, nbytes: int, *, check: Callable[[], None] = lambda: None) -> mmap.mmap:
+    """Make a file of shared memory with all its pages, and map it.
+
+    Raises ``OSError`` when that cannot be done (see `is_no_room`), and whatever ``check`` raises,
+    which is called again and again meanwhile; leaves nothing behind then.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        allocate(fd, nbytes, check=check)
+        mapping = map_pages(fd)
+        try:
+            populate(mapping, check=check)
+        except BaseException:
+            mapping.close()
+            raise
+        return mapping
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str | Path) -> mmap.mmap | None:
+    """Map an existing file; None where it is empty. Its page table is filled by `populate`."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return map_pages(fd) if os.fstat(fd).st_size else None
+    finally:
+        os.close(fd)
+
+
+def is_no_room(error: OSError) -> bool:
+    """Return whether memory ran out, or was asked for beyond what a file can have."""
+    return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
+
+
+def huge_pages() -> bool:
+    """Return whether the kernel backs shared memory by huge pages where it is asked to."""
+    try:
+        return any(mode in SHMEM_HUGE.read_text() for mode in _HUGE_MODES)
+    except OSError:
+        return False
+
+
+def allocate(fd: int, nbytes: int, *, check: Callable[[], None] = lambda: None) -> None:
+    """Give the file of ``fd`` the length ``nbytes`` with every page allocated.
+
+    Raises ``OSError`` (``ENOSPC``) when the file system has no room for it; ``check`` as in
+    `make_file`.
+    """
+    os.ftruncate(fd, nbytes)
+    if huge_pages():  # only a fault in a mapping that was advised makes a huge page
+        mapping = map_pages(fd)
+        try:
+            if populate(mapping, absent=True, check=check):
+                return
+        finally:
+            mapping.close()
+    for at, part_bytes in _parts(nbytes):
+        check()
+        os.posix_fallocate(fd, at, part_bytes)
+
+
+def map_pages(fd: int) -> mmap.mmap:
+    """Map all of ``fd`` to be read and written; its page table is filled by `populate`."""
+    mapping = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    if huge_pages():
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return mapping  # a kernel without them, or another kind of file
+    return mapping
+
+
+def populate(
+    mapping: mmap.mmap, *, absent: bool = False, check: Callable[[], None] = lambda: None
+) -> bool:
+    """Fill the page table of ``mapping``, so that no access to it faults.
+
+    ``absent`` pages are made one by one; those that are there are mapped many at a time. Other
+    threads of the process wait for a small part of it at most. Returns False where the kernel is
+    too old for it: then the first access of each page faults. Raises ``OSError`` (``ENOSPC``) when
+    there is no memory for pages that are missing; ``check`` as in `make_file`.
+    """
+    advice = _MADV_POPULATE_WRITE if absent else _MADV_POPULATE_READ
+    with memoryview(mapping) as view:  # which nobody unmaps meanwhile
+        start = address_of(view)
+        for at, part_bytes in _parts(len(view)):
+            check()
+            if not _advise(start + at, part_bytes, advice):
+                return False
+    return True
+
+
+def _parts(nbytes: int) -> Iterator[tuple[int, int]]:
+    for at in range(0, nbytes, _AT_ONCE_BYTES):
+        yield at, min(_AT_ONCE_BYTES, nbytes - at)
+
+
+def _advise(address: int, nbytes: int, advice: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    while libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice):
+        number = ctypes.get_errno()
+        if number == errno.EINTR:
+            continue
+        if number in _NO_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Who guards whom and how: groups, stripes, erasure code, memory budget."""

@@ -1,0 +1,82 @@
+"""How much host memory a node needs for its snapshots and their parity, before the first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.ckpt.memory.block import align
+from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.parity.stripes import Geometry
+
+FULL_IN_FLIGHT = 2
+"""Slots of a rank beside those kept: one being written, one waiting for its parity."""
+SMALL_IN_FLIGHT = 1
+"""In the smaller mode a snapshot is written only when the one before is protected."""
+
+LOG_BYTES = 1 << 30
+"""The most that all logs of a node may hold, copies for others included."""
+LOG_SHARE = 8
+"""Of a declared budget, logs may hold one part in so many."""
+
+_HEADER_BYTES = 4096
+_GRAIN_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes of shared memory by purpose, file headers included."""
+
+    slots: int
+    parity: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.slots + self.parity
+
+
+def log_limit(memory_bytes: int) -> int:
+    """Return what the logs of a node may hold at once, of a budget (0: none is declared)."""
+    return min(LOG_BYTES, memory_bytes // LOG_SHARE) if memory_bytes else LOG_BYTES
+
+
+def memory_need(
+    world: SnapshotWorld, shard_bytes: Mapping[int, int], *, node: str, slots_per_rank: int
+) -> MemoryNeed:
+    """Return the most that ``node`` will hold at once.
+
+    ``shard_bytes`` maps ranks to the length of their blocks (payload and index); a rank that is
+    not in it is taken to be as long as the longest that is. ``slots_per_rank`` is ``world.keep``
+    plus `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity may be held or built for as many snapshots
+    as have slots: the next one can be complete before the rows of the one before are. A node that
+    is not in the world needs nothing.
+    """
+    if node not in {peer.node for peer in world.peers}:
+        return MemoryNeed(slots=0, parity=0)
+    longest = max(shard_bytes.values(), default=0)
+    ranks = range(len(world.rank_nodes))
+    lengths = {rank: shard_bytes.get(rank, longest) for rank in ranks}
+    own = [lengths[rank] for rank in ranks if world.rank_nodes[rank] == node]
+    slots = sum(_file_bytes(each) for each in own)
+    geometry = Geometry(world, {rank: _entry(world, rank, lengths[rank]) for rank in ranks})
+    rows = [geometry.row_bytes(stripe) for stripe, _ in geometry.rows_of(node)]
+    parity = sum(_file_bytes(each) for each in rows if each)
+    return MemoryNeed(slots=slots * slots_per_rank, parity=parity * slots_per_rank)
+
+
+def _file_bytes(nbytes: int) -> int:
+    """Return the length of the slot or row file that has room for ``nbytes``."""
+    return _HEADER_BYTES + align(max(nbytes, 1), _GRAIN_BYTES)
+
+
+def _entry(world: SnapshotWorld, rank: int, nbytes: int) -> BlockEntry:
+    """Return the entry of a block that is only imagined: its length is all that counts."""
+    return BlockEntry(
+        generation=world.generation,
+        step=0,
+        rank=rank,
+        payload_bytes=nbytes,
+        index_bytes=0,
+        index_crc32c=0,
+    )

@@ -1,0 +1,188 @@
+"""Combine fragments over GF(256) by pieces that stay in the cache, and checksum what is stored.
+
+ISA-L writes a piece into memory of the thread's own; from there it goes past the cache to where it
+belongs, checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no longer than
+letting ISA-L store it there, which makes the processor fetch what is about to be overwritten; the
+checksum is free. What is a copy of one fragment goes there straight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from typing_extensions import Buffer
+
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.native.streaming import Runs, Words
+from holdfast.ckpt.native.sums import Lengths, Sums, combined
+
+Coefficients: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+PIECE_BYTES: Final = 256 << 10
+_PAGE_BYTES: Final = 4096
+
+
+def combine(
+    coefficients: Coefficients,
+    sources: Sequence[Buffer],
+    into: Sequence[Buffer],
+    *,
+    cuts: Sequence[int] = (),
+    before: Callable[[int, int], None] | None = None,
+) -> Sums:
+    """Overwrite every buffer of ``into`` with its combination of ``sources``.
+
+    ``coefficients`` has the shape (outputs, inputs). The outputs are of one length; a shorter
+    source stands for one with zeros behind it. Returns the CRC32C of the parts into which ``cuts``,
+    in order, divide each output: shape (outputs, cuts + 1). ``before(lo, hi)`` is called before
+    those bytes of the sources are used; what it looks at is in the cache when they are. Raises
+    ``ValueError`` for a source that is too long, and for outputs of different lengths.
+    """
+    lengths = [memoryview(each).nbytes for each in sources]
+    sizes = [memoryview(each).nbytes for each in into]
+    nbytes = sizes[0]
+    if any(size != nbytes for size in sizes) or max(lengths, default=0) > nbytes:
+        raise ValueError(f"sources of {lengths} bytes do not fit into {sizes}")
+    if not nbytes:
+        return np.zeros((len(into), len(cuts) + 1), dtype=np.uint32)
+    inputs = [
+        isal.address_of(each) if length else 0
+        for each, length in zip(sources, lengths, strict=True)
+    ]
+    pieces = sorted({*lengths, *range(0, nbytes, PIECE_BYTES), 0, nbytes})
+    bands = [
+        _Band(lo, hi, [number for number, length in enumerate(lengths) if length >= hi])
+        for lo, hi in pairwise(sorted({*lengths, 0, nbytes}))
+    ]
+    straight = [
+        (band.lo, band.hi, inputs[band.reach[0]]) for band in bands if band.is_copy(coefficients)
+    ]
+    targets = [isal.address_of(each) for each in into]
+    storing = _Storing(pieces, (0, *cuts, nbytes), targets, straight)
+    for band in bands:
+        reach, lo, hi = band.reach, band.lo, band.hi
+        mixing = _Mixing(coefficients[:, reach], [inputs[each] for each in reach], storing.rooms)
+        for at in range(lo - lo % PIECE_BYTES, hi, PIECE_BYTES):
+            first, last = max(at, lo), min(at + PIECE_BYTES, hi)
+            if before is not None:
+                before(first, last)
+            if not band.is_copy(coefficients):
+                mixing.make(first, last)
+            storing.store_next()
+    return storing.sums()
+
+
+class _Band(NamedTuple):
+    """Bytes ``lo … hi`` of the outputs, which the inputs ``reach`` are long enough for."""
+
+    lo: int
+    hi: int
+    reach: list[int]
+
+    def is_copy(self, coefficients: Coefficients) -> bool:
+        """Return whether every output is one and the same input there."""
+        return len(self.reach) == 1 and bool((coefficients[:, self.reach] == 1).all())
+
+
+class _Mixing:
+    """Makes one piece after the other of what some inputs, by their addresses, amount to."""
+
+    def __init__(
+        self, coefficients: Coefficients, inputs: Sequence[int], rooms: Sequence[int]
+    ) -> None:
+        self._inputs, self._rooms = inputs, rooms
+        self._sources = (ctypes.c_void_p * len(inputs))()
+        self._targets = (ctypes.c_void_p * len(rooms))(*rooms)
+        if inputs:
+            self._tables = _tables(coefficients.tobytes(), len(inputs))
+            self._tables_at = int(self._tables.ctypes.data)
+
+    def make(self, lo: int, hi: int) -> None:
+        """Fill the rooms with bytes ``lo … hi`` of the outputs."""
+        if not self._inputs:
+            for room in self._rooms:
+                ctypes.memset(room, 0, hi - lo)
+            return
+        for number, start in enumerate(self._inputs):
+            self._sources[number] = start + lo
+        count, outputs = len(self._inputs), len(self._rooms)
+        isal.library().ec_encode_data(
+            hi - lo, count, outputs, self._tables_at, self._sources, self._targets
+        )
+
+
+class _Storing:
+    """Copies pieces from the ``rooms`` of this thread to where they belong, one after the other.
+
+    ``straight`` are bytes that are an input as it is: where they begin and end, and its address.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[int],
+        cuts: Sequence[int],
+        targets: Sequence[int],
+        straight: Sequence[tuple[int, int, int]],
+    ) -> None:
+        self.rooms = _scratch.rooms(len(targets))
+        self._cuts = np.array(cuts, dtype=np.int64)
+        self._stops: Lengths = np.unique(np.concatenate([self._cuts, pieces]))
+        ends = np.searchsorted(self._stops, pieces)
+        self._ends, self._next = ends.tolist(), 0
+        sizes: Words = np.diff(self._stops).astype(np.uint64)
+        begins = np.repeat(np.array(pieces[:-1], dtype=np.int64), np.diff(ends))
+        starts: Words = self._stops[:-1].astype(np.uint64)
+        behind: Words = (self._stops[:-1] - begins).astype(np.uint64)
+        self._runs = []
+        for room, target in zip(self.rooms, targets, strict=True):
+            sources: Words = behind + np.uint64(room)
+            for lo, hi, address in straight:
+                inside = slice(*np.searchsorted(self._stops, [lo, hi]).tolist())
+                sources[inside] = starts[inside] + np.uint64(address)
+            self._runs.append(Runs(sources, starts + np.uint64(target), sizes))
+
+    def store_next(self) -> None:
+        """Copy the next piece of each output."""
+        first, last = self._ends[self._next : self._next + 2]
+        for runs in self._runs:
+            runs.copy(first, last)
+        self._next += 1
+
+    def sums(self) -> Sums:
+        """Return the checksums of what lies between the cuts, for each output."""
+        if len(self._stops) == len(self._cuts):
+            return np.stack([runs.sums for runs in self._runs])
+        edges, lengths = np.searchsorted(self._stops, self._cuts), np.diff(self._stops)
+        starts, ends = edges[:-1], edges[1:]
+        return np.stack(
+            [combined(runs.sums, lengths, starts=starts, ends=ends) for runs in self._runs]
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(coefficients: bytes, inputs: int) -> isal.Bytes:
+    return isal.encode_tables(np.frombuffer(coefficients, dtype=np.uint8).reshape(-1, inputs))
+
+
+class _Scratch(threading.local):
+    """Room of a thread for one piece of each output."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(0, dtype=np.uint8)
+
+    def rooms(self, count: int) -> list[int]:
+        """Return the addresses of ``count`` rooms for a piece, on pages of their own."""
+        if len(self._memory) < (needed := count * PIECE_BYTES + _PAGE_BYTES):
+            self._memory = np.zeros(needed, dtype=np.uint8)
+        at = int(self._memory.ctypes.data)
+        first = at + -at % _PAGE_BYTES
+        return [first + number * PIECE_BYTES for number in range(count)]
+
+
+_scratch = _Scratch()

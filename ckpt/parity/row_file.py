@@ -1,0 +1,146 @@
+"""A parity row's file in the arena: ``[header, 4096 bytes][row]``, kept and used again.
+
+Filling fresh shared memory with pages costs more than encoding into it, so a file that is not
+needed any more is relabelled for the next row. Its header holds two records with checksums of
+their own: the *label* says what was sealed and is written last; the *mark* behind it says that
+the whole snapshot was protected then. A file without a label is nobody's row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.errors import CapacityError, CorruptError
+from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.block import align
+from holdfast.ckpt.memory.records import ParityEntry
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.pages import is_no_room, make_file, open_file
+from holdfast.ckpt.parity.erasure import CODEC
+
+ROW_SUFFIX = ".row"
+_MAGIC, _MARK = b"HFPROW1\0", b"HFPMARK\0"
+_MARK_AT = HEADER_BYTES // 2
+_GRAIN_BYTES = 1 << 16
+# magic, run digest, codec, generation, step, stripe, row, length, capacity, CRC of the row
+_LABEL = struct.Struct("<8s16s32sqqqqqqI")
+_MARKED = struct.Struct("<8sI")  # magic, CRC of the label that is marked
+_CRC = struct.Struct("<I")
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row's file says of itself."""
+
+    entry: ParityEntry
+    protected: bool
+
+
+class RowFile:
+    """A mapped file for a row of at most ``capacity`` bytes.
+
+    A ``borrowed`` one is on a disk, is not written to, and stays where it is.
+    """
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path, self._mapping = path, mapping
+        self.capacity = len(mapping) - HEADER_BYTES
+        self.borrowed = False
+
+    @classmethod
+    def create(cls, path: Path, nbytes: int) -> RowFile:
+        """Make a file with all its pages. Raises ``CapacityError`` when there is no room."""
+        capacity = align(max(nbytes, 1), _GRAIN_BYTES)
+        try:
+            return cls(path, make_file(path, HEADER_BYTES + capacity))
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            raise CapacityError(
+                f"no room for a parity row of {capacity:,} bytes in {path.parent}: its snapshot "
+                "stays unprotected until there is; enlarge shared memory, keep fewer snapshots "
+                "(keep=1) or spread the state over more nodes"
+            ) from error
+
+    @classmethod
+    def open(cls, path: str | Path) -> RowFile:
+        """Map an existing file. Raises ``CorruptError`` for one that is too short."""
+        mapping = open_file(path)
+        if mapping is None or len(mapping) <= HEADER_BYTES:
+            raise CorruptError(f"{path}: too short for a parity row; remove the file")
+        return cls(Path(path), mapping)
+
+    def row(self, nbytes: int) -> memoryview:
+        """Return a writable view of the first ``nbytes`` of the row."""
+        return memoryview(self._mapping)[HEADER_BYTES : HEADER_BYTES + nbytes]
+
+    def clear(self) -> None:
+        """Take the label off, before the row is written to."""
+        self._mapping[:HEADER_BYTES] = bytes(HEADER_BYTES)
+
+    def label(self, entry: ParityEntry, *, run: bytes) -> None:
+        """Say what the row is, once it is complete."""
+        fields = _LABEL.pack(
+            _MAGIC,
+            run,
+            CODEC.encode().ljust(32, b"\0"),
+            entry.generation,
+            entry.step,
+            entry.stripe,
+            entry.row,
+            entry.nbytes,
+            self.capacity,
+            entry.crc32c,
+        )
+        self._mapping[: _LABEL.size + _CRC.size] = fields + _CRC.pack(crc32c(fields))
+
+    def mark_protected(self) -> None:
+        """Say that all rows of the snapshot are sealed, wherever they are."""
+        (label,) = _CRC.unpack_from(self._mapping, _LABEL.size)
+        fields = _MARKED.pack(_MARK, label)
+        self._mapping[_MARK_AT : _MARK_AT + _MARKED.size + _CRC.size] = fields + _CRC.pack(
+            crc32c(fields)
+        )
+
+    def read_label(self, *, run: bytes) -> Label | None:
+        """Return the label, or None where there is none, a torn one, or one of another run."""
+        fields = self._mapping[: _LABEL.size]
+        (stored,) = _CRC.unpack_from(self._mapping, _LABEL.size)
+        if stored != crc32c(fields):
+            return None
+        magic, owner, codec, *numbers, nbytes, capacity, checksum = _LABEL.unpack(fields)
+        if (magic, owner, capacity) != (_MAGIC, run, self.capacity) or not 0 <= nbytes <= capacity:
+            return None
+        if codec.rstrip(b"\0") != CODEC.encode():
+            return None
+        generation, step, stripe, row = numbers
+        entry = ParityEntry(
+            generation=generation,
+            step=step,
+            stripe=stripe,
+            row=row,
+            nbytes=nbytes,
+            crc32c=checksum,
+        )
+        return Label(entry=entry, protected=self._is_marked(stored))
+
+    def _is_marked(self, label: int) -> bool:
+        fields = self._mapping[_MARK_AT : _MARK_AT + _MARKED.size]
+        (stored,) = _CRC.unpack_from(self._mapping, _MARK_AT + _MARKED.size)
+        return stored == crc32c(fields) and _MARKED.unpack(fields) == (_MARK, label)
+
+    def discard(self) -> None:
+        """Remove the file; where views are still out, its memory goes with the last of them."""
+        if not self.borrowed:
+            self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Unmap; where views are still out, the last of them unmaps."""
+        try:
+            self._mapping.close()
+        except BufferError:
+            return

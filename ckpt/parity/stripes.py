@@ -1,0 +1,479 @@
+"""Where parity lies, what it protects, and what can be restored from what is left. Pure.
+
+The nodes of a parity group guard each other with ``m`` parity rows per stripe over ``k`` data
+columns, ``k + m`` at most the size of the group. The *node block* of a node is its ranks' blocks
+in rank order, each with room rounded up to 4 KiB, so that offsets stay where they are while the
+length of an index wobbles; it is cut into ``k`` *pieces* of equal length. In a group of ``n`` the
+stripe ``s`` keeps its parity rows on nodes ``s … s+m-1`` and takes one piece from each of the next
+``k`` nodes (all modulo ``n``), so every node has at most one fragment of each of the ``n`` stripes,
+and losing any ``m`` nodes loses at most ``m`` fragments of each. ``k = n - m`` costs the least
+memory; with ``k = 1`` every row is a copy of a node block. Stripes and nodes are numbered through
+all groups, one group after the other. Bytes behind the end of a node block are zeros, never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from heapq import heapreplace
+
+from holdfast.ckpt.memory.block import align, block_bytes
+from holdfast.ckpt.memory.records import (
+    BlockEntry,
+    BlockSource,
+    Inventory,
+    ParityEntry,
+    RestorePoint,
+    SnapshotWorld,
+)
+
+ALIGN_BYTES = 64
+ROOM_BYTES = 4096
+"""The room of a rank's block inside its node block is a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Bytes ``at … at+nbytes`` of rank's block, to be put ``into`` a buffer."""
+
+    rank: int
+    at: int
+    nbytes: int
+    into: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """A piece its owner sends to a parity holder: ``column`` of ``stripe``, for ``row``."""
+
+    stripe: int
+    column: int
+    row: int
+    holder: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ring:
+    """One group: nodes ``start … start+size-1``, ``k`` columns, pieces of one length."""
+
+    start: int
+    size: int
+    k: int
+    piece_bytes: int
+
+    def at(self, number: int) -> int:
+        """Return the node or stripe ``number`` steps behind the group's first one."""
+        return self.start + number % self.size
+
+
+class Geometry:
+    """The stripes of one snapshot, from who is in which group and how long every block is.
+
+    ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number
+    of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes. Where
+    it is to be asked only of the groups of the nodes ``near``, others are not laid out.
+    """
+
+    def __init__(
+        self,
+        world: SnapshotWorld,
+        entries: Mapping[int, BlockEntry],
+        *,
+        near: Set[str] | None = None,
+    ) -> None:
+        if entries.keys() != set(range(len(world.rank_nodes))):
+            raise ValueError(f"entries of ranks {sorted(entries)}, world has {world.rank_nodes}")
+        groups = world.parity_groups()
+        self.nodes = tuple(name for group in groups for name in group)
+        self.n, self.m = len(self.nodes), world.parity
+        self.rows = self.n * self.m
+        self._numbers = {name: number for number, name in enumerate(self.nodes)}
+        self._rank_nodes = world.rank_nodes
+        self._places: dict[int, list[tuple[int, int, int]]] = {}
+        self._rings: dict[int, _Ring] = {}
+        totals = [0] * self.n
+        asked = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
+        for rank, name in enumerate(world.rank_nodes):
+            if asked is not None and name not in asked:
+                continue
+            node, length = self._numbers[name], block_bytes(entries[rank])
+            self._places.setdefault(node, []).append((rank, totals[node], length))
+            totals[node] += align(length, ROOM_BYTES)
+        self.node_bytes = tuple(totals)
+        start = 0
+        for group in groups:
+            if asked is None or group[0] in asked:
+                self._add_ring(start, len(group), world.columns or len(group) - self.m)
+            start += len(group)
+
+    def _add_ring(self, start: int, size: int, k: int) -> None:
+        longest = max(self.node_bytes[start : start + size], default=0)
+        piece_bytes = align(-(-longest // k), ALIGN_BYTES) if k else 0
+        ring = _Ring(start=start, size=size, k=k, piece_bytes=piece_bytes)
+        self._rings |= dict.fromkeys(range(start, start + size), ring)
+
+    def columns(self, stripe: int) -> int:
+        """Return the number ``k`` of data columns of ``stripe``."""
+        return self._rings[stripe].k
+
+    def piece_bytes(self, stripe: int) -> int:
+        """Return the length of a piece in the group of ``stripe``."""
+        return self._rings[stripe].piece_bytes
+
+    def group_of(self, stripe: int) -> tuple[str, ...]:
+        """Return the nodes of the group of ``stripe`` (or of the node with that number)."""
+        ring = self._rings[stripe]
+        return self.nodes[ring.start : ring.start + ring.size]
+
+    def node_of(self, stripe: int, number: int) -> int:
+        """Return the node of fragment ``number``: data columns first, then parity rows."""
+        ring = self._rings[stripe]
+        step = self.m + number if number < ring.k else number - ring.k
+        return ring.at(stripe - ring.start + step)
+
+    def piece_of(self, stripe: int, column: int) -> int:
+        """Return which piece of its node block a column of ``stripe`` is."""
+        return self._rings[stripe].k - 1 - column
+
+    def filled_bytes(self, stripe: int, column: int) -> int:
+        """Return how many bytes of a data column are not the zeros behind its node block."""
+        piece_bytes = self.piece_bytes(stripe)
+        start = self.piece_of(stripe, column) * piece_bytes
+        left = self.node_bytes[self.node_of(stripe, column)] - start
+        return min(max(left, 0), piece_bytes)
+
+    def row_bytes(self, stripe: int) -> int:
+        """Return the length of the parity rows of ``stripe``: all behind it would be zeros."""
+        columns = range(self.columns(stripe))
+        return max((self.filled_bytes(stripe, column) for column in columns), default=0)
+
+    def rows_of(self, node: str) -> tuple[tuple[int, int], ...]:
+        """Return the (stripe, row) pairs ``node`` holds."""
+        number = self._numbers[node]
+        ring = self._rings[number]
+        return tuple((ring.at(number - ring.start - row), row) for row in range(self.m))
+
+    def duties_of(self, node: str) -> tuple[Duty, ...]:
+        """Return every piece ``node`` has to send, in an order that spreads the receivers."""
+        number = self._numbers[node]
+        ring = self._rings[number]
+        duties = []
+        for piece in range(ring.k):
+            stripe, column = self._fragment(number, piece)
+            nbytes = self.filled_bytes(stripe, column)
+            for row in range(self.m if nbytes else 0):
+                holder = self.nodes[self.node_of(stripe, ring.k + row)]
+                duties.append(
+                    Duty(stripe=stripe, column=column, row=row, holder=holder, nbytes=nbytes)
+                )
+        return tuple(duties)
+
+    def _fragment(self, node: int, piece: int) -> tuple[int, int]:
+        """Return the (stripe, column) that a piece of a node block is."""
+        ring = self._rings[node]
+        column = ring.k - 1 - piece
+        return ring.at(node - ring.start - self.m - column), column
+
+    def spans(self, stripe: int, column: int, lo: int, hi: int) -> tuple[Span, ...]:
+        """Return what fills bytes ``lo … hi`` of a data column; the gaps are zeros."""
+        start = self.piece_of(stripe, column) * self.piece_bytes(stripe)
+        first, last = start + lo, start + hi
+        spans = []
+        for rank, at, length in self._places.get(self.node_of(stripe, column), ()):
+            a, b = max(at, first), min(at + length, last)
+            if a < b:
+                spans.append(Span(rank=rank, at=a - at, nbytes=b - a, into=a - first))
+        return tuple(spans)
+
+    def pieces_of_block(self, rank: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield (stripe, column, lo, hi, at) for every part of rank's block, in order.
+
+        Bytes ``lo … hi`` of that column are bytes ``at …`` of the block.
+        """
+        node = self._numbers[self._rank_nodes[rank]]
+        size = self._rings[node].piece_bytes
+        start, length = next((at, nbytes) for r, at, nbytes in self._places[node] if r == rank)
+        end = start + length
+        for piece in range(start // size, -(-end // size)) if length else ():
+            base = piece * size
+            lo, hi = max(start - base, 0), min(end - base, size)
+            stripe, column = self._fragment(node, piece)
+            yield stripe, column, lo, hi, base + lo - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRead:
+    """Where the bytes of a surviving data column are: each span with the node that has it."""
+
+    column: int
+    spans: tuple[tuple[Span, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRead:
+    """Which node holds a parity row."""
+
+    row: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One part of a lost block: bytes ``lo … hi`` of ``column``, decoded from ``k`` others."""
+
+    stripe: int
+    column: int
+    lo: int
+    hi: int
+    at: int
+    columns: tuple[ColumnRead, ...]
+    rows: tuple[RowRead, ...]
+
+
+def plan_recovery(
+    geometry: Geometry,
+    rank: int,
+    *,
+    holders: Mapping[int, str],
+    rows: Mapping[tuple[int, int], str],
+) -> tuple[tuple[Recovery, ...] | None, str]:
+    """Plan how to rebuild rank's block from what is left, or say why it cannot be.
+
+    ``holders`` maps ranks to a node that has their block, ``rows`` maps (stripe, row) to the node
+    that has that parity row.
+    """
+    plan = []
+    for stripe, column, lo, hi, at in geometry.pieces_of_block(rank):
+        columns = []
+        k = geometry.columns(stripe)
+        for other in range(k):
+            spans = geometry.spans(stripe, other, lo, hi)
+            if other != column and all(span.rank in holders for span in spans):
+                placed = tuple((span, holders[span.rank]) for span in spans)
+                columns.append(ColumnRead(column=other, spans=placed))
+        columns.sort(key=lambda read: len(read.spans))  # zeros cost nothing
+        needed = k - len(columns)
+        kept = [
+            RowRead(row=row, node=rows[stripe, row])
+            for row in range(geometry.m)
+            if (stripe, row) in rows
+        ]
+        if len(kept) < needed:
+            known = {read.column for read in columns} | {k + row.row for row in kept}
+            return None, _too_few(geometry, stripe, known)
+        plan.append(
+            Recovery(
+                stripe=stripe,
+                column=column,
+                lo=lo,
+                hi=hi,
+                at=at,
+                columns=tuple(columns),
+                rows=tuple(kept[:needed]),
+            )
+        )
+    return tuple(plan), "every stripe has enough fragments"
+
+
+def _too_few(geometry: Geometry, stripe: int, known: set[int]) -> str:
+    k = geometry.columns(stripe)
+    lost = [number for number in range(k + geometry.m) if number not in known]
+    nodes = ", ".join(sorted({geometry.nodes[geometry.node_of(stripe, each)] for each in lost}))
+    return (
+        f"stripe {stripe} has {len(known)} of the {k} fragments it needs: those of nodes {nodes} "
+        "are missing"
+    )
+
+
+class _Remains:
+    """What all inventories together say of one (generation, step), heard in the order of nodes.
+
+    ``holders`` has the first node that has a rank's block, ``others`` those after it.
+    """
+
+    __slots__ = ("conflict", "entries", "holders", "others", "spoiled", "step", "world")
+
+    def __init__(self, world: SnapshotWorld, step: int) -> None:
+        self.world, self.step = world, step
+        self.entries: dict[int, BlockEntry] = {}
+        self.holders: dict[int, str] = {}
+        self.others: dict[int, list[str]] = {}
+        self.spoiled: set[int] = set()
+        self.conflict = ""
+
+    def add(self, entry: BlockEntry) -> None:
+        """Take what is said of a block, by whomever."""
+        known = self.entries.setdefault(entry.rank, entry)
+        if known is not entry and known != entry:
+            self.conflict = f"rank {entry.rank} was sealed twice, as {known} and {entry}"
+
+    def holder_of(self, rank: int) -> str | None:
+        """Return who is to serve a rank's block: its home before others, None where it is lost."""
+        first, home = self.holders.get(rank), self.world.rank_nodes[rank]
+        return home if first != home and home in self.others.get(rank, ()) else first
+
+
+def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
+    """Return every restorable snapshot, newest first, and why it is these and no newer ones.
+
+    A snapshot is restorable when each rank's block is held by a live sidecar (one with an
+    inventory) or can be rebuilt from parity. Newer generations come first: what they hold
+    superseded whatever an older one still has.
+    """
+    in_order = sorted(inventories, key=lambda each: each.node)
+    remains = _collect(in_order)
+    live = [inventory.node for inventory in in_order]
+    points: list[RestorePoint] = []
+    reasons: list[str] = []
+    for key in sorted(remains, reverse=True):
+        sources, reason = _sources(remains[key], in_order, live)
+        words = f"step {key[1]} of generation {key[0]}"
+        if sources is None:
+            reasons.append(f"{words} cannot be restored: {reason}")
+            continue
+        if not points:
+            reasons.append(f"{words}: {reason}")
+        points.append(RestorePoint(world=remains[key].world, step=key[1], sources=sources))
+    return points, "; ".join(reasons) or f"no snapshot in the memory of nodes {live or 'none'}"
+
+
+def _collect(in_order: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
+    """Return what all inventories together say of every snapshot, but for the parity rows.
+
+    All nodes of a parity group repeat the same ``sealed``: what was heard word for word is passed
+    over, unless somebody contradicts somebody.
+    """
+    remains = _gather(in_order, repeats=False)
+    if any(each.conflict for each in remains.values()):
+        return _gather(in_order, repeats=True)
+    return remains
+
+
+def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[int, int], _Remains]:
+    """Go once through all there is: a loop without calls, as there may be thousands of nodes.
+
+    Equal ``sealed`` are mostly the same object; unless told so, one is not heard twice.
+    """
+    worlds = {world.generation: world for each in inventories for world in each.worlds}
+    remains: dict[tuple[int, int], _Remains] = {}
+    heard: set[int] = set()
+    known: _Remains | None = None  # of the snapshot that was spoken of last
+    generation: int | None = None
+    step: int | None = None
+    for inventory in inventories:
+        name, sealed = inventory.node, inventory.sealed
+        if repeats or id(sealed) not in heard:
+            heard.add(id(sealed))
+            for entry in sealed:
+                if entry.step != step or entry.generation != generation:
+                    generation, step = entry.generation, entry.step
+                    known = _of(entry, worlds, remains)
+                if known is not None:
+                    known.add(entry)
+        for entry in inventory.blocks:
+            if entry.step != step or entry.generation != generation:
+                generation, step = entry.generation, entry.step
+                known = _of(entry, worlds, remains)
+            if known is not None:
+                rank = entry.rank
+                if known.entries.get(rank) is not entry:
+                    known.add(entry)
+                if known.holders.setdefault(rank, name) is not name:
+                    known.others.setdefault(rank, []).append(name)
+        for parity in inventory.parities:
+            if parity.step != step or parity.generation != generation:
+                generation, step = parity.generation, parity.step
+                known = _of(parity, worlds, remains)
+    _spoil(inventories, worlds, remains)
+    return remains
+
+
+def _spoil(
+    inventories: Sequence[Inventory],
+    worlds: Mapping[int, SnapshotWorld],
+    remains: dict[tuple[int, int], _Remains],
+) -> None:
+    for entry in [entry for each in inventories for entry in each.spoiled]:
+        if (found := _of(entry, worlds, remains)) is not None:
+            found.spoiled.add(entry.rank)
+
+
+def _of(
+    entry: BlockEntry | ParityEntry,
+    worlds: Mapping[int, SnapshotWorld],
+    remains: dict[tuple[int, int], _Remains],
+) -> _Remains | None:
+    """Return what is known of the snapshot of an entry, None where its group is not known."""
+    key = (entry.generation, entry.step)
+    found = remains.get(key)
+    if found is None and (world := worlds.get(entry.generation)) is not None:
+        found = remains[key] = _Remains(world, entry.step)
+    return found
+
+
+def _sources(
+    remains: _Remains, inventories: Sequence[Inventory], live: Sequence[str]
+) -> tuple[tuple[BlockSource, ...] | None, str]:
+    world = remains.world
+    ranks = range(len(world.rank_nodes))
+    if remains.conflict:
+        return None, remains.conflict
+    if unknown := [rank for rank in ranks if rank not in remains.entries]:
+        return None, f"ranks {unknown} had not sealed it"
+    missing = [rank for rank in ranks if rank not in remains.holders]
+    if reason := _unrecoverable(remains, missing, inventories):
+        return None, reason
+    nodes = list(map(remains.holder_of, ranks)) if remains.others else _first_of(remains)
+    least = [(0, name) for name in live] if missing else []  # sorted, so a heap
+    for rank in missing:
+        load, nodes[rank] = least[0]
+        heapreplace(least, (load + block_bytes(remains.entries[rank]), least[0][1]))
+    lost = set(missing)
+    sources = tuple(
+        [
+            BlockSource(rank=rank, node=node or "", rebuilt=rank in lost)
+            for rank, node in enumerate(nodes)
+        ]
+    )
+    if not missing:
+        return sources, "every rank's block is held"
+    where = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in missing)
+    return sources, f"every rank's block is held or rebuilt from parity ({where})"
+
+
+def _first_of(remains: _Remains) -> list[str | None]:
+    return list(map(remains.holders.get, range(len(remains.world.rank_nodes))))
+
+
+def _unrecoverable(
+    remains: _Remains, missing: Sequence[int], inventories: Sequence[Inventory]
+) -> str:
+    """Return why one of the ``missing`` ranks cannot be rebuilt, or nothing."""
+    if not missing:
+        return ""
+    homes = {remains.world.rank_nodes[rank] for rank in missing}
+    geometry = Geometry(remains.world, remains.entries, near=homes)
+    holders = remains.holders
+    needed = {stripe for rank in missing for stripe, *_ in geometry.pieces_of_block(rank)}
+    said = {
+        (parity.stripe, parity.row): (inventory.node, parity)
+        for inventory in inventories
+        for parity in inventory.parities
+        if parity.stripe in needed
+        and parity.step == remains.step
+        and parity.generation == remains.world.generation
+    }
+    rows = {
+        place: node
+        for place, (node, parity) in said.items()
+        if parity.nbytes == geometry.row_bytes(place[0])
+    }
+    for rank in missing:
+        if rank in remains.spoiled:
+            return f"the block of rank {rank}, rebuilt from parity, failed its checksum"
+        plan, reason = plan_recovery(geometry, rank, holders=holders, rows=rows)
+        if plan is None:
+            home = remains.world.rank_nodes[rank]
+            return f"the block of rank {rank} (node {home}) is gone and {reason}"
+    return ""

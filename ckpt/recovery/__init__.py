@@ -1,0 +1,1 @@
+"""Read snapshots back out of the sidecars."""

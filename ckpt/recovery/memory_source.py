@@ -1,0 +1,494 @@
+"""Read a snapshot out of the sidecars' memory: mapped where it lies here, else over the wire.
+
+Bytes go straight from where they lie to where they belong, checked as they are copied: by a few
+threads at once, and what comes over the wire while more of it is on its way. What was found at
+fault is kept (`MemorySource.faults`), so that another restore point can be chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, NotFoundError, PeerError
+from holdfast.ckpt.format.checked_copy import copy_chunk
+from holdfast.ckpt.geometry.scatter import ByChunk, Delivery, cut
+from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex, decode_index
+from holdfast.ckpt.memory.arena import SlotFile, SlotHeader, run_digest
+from holdfast.ckpt.memory.block import SlotState, offered_under
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
+from holdfast.ckpt.meters import Meters
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.recovery.fallback import WHOLE_POINT, Fault, FaultKind
+from holdfast.ckpt.recovery.prefetched import Ahead, compare
+from holdfast.ckpt.sidecar.client import BlockHandle, SidecarClient
+from holdfast.ckpt.transport import RunKey
+
+BATCH_BYTES: Final = 16 << 20
+TIERS: Final = ("arena", "prefetched", "peer", "parity", "disk")
+"""Where bytes can come from: this node's memory, what was fetched ahead of the restore, another
+node's memory, k fragments, a disk."""
+
+_RUN_BYTES: Final = 8 << 20
+_INLINE_BYTES: Final = 1 << 20
+_AHEAD: Final = 4
+_LANDING_AHEAD: Final = 32
+_THREADS: Final = 4
+LAND_THREADS: Final = 3
+_WHOLE_FROM: Final = 4
+"""A lost block is rebuilt whole where more than this fraction of it is wanted: then it is mapped,
+while parts of it travel through a socket."""
+
+_POLL_S: Final = 0.005
+_OTHERS_S: Final = 1.0
+"""How long the other blocks may still be opened when one is known to be at fault."""
+
+
+class BlockClient(Protocol):
+    """What a MemorySource needs of a ``SidecarClient``."""
+
+    def open_block(
+        self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
+    ) -> BlockHandle: ...
+
+    def read(
+        self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[tuple[int, int]]
+    ) -> list[memoryview]: ...
+
+    def changed(
+        self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
+    ) -> tuple[tuple[int, int], ...] | None: ...
+
+    def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """An opened block; ``slot`` and its ``header`` where it is mapped, else read at ``client``.
+
+    One that is read ``in_parts`` is lost, and what is read of it not verified; of one that is
+    ``prefetched``, chunks are taken that are here already.
+    """
+
+    source: BlockSource
+    index: ShardIndex
+    client: BlockClient
+    tier: str
+    slot: SlotFile | None
+    header: SlotHeader | None
+    payload: memoryview | None
+    in_parts: bool
+    prefetched: bool = False
+
+
+_Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
+
+
+class MemorySource(Closing):
+    """A `ShardSource` over the blocks that a restore point names.
+
+    Lost blocks are rebuilt where more than a little is wanted of them; else only that is decoded.
+
+    ``local`` is the client of ``local_node``'s sidecar; ``addresses`` tells where the others
+    are. Blocks on the host of ``maps``, which may be shared to stay warm, are mapped through it.
+    What is ``ahead`` and of this step is taken from there. ``poll`` is called every few
+    milliseconds while anything is waited for, and may raise to stop. Safe for one reader at a time.
+    ``cores`` are there to copy with: with one, what is mapped is copied by the caller's own thread.
+
+    ``faults`` lists the blocks found damaged, missing or out of reach, ``touched`` says whether
+    anything may have been written to where it belongs, ``sent_bytes`` what others sent.
+    """
+
+    def __init__(  # noqa: PLR0913 - where it reads, and with what; all by keyword
+        self,
+        point: RestorePoint,
+        *,
+        local: BlockClient,
+        local_node: str,
+        addresses: Mapping[str, str],
+        key: RunKey,
+        maps: SlotMaps | None = None,
+        ahead: Ahead | None = None,
+        poll: Callable[[], None] | None = None,
+        cores: int = LAND_THREADS,
+    ) -> None:
+        self.point = point
+        self._local_node = local_node
+        self._clients: dict[str, BlockClient] = {local_node: local}
+        self._own_clients: list[SidecarClient] = []
+        self._addresses, self._key = dict(addresses), key
+        self._maps, self._owns_maps, self._ahead = maps or SlotMaps(), maps is None, ahead
+        self._poll, self._cores = poll or (lambda: None), cores
+        self._run = run_digest(point.world.run)
+        self._blocks: dict[int, _Block] | None = None
+        self._lock = threading.Lock()
+        self._meters = Meters()
+        self.faults: list[Fault] = []
+        self.touched = False
+        self.sent_bytes = 0
+        nodes = sorted({source.node for source in point.sources})
+        self.origin = (
+            f"step {point.step} (generation {point.world.generation}) in the memory of "
+            f"{', '.join(nodes)}"
+        )
+
+    @property
+    def how(self) -> str:
+        """Say where each rank's block comes from, for the event log."""
+        parts = []
+        for block in self._opened().values():
+            way = "mapped from" if block.slot is not None else "sent by"
+            way = f"rebuilt from parity, {way}" if block.source.rebuilt else way
+            parts.append(f"rank {block.source.rank} {way} {block.source.node}")
+        return "; ".join(parts)
+
+    def tiers(self) -> dict[str, dict[str, float]]:
+        """Return the bytes that came from each of `TIERS`, and the seconds that threads took."""
+        status = self._meters.status()
+        return {
+            tier: {"bytes": status[tier]["bytes"], "seconds": status[tier]["seconds"]}
+            for tier in TIERS
+            if tier in status
+        }
+
+    @property
+    def elsewhere(self) -> frozenset[int]:
+        """The ranks whose blocks are not mapped here."""
+        return frozenset(rank for rank, block in self._opened().items() if block.payload is None)
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    def indexes(self) -> Sequence[ShardIndex]:
+        """Return every rank's index; those of lost blocks are decoded from parity.
+
+        Raises ``PeerError``, ``NotFoundError`` or ``CorruptError`` where a block is not to be had.
+        """
+        return [block.index for block in self._opened().values()]
+
+    def _opened(self) -> dict[int, _Block]:
+        if self._blocks is None:
+            for source in self.point.sources:
+                with self._blaming(source):
+                    self._client(source.node)
+            blocks = self._open_all(self.point.sources, in_parts=True)
+            self._blocks = {block.source.rank: block for block in blocks}
+        return self._blocks
+
+    def _open_all(self, sources: Sequence[BlockSource], *, in_parts: bool) -> list[_Block]:
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open")
+        try:
+            return self._await_all([pool.submit(self._open, each, in_parts) for each in sources])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _complete(self, refs: Sequence[ChunkRef]) -> dict[int, _Block]:
+        """Return the blocks; lost ones are rebuilt whole if much of them is among ``refs``."""
+        blocks, wanted = self._opened(), dict.fromkeys(self._opened(), 0)
+        for ref in refs:
+            wanted[ref.writer] += ref.chunk.nbytes
+        much = [
+            block.source
+            for rank, block in blocks.items()
+            if block.in_parts and wanted[rank] * _WHOLE_FROM > block.index.payload_bytes
+        ]
+        if much:
+            blocks.update((each.source.rank, each) for each in self._open_all(much, in_parts=False))
+        return blocks
+
+    def _await_all(self, futures: Sequence[Future[_Block]]) -> list[_Block]:
+        """Return every result; after a failure the others have a moment to fail as well."""
+        pending, failed_s = set(futures), None
+        while pending:
+            done, pending = wait(pending, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            self._poll()
+            now_s = time.monotonic()
+            if failed_s is None and any(future.exception() for future in done):
+                failed_s = now_s
+            if failed_s is not None and now_s > failed_s + _OTHERS_S:
+                break
+        finished = [future for future in futures if future.done()]
+        return [future.result() for future in sorted(finished, key=lambda f: not f.exception())]
+
+    def _client(self, node: str) -> BlockClient:
+        if node not in self._clients:
+            if node not in self._addresses:
+                raise PeerError(
+                    f"{self.origin}: no address of node {node} is known; choose a restore point "
+                    "among the living nodes"
+                )
+            client = SidecarClient(self._addresses[node], self._key)
+            self._own_clients.append(client)
+            self._clients[node] = client
+        return self._clients[node]
+
+    def _open(self, source: BlockSource, in_parts: bool) -> _Block:
+        client, began_s = self._clients[source.node], time.perf_counter()
+        with self._blaming(source):
+            handle = client.open_block(
+                self.point.world, self.point.step, source, in_parts=in_parts and source.rebuilt
+            )
+            origin = f"{self.origin}: block of rank {source.rank}"
+            index = decode_index(handle.index, origin=origin)
+            wanted = (self.point.world.generation, self.point.step, source.rank)
+            said = (offered_under(index, wanted[0]), index.step, index.writer)
+            if said != wanted:
+                raise CorruptError(
+                    f"{origin}: it is (generation, step, rank) {said}, not {wanted}; use another "
+                    "restore point"
+                )
+            here = handle.host in ("", self._maps.host)
+            slot, header = self._map(handle.path, wanted) if here else (None, None)
+        if self._ahead is not None and slot is None:
+            with contextlib.suppress(CkptError):  # what is not known to be the same is fetched
+                compare(self._ahead, self.point, source, client)
+        tier = "disk" if handle.on_disk else "parity" if source.rebuilt else ""
+        tier = tier or ("arena" if source.node == self._local_node else "peer")
+        self._meters.add(tier, time.perf_counter() - began_s)
+        return _Block(
+            source=source,
+            index=index,
+            client=client,
+            tier=tier,
+            slot=slot,
+            header=header,
+            payload=slot.block(index.payload_bytes) if slot is not None else None,
+            in_parts=handle.in_parts,
+        )
+
+    def _map(
+        self, path: str, wanted: tuple[int, int, int]
+    ) -> tuple[SlotFile, SlotHeader] | tuple[None, None]:
+        """Map the slot if its file is on this host and is the one meant."""
+        if not path or not Path(path).exists():
+            return None, None
+        try:
+            slot = self._maps.open(path)
+        except (PeerError, CorruptError):
+            return None, None
+        header = slot.read_header(run=self._run)
+        if header is None or header.state < SlotState.SEALED:
+            return None, None
+        if (header.generation, header.step, header.rank) != wanted:
+            return None, None
+        return slot, header
+
+    # -- what is at fault ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _blaming(self, source: BlockSource) -> Iterator[None]:
+        """Note an error of the body as a fault of this block."""
+        try:
+            yield
+        except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
+            fault = Fault(
+                rank=source.rank, node=source.node, kind=_kind_of(error), reason=str(error)
+            )
+            with self._lock:
+                self.faults.append(fault)
+            raise
+
+    def faults_of(self, error: CkptError) -> list[Fault]:
+        """Return what ended a restore from this source: blocks at fault, or the whole point."""
+        with self._lock:
+            if self.faults:
+                return list(self.faults)
+        whole = FaultKind.DAMAGED
+        return [Fault(rank=WHOLE_POINT, node="", kind=whole, reason=f"{error}")]
+
+    def distrust(self) -> None:
+        """Tell the holders of the blocks found damaged, so that these are rebuilt when asked for.
+
+        A holder that cannot be told is left as it is.
+        """
+        for fault in self.faults_of(CkptError()):
+            if fault.kind is FaultKind.DAMAGED and fault.rank != WHOLE_POINT:
+                with contextlib.suppress(CkptError):
+                    self._client(fault.node).distrust(self.point.world, self.point.step, fault.rank)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
+        """Yield the verified bytes of each chunk, in the order asked.
+
+        Raises ``CorruptError`` for a failed checksum; ``NotFoundError``, possibly only at the
+        end, when a mapped slot was put to another use meanwhile: what was read before is void.
+        """
+        blocks = self._complete(refs)
+        for batch in cut([(ref, []) for ref in refs], BATCH_BYTES):
+            block = blocks[batch[0][0].writer]
+            with self._blaming(block.source):
+                for (ref, _), part in zip(batch, self._fetch(block, batch), strict=True):
+                    self._require(ref, crc32c(part))
+                    yield ref, part
+        self._check_undisturbed({ref.writer for ref in refs})
+
+    def scatter(self, deliveries: ByChunk) -> int:
+        """Bring verified regions to where they belong; return the bytes read.
+
+        Raises as `read`; what the targets hold then is not to be used.
+        """
+        here, there = self._prefetched(deliveries)
+        blocks = self._complete([ref for ref, _ in there])
+        tasks = [(blocks[run[0][0].writer], run) for run in cut(there, _RUN_BYTES)]
+        for run in cut(here, _RUN_BYTES):
+            block = blocks[run[0][0].writer]
+            tasks.append((replace(block, tier=TIERS[1], prefetched=True, payload=None), run))
+        self.touched = True
+        total = sum(ref.chunk.nbytes for ref, _ in deliveries)
+        inline = self._cores == 1 or total <= _INLINE_BYTES
+        if inline and all(block.payload is not None for block, _ in tasks):
+            for block, run in tasks:
+                self._poll()
+                self._land(block, run, self._fetch(block, run))
+        else:
+            self._land_all(tasks)
+        self._check_undisturbed({ref.writer for ref, _ in deliveries})
+        return total
+
+    def _prefetched(self, deliveries: ByChunk) -> tuple[list[Delivery], list[Delivery]]:
+        """Return what is here already, as far as the holders of the blocks know, and the rest."""
+        ahead, key = self._ahead, (self.point.world.generation, self.point.step)
+        if ahead is None:
+            return [], list(deliveries)
+        found: tuple[list[Delivery], list[Delivery]] = ([], [])
+        away = self.elsewhere
+        for delivery in deliveries:
+            ref = delivery[0]
+            found[0 if ref.writer in away and ahead.has(key, ref) else 1].append(delivery)
+        return found
+
+    def _land_all(self, tasks: Sequence[_Task]) -> None:
+        """Fetch and land on threads; on return or raise no thread writes to any target."""
+        fetch = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-read")
+        land = ThreadPoolExecutor(min(self._cores, LAND_THREADS), thread_name_prefix="ckpt-land")
+        here = deque(task for task in tasks if task[0].payload is not None)
+        there = deque(task for task in tasks if task[0].payload is None)
+        landing: set[Future[Any]] = set()
+        fetching: dict[Future[Any], _Task] = {}
+        failed: BaseException | None = None
+        try:
+            while landing or here or ((fetching or there) and failed is None):
+                while there and len(fetching) < _AHEAD and failed is None:
+                    task = there.popleft()
+                    fetching[fetch.submit(self._fetch, *task)] = task
+                while here and len(landing) < _LANDING_AHEAD:
+                    block, run = here.popleft()
+                    landing.add(land.submit(self._land, block, run, self._fetch(block, run)))
+                wait([*landing, *fetching], _POLL_S, return_when=FIRST_COMPLETED)
+                self._poll()
+                for landed in [future for future in landing if future.done()]:
+                    landing.discard(landed)
+                    failed = failed or landed.exception()
+                for fetched in [future for future in fetching if future.done()]:
+                    task, failed = fetching.pop(fetched), failed or fetched.exception()
+                    if failed is None:
+                        landing.add(land.submit(self._land, *task, fetched.result()))
+        finally:
+            fetch.shutdown(wait=False, cancel_futures=True)
+            land.shutdown(wait=True, cancel_futures=True)
+        if failed is not None:
+            raise failed
+
+    def _fetch(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return the bytes of chunks: views of the mapped slot, or what its sidecar sends."""
+        if block.payload is not None:
+            return [block.payload[r.chunk.at : r.chunk.at + r.chunk.nbytes] for r, _ in run]
+        if block.prefetched and self._ahead is not None:
+            key = (self.point.world.generation, self.point.step)
+            taken = [self._ahead.take(key, ref) for ref, _ in run]
+            whole = [part for part in taken if part is not None]
+            return whole if len(whole) == len(run) else self._ask(block, run)
+        return self._ask(block, run)
+
+    def _ask(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return the bytes of chunks as the block's sidecar sends them."""
+        if block.in_parts:
+            return self._fetch_lost(block, run)
+        began_s, point = time.perf_counter(), self.point
+        ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
+        with self._blaming(block.source):
+            parts = block.client.read(point.world, point.step, block.source.rank, ranges)
+        self._meters.add(block.tier, time.perf_counter() - began_s)
+        with self._lock:
+            self.sent_bytes += sum(nbytes for _, nbytes in ranges)
+        return parts
+
+    def _fetch_lost(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
+        """Return chunks of a lost block, or rebuild it whole where they cannot be had right."""
+        began_s, point = time.perf_counter(), self.point
+        ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
+        with contextlib.suppress(CkptError):  # the whole is tried, or says what is wrong
+            parts = block.client.read(point.world, point.step, block.source.rank, ranges)
+            sums = [ref.chunk.crc32c for ref, _ in run]
+            if [crc32c(part) for part in parts] == sums:
+                self._meters.add(block.tier, time.perf_counter() - began_s)
+                return parts
+        whole = self._open(block.source, False)
+        with self._lock:
+            self._opened()[block.source.rank] = whole
+        return self._fetch(whole, run)
+
+    def _land(self, block: _Block, run: Sequence[Delivery], parts: Sequence[memoryview]) -> None:
+        began_s, nbytes = time.perf_counter(), 0
+        with self._blaming(block.source):
+            for (ref, regions), part in zip(run, parts, strict=True):
+                whole = ref.chunk.box.size * regions[0][1].itemsize
+                if part.nbytes != ref.chunk.nbytes or part.nbytes != whole:
+                    raise self._damaged(ref)
+                self._require(ref, copy_chunk(ref.chunk, part, regions))
+                nbytes += part.nbytes
+        self._meters.add(block.tier, time.perf_counter() - began_s, nbytes)
+
+    def _require(self, ref: ChunkRef, crc: int) -> None:
+        if crc != ref.chunk.crc32c:
+            raise self._damaged(ref)
+
+    def _damaged(self, ref: ChunkRef) -> CorruptError:
+        return CorruptError(
+            f"{self.origin}: {ref.fqn} of rank {ref.writer} fails its checksum; "
+            "use another restore point"
+        )
+
+    def _check_undisturbed(self, writers: set[int]) -> None:
+        """Make sure that no mapped slot was given to a newer snapshot while it was read."""
+        for writer in sorted(writers):
+            block = self._opened()[writer]
+            if block.slot is None or block.header is None:
+                continue
+            now = block.slot.read_header(run=self._run)
+            with self._blaming(block.source):
+                if (
+                    now is None
+                    or now.entry() != block.header.entry()
+                    or now.state < SlotState.SEALED
+                ):
+                    raise NotFoundError(
+                        f"{self.origin}: rank {writer}'s slot was used again while it was read; "
+                        "locate a newer step and read that"
+                    )
+
+    def close(self) -> None:
+        """Close the clients and mappings that are this source's own."""
+        self._blocks = {}
+        for client in self._own_clients:
+            client.close()
+        if self._owns_maps:
+            self._maps.close()
+
+
+def _kind_of(error: CkptError) -> FaultKind:
+    """Say what an error makes of a block: a peer that answers, with whatever, can be reached."""
+    if isinstance(error, CorruptError):
+        return FaultKind.DAMAGED
+    if isinstance(error, PeerError) and not error.kind:
+        return FaultKind.UNREACHABLE
+    return FaultKind.MISSING

@@ -1,0 +1,1 @@
+"""What all parts of a sidecar share: book, slots, lock, messages, links."""

@@ -1,0 +1,225 @@
+"""What all parts of a sidecar share: the lock, the book, the slots, waiting requests, threads.
+
+Handlers run on the transport's I/O thread under ``lock`` and must be quick; long work goes to
+`Core.submit` and takes the lock only to note its result.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from time import monotonic
+from typing import Any, Protocol, TypeAlias
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.arena import Arena, SlotFile
+from holdfast.ckpt.memory.block import SlotState
+from holdfast.ckpt.memory.hosts import host_id
+from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.meters import Meters
+from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT
+from holdfast.ckpt.sidecar.core.book import (
+    Book,
+    Commit,
+    Instruction,
+    Protect,
+    Release,
+    Snapshot,
+    SnapshotKey,
+)
+from holdfast.ckpt.sidecar.core.messages import Message
+from holdfast.ckpt.sidecar.core.slots import Slot, Slots
+from holdfast.ckpt.transport import Request, RunKey
+
+_log = logging.getLogger(__name__)
+
+Op: TypeAlias = tuple[type[Message], Callable[[Request, Any], None]]
+"""The type of a request's body and the handler that takes it."""
+
+THREADS = 2
+"""Of each kind of work."""
+
+
+class Work(Enum):
+    """What long work waits for; one kind never holds up another."""
+
+    CPU = "cpu"
+    UNMAP = "unmap"
+    PEERS = "peers"
+    STORE = "store"
+    CHECKPOINT = "checkpoint"
+    DISK = "disk"
+
+
+class Refusable(Protocol):
+    """Whoever asked for work: a `Request`, or a part of this sidecar."""
+
+    def refuse(self, error: Exception) -> None:
+        """Take the error for an answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiter:
+    """A request that waits for a state: ``attempt`` returns whether it has been answered."""
+
+    request: Request
+    deadline_s: float
+    attempt: Callable[[], bool]
+    expire: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Listeners:
+    """Who is told of what happens to snapshots and generations, under the lock, and of the end."""
+
+    commit: list[Callable[[Snapshot], None]] = field(default_factory=list)
+    protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
+    release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
+    adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
+    close: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Core:
+    """The shared state of a sidecar and the ways to change it.
+
+    ``host`` tells whose memory it shares; what is another's is sent. Empty where that is unknown.
+    """
+
+    def __init__(self, arena: Arena, key: RunKey, *, run: str, node: str, host: str = "") -> None:
+        self.arena, self.key, self.run, self.node = arena, key, run, node
+        self.host = host or host_id()
+        self.lock = threading.RLock()
+        self.book = Book()
+        self.slots = Slots(arena)
+        self.on = Listeners()
+        self.counters: Counter[str] = Counter()
+        self.meters = Meters()
+        self.spoiled: set[BlockEntry] = set()
+        self.durable = -1
+        self.in_flight = FULL_IN_FLIGHT
+        self.slots.unmap = self._unmap
+        self._waiters: list[Waiter] = []
+        self._pools = {
+            kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in Work
+        }
+
+    def apply(self, instructions: list[Instruction]) -> None:
+        """Carry out what the book says, then look again at every waiting request."""
+        for each in instructions:
+            match each:
+                case Commit(snapshot=snapshot):
+                    for slot in self.slots.of(snapshot.key):
+                        self.slots.commit(slot)
+                    for listener in self.on.commit:
+                        listener(snapshot)
+                case Protect(snapshot=snapshot):
+                    for listener in self.on.protect:
+                        listener(snapshot)
+                case Release(key=key):
+                    self.release(key)
+                    self.spoiled = {e for e in self.spoiled if (e.generation, e.step) != key}
+                    for forget in self.on.release:
+                        forget(key)
+        self.changed()
+
+    def release(self, key: SnapshotKey) -> None:
+        """Free the slots of a snapshot; those beyond what the ranks here need are removed.
+
+        Those being written stay until their writer seals, abandons or is fenced: it would go on
+        writing into what another was given.
+        """
+        for slot in self.slots.of(key):
+            if slot.state is not SlotState.WRITING:
+                self.slots.release(slot, surplus=self._is_surplus())
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter; for threads, which do not hold the lock."""
+        with self.lock:
+            self.counters[name] += by
+
+    def unpin(self, *slots: Slot) -> None:
+        """Let go of slots that were pinned; what that frees may be waited for."""
+        with self.lock:
+            freed = [self.slots.unpin(slot) for slot in slots]
+            if any(freed):
+                self.changed()
+
+    def _is_surplus(self) -> bool:
+        world = self.book.world
+        ranks = world.rank_nodes.count(self.node) if world else 0
+        keep = world.keep if world else 0
+        return len(self.slots.all()) > ranks * (keep + self.in_flight)
+
+    def changed(self) -> None:
+        """Answer the waiting requests that can be answered now."""
+        waiting, self._waiters = self._waiters, []
+        for waiter in waiting:
+            if not self._try(waiter):
+                self._waiters.append(waiter)
+
+    def wait(self, waiter: Waiter) -> None:
+        """Keep a request until it can be answered or its deadline passes."""
+        if not self._try(waiter):
+            self._waiters.append(waiter)
+
+    def tick(self) -> None:
+        """Let the requests whose deadline has passed expire."""
+        with self.lock:
+            now_s = monotonic()
+            late = [each for each in self._waiters if each.deadline_s <= now_s]
+            self._waiters = [each for each in self._waiters if each.deadline_s > now_s]
+            for waiter in late:
+                try:
+                    waiter.expire()
+                except CkptError as error:
+                    waiter.request.refuse(error)
+
+    @staticmethod
+    def _try(waiter: Waiter) -> bool:
+        try:
+            return waiter.attempt()
+        except CkptError as error:
+            waiter.request.refuse(error)
+            return True
+
+    def submit(
+        self, request: Request | None, work: Callable[[], None], *, kind: Work = Work.CPU
+    ) -> Future[None]:
+        """Run ``work`` on a thread, without the lock.
+
+        Its errors are the answer to ``request``; where there is none they are logged.
+        """
+
+        def run() -> None:
+            try:
+                work()
+            except CkptError as error:
+                if request is None:
+                    _log.warning("%s: %s", self.node, error)
+                else:
+                    request.refuse(error)
+            except Exception as error:
+                _log.exception("%s: background work failed", self.node)
+                if request is not None:
+                    request.refuse(CkptError(f"failed inside the sidecar: {error!r}"))
+                raise
+
+        return self._pools[kind].submit(run)
+
+    def _unmap(self, file: SlotFile) -> None:
+        try:
+            self.submit(None, file.close, kind=Work.UNMAP)
+        except RuntimeError:  # it takes no more work
+            file.close()
+
+    def close(self) -> None:
+        """Take no more work; what runs is not waited for."""
+        for listener in self.on.close:
+            listener()
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

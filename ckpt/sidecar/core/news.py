@@ -1,0 +1,56 @@
+"""What a sidecar has to tell people, kept until a worker asks for it, each item told once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from time import monotonic
+from typing import Final
+
+from holdfast.ckpt.sidecar.core.core import Core, Op, Waiter
+from holdfast.ckpt.sidecar.core.messages import AskNews
+from holdfast.ckpt.transport import Request
+from holdfast.ckpt.types import Json
+
+KEPT: Final = 256
+
+
+class News:
+    """A numbered list of what happened, the newest `KEPT` of it; used under the lock."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._items: deque[dict[str, Json]] = deque(maxlen=KEPT)
+        self._number = self._told = 0
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {"news": (AskNews, self._ask)}
+
+    def add(self, kind: str, **fields: Json) -> None:
+        """Note an event."""
+        self._number += 1
+        self._items.append({"number": self._number, "t": time.time(), "kind": kind, **fields})
+        self._core.changed()
+
+    def _ask(self, request: Request, body: AskNews) -> None:
+        self._told = max(self._told, body.after)
+
+        def fresh() -> list[dict[str, Json]]:
+            return [item for item in self._items if item["number"] > self._told]
+
+        def attempt() -> bool:
+            if not (items := fresh()):
+                return False
+            request.reply(items)
+            return True
+
+        deadline_s = monotonic() + body.timeout_s
+        self._core.wait(
+            Waiter(
+                request=request,
+                deadline_s=deadline_s,
+                attempt=attempt,
+                expire=lambda: request.reply(fresh()),
+            )
+        )

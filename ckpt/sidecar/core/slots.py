@@ -1,0 +1,195 @@
+"""The slots of one node: which is free, which holds what, which must not be touched yet.
+
+Not thread-safe by itself: the server calls it under its lock. Only creating a slot is slow; it
+happens outside, in `Arena.create`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.arena import Arena, SlotFile, SlotHeader, has_little_room, slot_capacity
+from holdfast.ckpt.memory.block import SlotState, block_bytes
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.sidecar.core.book import SlotEvent, SnapshotKey, move_slot
+
+BlockKey: TypeAlias = tuple[int, int, int]
+"""(generation, step, rank)."""
+
+_SLACK = 4
+
+
+def fits(capacity: int, size_bytes: int) -> bool:
+    """Return whether a slot holds a block and wastes at most a quarter of the block's length."""
+    wanted = slot_capacity(size_bytes)
+    return wanted <= capacity <= wanted + wanted // _SLACK
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """A slot and what is in it; ``pins`` counts the readers that rely on its bytes.
+
+    ``persisting`` counts those that write it to a store or disk. A ``borrowed`` file is on a disk,
+    is never written to, and stays where it is. ``sums`` are those of the block, where it was
+    verified by this process.
+    """
+
+    number: int
+    file: SlotFile
+    state: SlotState = SlotState.EMPTY
+    key: BlockKey | None = None
+    entry: BlockEntry | None = None
+    pins: int = 0
+    leaving: bool = False
+    busy: bool = False
+    persisting: int = 0
+    borrowed: bool = False
+    sums: Sums | None = None
+
+    def view(self) -> memoryview:
+        """Return the bytes of the block held."""
+        if self.entry is None:
+            raise CkptError(f"slot {self.number} is {self.state.name}: nothing to read")
+        return self.file.block(block_bytes(self.entry))
+
+
+class Slots:
+    """The table of slots."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._table: dict[int, Slot] = {}
+        self._next = 1
+        self.corrupt = 0
+        self.unmap: Callable[[SlotFile], object] = SlotFile.close
+        """What unmaps a file that was removed; it takes long, and need not be done at once."""
+
+    def all(self) -> list[Slot]:
+        """Return every slot."""
+        return list(self._table.values())
+
+    def add(self, file: SlotFile) -> Slot:
+        """Take a new file into the table."""
+        slot = Slot(number=self._next, file=file)
+        self._table[slot.number] = slot
+        self._next += 1
+        return slot
+
+    def get(self, number: int) -> Slot:
+        """Return a slot by number. Raises ``CkptError`` for one that is not there any more."""
+        if (slot := self._table.get(number)) is None:
+            raise CkptError(f"slot {number} is not there any more: its generation is over")
+        return slot
+
+    def holding(self, key: BlockKey) -> Slot | None:
+        """Return the slot with a sealed block of ``key``."""
+        for slot in self._table.values():
+            if slot.key == key and slot.entry is not None and not slot.leaving:
+                return slot
+        return None
+
+    def writing(self, key: BlockKey) -> Slot | None:
+        """Return the slot that is being written for ``key``."""
+        for slot in self._table.values():
+            if slot.key == key and slot.state is SlotState.WRITING:
+                return slot
+        return None
+
+    def of(self, key: SnapshotKey) -> list[Slot]:
+        """Return every slot that belongs to a snapshot, whatever its state."""
+        return [slot for slot in self._table.values() if slot.key and slot.key[:2] == key]
+
+    def used(self, generation: int, rank: int) -> int:
+        """Return how many slots ``rank`` has in use in ``generation``."""
+        return sum(
+            slot.key is not None and slot.key[0] == generation and slot.key[2] == rank
+            for slot in self._table.values()
+        )
+
+    def take_free(self, size_bytes: int) -> Slot | None:
+        """Return the smallest free slot that `fits` a block of ``size_bytes``."""
+        fitting = [
+            slot
+            for slot in self._table.values()
+            if slot.state is SlotState.EMPTY and slot.key is None
+            if fits(slot.file.capacity, size_bytes)
+        ]
+        return min(fitting, key=lambda slot: slot.file.capacity, default=None)
+
+    def begin(self, slot: Slot, key: BlockKey) -> None:
+        """EMPTY → WRITING."""
+        self._move(slot, SlotEvent.ACQUIRE)
+        slot.key = key
+        header = SlotHeader(state=slot.state, generation=key[0], step=key[1], rank=key[2])
+        self._note(slot, SlotEvent.ACQUIRE, header)
+
+    def seal(self, slot: Slot, entry: BlockEntry) -> None:
+        """WRITING → SEALED with the verified ``entry``."""
+        self._move(slot, SlotEvent.SEAL)
+        slot.entry = entry
+        self._note(slot, SlotEvent.SEAL, SlotHeader.of(entry, slot.state))
+
+    def commit(self, slot: Slot) -> None:
+        """SEALED → COMMITTED; others stay as they are."""
+        if slot.state is SlotState.SEALED and slot.entry is not None:
+            self._move(slot, SlotEvent.COMMIT)
+            self._note(slot, SlotEvent.COMMIT, SlotHeader.of(slot.entry, slot.state))
+
+    def readopt(self, file: SlotFile, entry: BlockEntry, state: SlotState) -> Slot:
+        """Take a slot that an earlier process sealed."""
+        slot = self.add(file)
+        slot.state, slot.entry = state, entry
+        slot.key = (entry.generation, entry.step, entry.rank)
+        return slot
+
+    def release(self, slot: Slot, *, surplus: bool = False) -> None:
+        """Free a slot, once nobody reads it; remove the file where it is ``surplus``."""
+        if slot.pins or slot.busy:
+            slot.leaving = True
+            return
+        if slot.borrowed:
+            self._table.pop(slot.number, None)
+            slot.file.close()
+        elif surplus:
+            self.discard(slot)
+        elif slot.state is not SlotState.EMPTY:
+            self._move(slot, SlotEvent.RELEASE)
+            slot.key = slot.entry = slot.sums = None
+            slot.leaving = False
+            self._note(slot, SlotEvent.RELEASE, SlotHeader(state=slot.state))
+
+    def discard(self, slot: Slot) -> None:
+        """Remove a slot's file: a stale writer that still has it mapped writes to nowhere."""
+        self._table.pop(slot.number, None)
+        self._arena.reach("discard.before")
+        slot.file.path.unlink(missing_ok=True)
+        self._arena.reach("discard.after")
+        if has_little_room(self._arena.directory):
+            slot.file.close()
+        else:
+            self.unmap(slot.file)
+
+    def pin(self, slot: Slot) -> None:
+        """Keep the bytes until `unpin`."""
+        slot.pins += 1
+
+    def unpin(self, slot: Slot) -> bool:
+        """Let go; return whether that freed the slot."""
+        slot.pins -= 1
+        if slot.pins == 0 and slot.leaving and slot.number in self._table:
+            self.release(slot)
+            return True
+        return False
+
+    def _note(self, slot: Slot, event: SlotEvent, header: SlotHeader) -> None:
+        """Write down what became of a slot; whoever dies before that has not done it."""
+        self._arena.reach(f"{event}.before")
+        slot.file.write_header(header, run=self._arena.run)
+        self._arena.reach(f"{event}.after")
+
+    def _move(self, slot: Slot, event: SlotEvent) -> None:
+        slot.state = move_slot(slot.state, event, slot=slot.number)

@@ -1,0 +1,1 @@
+"""Spills snapshots to the node's own disk."""

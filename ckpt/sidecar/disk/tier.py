@@ -1,0 +1,223 @@
+"""The tier between parity and the store: protected snapshots, spilled to the node's own disk.
+
+It serves when memory is gone on too many nodes at once: machines that rebooted, a job that was
+stopped and is started again. Every node spills the blocks of its own ranks and the parity rows that
+it holds, so that of each group's disks as many may be gone as the parity goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+from holdfast.ckpt.errors import CkptError, CorruptError
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.block import SlotState
+from holdfast.ckpt.memory.records import BlockEntry, ParityEntry
+from holdfast.ckpt.memory.target import DiskTarget
+from holdfast.ckpt.parity.row_file import RowFile
+from holdfast.ckpt.sidecar.core.book import Phase, Snapshot
+from holdfast.ckpt.sidecar.core.core import Core, Op, Work
+from holdfast.ckpt.sidecar.core.messages import Spill, Spilled, unparse
+from holdfast.ckpt.sidecar.core.slots import Slot
+from holdfast.ckpt.sidecar.disk.directory import Held, SpillDirectory, SpilledSnapshot
+from holdfast.ckpt.sidecar.parity.rows import Parities, Row
+from holdfast.ckpt.sidecar.persist.paced_writer import Pen
+from holdfast.ckpt.transport import Request
+from holdfast.ckpt.types import Json
+
+_log = logging.getLogger(__name__)
+_Entry = TypeVar("_Entry", BlockEntry, ParityEntry)
+_File = TypeVar("_File", SlotFile, RowFile)
+
+
+class Disk:
+    """Spills what is protected, one snapshot at a time, the newest next; offers what is there."""
+
+    def __init__(self, core: Core, parities: Parities) -> None:
+        self._core, self._parities, self._pen = core, parities, Pen()
+        self._target: DiskTarget | None = None
+        self._busy = self._urgent = False
+        self._next: Snapshot | None = None
+        self._steps: list[int] = []
+        self._nbytes = 0
+        self._error: str | None = None
+        core.on.protect.append(self._protected)
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {"spill": (Spill, self._spill), "spilled": (Spill, self._spilled)}
+
+    def close(self) -> None:
+        """Spill no more; what is being spilled ends at its next piece."""
+        self._pen.close()
+
+    def nbytes(self) -> int:
+        """Return what this process has on the disk."""
+        return self._nbytes
+
+    def status(self) -> dict[str, Json]:
+        """Return the steps spilled last, and the last error."""
+        return {"spilled": list(self._steps), "spill_error": self._error}
+
+    # -- spilling --------------------------------------------------------------------------------
+
+    def _spill(self, request: Request, body: Spill) -> None:
+        self._target = body.target
+        request.reply()
+
+    def _directory(self, target: DiskTarget) -> SpillDirectory:
+        return SpillDirectory(Path(target.directory, self._core.node))
+
+    def _protected(self, snapshot: Snapshot) -> None:
+        if self._target is None or snapshot.step % self._target.every:
+            return
+        self._next = snapshot
+        if not self._busy:
+            self._start()
+
+    def _start(self) -> None:
+        """Begin with the newest that is due, if it is still there."""
+        snapshot, self._next = self._next, None
+        if snapshot is None or self._target is None:
+            return
+        core = self._core
+        slots = [
+            slot
+            for slot in core.slots.of(snapshot.key)
+            if slot.entry and not slot.leaving and not slot.borrowed
+        ]
+        rows = self._parities.pin(snapshot.key)
+        if not slots and not rows:
+            return
+        for slot in slots:
+            core.slots.pin(slot)
+            slot.persisting += 1
+        self._busy = True
+        work = partial(self._write, snapshot, slots, rows)
+        core.submit(None, work, kind=Work.STORE if self._urgent else Work.DISK)
+
+    def _write(self, snapshot: Snapshot, slots: list[Slot], rows: list[Row]) -> None:
+        if not self._urgent:
+            self._pen.yield_to_others()
+        began_s, target = monotonic(), self._target
+        assert target is not None
+        failed: str | None = f"step {snapshot.step} was not spilled; see the sidecar's log"
+        try:
+            held = _held(snapshot, slots, rows)
+            written = self._directory(target).write(held, pace=self._pace)
+            self._nbytes = sum(entry.payload_bytes for entry in written.blocks)
+            self._nbytes += sum(entry.nbytes for entry in written.parities)
+            self._core.meters.add("spill", monotonic() - began_s, self._nbytes)
+            failed = None
+        except CkptError as error:
+            failed = str(error)
+            _log.warning("%s", failed)
+        finally:
+            with self._core.lock:
+                self._busy, self._error = False, failed
+                for slot in slots:
+                    slot.persisting -= 1
+                if failed is None:
+                    self._steps = [*self._steps, snapshot.step][-2:]
+                self._core.unpin(*slots)
+                self._parities.unpin(rows)
+                if not self._pen.closed:
+                    self._start()
+
+    def _pace(self, nbytes: int) -> None:
+        self._pen.pace(nbytes, bytes_per_s=0)
+
+    def save_newest(self) -> float:
+        """Begin to spill the newest protected step; return for how many seconds to wait for it."""
+        book, target = self._core.book, self._target
+        if target is None or not target.grace_s:
+            return 0.0
+        step = book.newest(Phase.PROTECTED, generation=book.generation)
+        snapshot = book.snapshots.get((book.generation, step))
+        if snapshot is not None and step not in self._steps:
+            self._next, self._urgent = snapshot, True
+            if not self._busy:
+                self._start()
+        return target.grace_s
+
+    def has_saved(self) -> bool:
+        """Return whether there is nothing to wait for any more."""
+        return not self._busy and self._next is None
+
+    # -- offering --------------------------------------------------------------------------------
+
+    def _spilled(self, request: Request, body: Spill) -> None:
+        directory = self._directory(body.target)
+        self._core.submit(request, lambda: self._offer(request, directory), kind=Work.STORE)
+
+    def _offer(self, request: Request, directory: SpillDirectory) -> None:
+        """Verify what is there and take it in, as blocks that can be opened like any other."""
+        offers = []
+        for snapshot in directory.snapshots():
+            blocks = list(self._opened(snapshot.blocks, partial(directory.open, snapshot)))
+            held = [entry for entry in snapshot.parities if entry.nbytes]
+            rows = list(self._opened(held, partial(directory.open_row, snapshot)))
+            if blocks or rows:
+                with self._core.lock:
+                    offers.append(self._take_in(snapshot, blocks, rows))
+        request.reply([unparse(offer) for offer in offers])
+
+    def _opened(
+        self, entries: Iterable[_Entry], verify: Callable[[_Entry], _File]
+    ) -> Iterator[tuple[_Entry, _File]]:
+        """Yield what is intact; what is not is counted, and done without."""
+        for entry in entries:
+            try:
+                yield entry, verify(entry)
+            except CorruptError as error:
+                with self._core.lock:
+                    self._core.counters["corrupt_spills"] += 1
+                _log.warning("%s", error)
+
+    def _take_in(
+        self,
+        snapshot: SpilledSnapshot,
+        blocks: Sequence[tuple[BlockEntry, SlotFile]],
+        rows: Sequence[tuple[ParityEntry, RowFile]],
+    ) -> Spilled:
+        core = self._core
+        for entry, file in blocks:
+            if core.slots.holding((entry.generation, entry.step, entry.rank)) is not None:
+                file.close()
+                continue
+            slot = core.slots.readopt(file, entry, SlotState.COMMITTED)
+            slot.borrowed = True
+        key = (snapshot.world.generation, snapshot.step)
+        for parity, row in rows:
+            if self._parities.get(key, (parity.stripe, parity.row)) is not None:
+                row.close()
+            else:
+                self._parities.seal_again(row, parity)
+        core.book.learn(snapshot.world, snapshot.step, {e.rank: e for e in snapshot.sealed})
+        empty = [entry for entry in snapshot.parities if not entry.nbytes]
+        return Spilled(
+            run=snapshot.run,
+            generation=snapshot.generation,
+            world=snapshot.world,
+            step=snapshot.step,
+            blocks=tuple(entry for entry, _ in blocks),
+            parities=(*(entry for entry, _ in rows), *empty),
+            sealed=snapshot.sealed,
+        )
+
+
+def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[Row]) -> Held:
+    """Return what is to be spilled; of rows those that are still whole."""
+    there = [(row.entry, row.buffer or memoryview(b"")) for row in rows]
+    return Held(
+        world=snapshot.world,
+        step=snapshot.step,
+        blocks={slot.entry.rank: (slot.file, slot.entry) for slot in slots if slot.entry},
+        rows=[(entry, data) for entry, data in there if len(data) == entry.nbytes],
+        sealed=tuple(entry for _, entry in sorted(snapshot.entries.items())),
+    )

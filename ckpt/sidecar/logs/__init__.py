@@ -1,0 +1,1 @@
+"""Record logs of rollout workers and their copies."""

@@ -1,0 +1,57 @@
+"""Which nodes hold the copies of a log. Pure.
+
+A log has as many whole copies as the world has parity: any ``m`` nodes may vanish. Whole copies
+and not parity fragments, because a log is small and grows by every append: at 12 bytes a token
+(eight sequences, four tokens of each a record, framed, ids of 32 bits) a worker that samples 2,000
+tokens a second writes 24 KB/s, so two copies of its last ten minutes are 29 MB, and each batch of
+50 ms is one message of 1.2 KB to each holder. Fragments of ``k`` columns would save at most
+``(k-1)/k`` of those megabytes, but a batch would be spread over ``k + m`` nodes, a record of 400
+bytes be read back from ``k`` of them, and the tail of a stripe be encoded anew with every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+
+
+def group_of(world: SnapshotWorld, node: str) -> tuple[str, ...]:
+    """Return the nodes of ``node``'s parity group, empty where it is in none."""
+    return next((group for group in world.parity_groups() if node in group), ())
+
+
+def holders_of(world: SnapshotWorld, node: str) -> tuple[SidecarPeer, ...]:
+    """Return who holds the copies of what is written on ``node``: as many as the parity.
+
+    The next nodes of its group, those first that share no failure domain with it or each other.
+    """
+    peers = {peer.node: peer for peer in world.peers}
+    group = group_of(world, node)
+    at = group.index(node) if node in group else 0
+    ring = [peers[name] for name in (*group[at + 1 :], *group[:at])]
+    used = {peers[node].domain} - {""} if node in peers else set()
+    apart = []
+    for peer in ring:
+        if peer.domain not in used:
+            apart.append(peer)
+            used |= {peer.domain} - {""}
+    rest = [peer for peer in ring if peer not in apart]
+    return tuple([*apart, *rest][: world.parity])
+
+
+def keepers_of(
+    world: SnapshotWorld, node: str, name: str, *, among: tuple[str, ...]
+) -> tuple[SidecarPeer, ...]:
+    """Return who keeps a log that its writer's node has no longer: one more than the parity.
+
+    By rendezvous hashing (Thaler and Ravishankar, 1998), so that all holders name the same nodes
+    and a loss moves no more than what was lost.
+    """
+
+    def weight(peer: SidecarPeer) -> bytes:
+        text = f"{node}\0{name}\0{peer.node}"
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    able = [peer for peer in world.peers if peer.node in among and peer.node != node]
+    return tuple(sorted(able, key=weight)[: world.parity + 1])

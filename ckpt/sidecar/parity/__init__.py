@@ -1,0 +1,1 @@
+"""Builds and holds the parity rows."""

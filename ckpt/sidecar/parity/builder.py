@@ -1,0 +1,478 @@
+"""Build the parity rows this node holds: ask the columns' owners, encode, seal.
+
+The holder of a row asks for everything and so knows when it has it: a row is sealed once every
+byte of every column is in it. Asking twice, or an answer that comes twice, changes nothing.
+
+- Columns that lie on this host are mapped and encoded in one pass, in runs that stay in the cache.
+  Nothing is compared: looking at two steps costs more than encoding one. A row of one column is
+  copied, and its checksums are the check.
+- The others travel. Parity is linear, so a row may begin as a copy of the row of an earlier
+  protected step, and only what differs is sent, as the exclusive or of both steps. That needs every
+  owner to have that step still, and is done for columns of this host too then; else whole columns
+  are sent, into a row of what is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Container
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, PeerError
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import ParityEntry
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.parity.erasure import codec_named
+from holdfast.ckpt.parity.stripes import Geometry
+from holdfast.ckpt.sidecar.core.book import Phase, Snapshot, SnapshotKey
+from holdfast.ckpt.sidecar.core.core import THREADS, Core, Work
+from holdfast.ckpt.sidecar.core.links import Job, Link
+from holdfast.ckpt.sidecar.core.messages import AskBytes, AskColumn, unparse
+from holdfast.ckpt.sidecar.core.wire import PART_BYTES, split_checked
+from holdfast.ckpt.sidecar.parity.changes import Range, batches
+from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
+from holdfast.ckpt.sidecar.parity.mapped import MappedColumn
+from holdfast.ckpt.sidecar.parity.row_build import Build, Encoding, MovedError, parse_column
+from holdfast.ckpt.sidecar.parity.rows import Parities, Row, RowPlace
+from holdfast.ckpt.transport import Client
+from holdfast.ckpt.types import Json
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 0.3
+_MOST_OF_IT = 0.75
+"""Where more has changed, columns are sent whole: a difference takes reading two steps."""
+
+_SHARE_BESIDE_MAPPED = 0.5
+"""Where less has changed in what is sent, what could be mapped is taken by its differences too."""
+
+NICE = 10
+"""Of the threads that encode: trainers go first, but a row is finished beside busy ones too."""
+
+
+class Builder:
+    """Builds rows for committed snapshots. ``link(node)`` is the queue to a node.
+
+    ``on_sealed(entry)`` is told of every complete row.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        parities: Parities,
+        *,
+        link: Callable[[str], Link],
+        on_sealed: Callable[[ParityEntry], None],
+    ) -> None:
+        self._core, self._parities = core, parities
+        self._link, self._on_sealed = link, on_sealed
+        self._builds: dict[tuple[SnapshotKey, RowPlace], Build] = {}
+        self.maps = SlotMaps()
+        self._making = False
+        self.priority = "not known yet"
+        self._why: dict[tuple[SnapshotKey, RowPlace], str] = {}
+        self._closed = threading.Event()
+        self._notes = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._notes.submit(int)  # starts the thread, here
+        self._pool = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="encode", initializer=self._stand_back
+        )
+
+    def _stand_back(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            self.priority = f"nice {NICE}"
+        except OSError as error:
+            self.priority = f"usual ({error.strerror})"
+
+    # -- beginning and ending --------------------------------------------------------------------
+
+    def begin(self, snapshot: Snapshot, geometry: Geometry) -> None:
+        """Begin with this node's rows of a committed snapshot; called under the core's lock."""
+        places = geometry.rows_of(self._core.node)
+        sizes = [geometry.row_bytes(stripe) for stripe, _ in places]
+        self._parities.expect(sizes, keep=snapshot.world.keep)
+        for place in places:
+            if self._parities.get(snapshot.key, place) is None:
+                self._start(self._plan(snapshot, geometry, place))
+
+    def _plan(self, snapshot: Snapshot, geometry: Geometry, place: RowPlace) -> Build:
+        k = geometry.columns(place[0])
+        return Build(
+            key=snapshot.key,
+            place=place,
+            geometry=geometry,
+            codec=codec_named()(k, geometry.m),
+            owners={
+                column: geometry.nodes[geometry.node_of(place[0], column)]
+                for column in range(k)
+                if geometry.filled_bytes(place[0], column)
+            },
+            base=self._base(snapshot.key, place),
+        )
+
+    def _base(self, key: SnapshotKey, place: RowPlace) -> Row | None:
+        """Return the row of the newest protected step before ``key``, if it is still here."""
+        snapshots = self._core.book.snapshots
+        rows = [
+            row
+            for row in self._parities.sealed()
+            if row.place == place and row.key[0] == key[0] and row.key[1] < key[1]
+            if row.key in snapshots and snapshots[row.key].phase is Phase.PROTECTED
+        ]
+        return max(rows, key=lambda row: row.key, default=None)
+
+    def _start(self, build: Build) -> None:
+        self._builds[build.key, build.place] = build
+        for column, owner in build.owners.items():
+            self._put(build, owner, self._asker(build, column))
+        if not build.owners:
+            self._work(build, self._finish, 0)
+
+    def cancel(self, key: SnapshotKey | None = None) -> None:
+        """Give up the rows of a snapshot, or all; let go of other nodes' memory that is gone."""
+        for at in [at for at in self._builds if key in (None, at[0])]:
+            self._drop(self._builds.pop(at))
+        for at in [at for at in list(self._why) if key in (None, at[0])]:
+            self._why.pop(at, None)
+        self.maps.prune()
+
+    def _drop(self, build: Build) -> None:
+        build.is_over = True
+        with build.lock:
+            file, build.file = build.file, None
+        if file is not None:
+            self._parities.give_back(file)
+
+    def _again(self, build: Build, *, base: Row | None = None, by_wire: bool) -> None:
+        """Begin a row anew, from nothing."""
+        with self._core.lock:
+            if build.is_over or self._builds.get((build.key, build.place)) is not build:
+                return
+            self._drop(build)
+            fresh = Build(
+                key=build.key,
+                place=build.place,
+                geometry=build.geometry,
+                codec=build.codec,
+                owners=build.owners,
+                base=base,
+                by_wire=by_wire,
+            )
+            self._start(fresh)
+
+    def close(self) -> None:
+        """Build nothing more; what runs is not waited for."""
+        self._closed.set()
+        self.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._notes.shutdown(wait=False, cancel_futures=True)
+
+    def status(self) -> dict[str, Json]:
+        """Return what is being built, why some rows are not, and the threads' priority."""
+        return {
+            "rows_building": len(self._builds),
+            "unprotected": {
+                f"{key[0]}/{key[1]}": why for (key, _), why in sorted(self._why.copy().items())
+            },
+            "encode_priority": self.priority,
+        }
+
+    # -- work ------------------------------------------------------------------------------------
+
+    def _is_wanted(self, build: Build) -> bool:
+        return not (build.is_over or self._closed.is_set())
+
+    def _put(self, build: Build, owner: str, job: Job) -> None:
+        def run(client: Client) -> None:
+            try:
+                job(client)
+            except PeerError as error:
+                if error.kind in ("GivenUpError", "CorruptError"):
+                    self._note(build, str(error))
+                raise
+
+        self._link(owner).put(run, is_wanted=lambda: self._is_wanted(build))
+
+    def _note(self, build: Build, why: str) -> None:
+        at = (build.key, build.place)
+        if not build.is_over and self._why.get(at) != why:
+            self._why[at] = why
+            _log.warning("%s: step %d is not protected: %s", self._core.node, build.key[1], why)
+
+    def _work(
+        self, build: Build, task: Callable[..., None], *arguments: object
+    ) -> Future[None] | None:
+        """Run a task on a thread that encodes; what goes wrong there is looked at here."""
+
+        def run() -> None:
+            try:
+                if self._is_wanted(build):
+                    task(build, *arguments)
+            except MovedError:
+                self._note_down(lambda: self._again(build, by_wire=True))
+            except CapacityError as error:
+                self._note(build, str(error))
+                self._later(build)
+            except CkptError as error:
+                self._note(build, str(error))
+            except Exception:  # nobody asks this future: a bug must show in the log; raised again
+                _log.exception("%s: parity row %s failed", self._core.node, build.place)
+                raise
+
+        with contextlib.suppress(RuntimeError):  # shut down meanwhile
+            return self._pool.submit(run)
+        return None
+
+    def _later(self, build: Build) -> None:
+        """Try again for room: snapshots are released, and memory may be enlarged."""
+        timer = threading.Timer(RETRY_S, lambda: self._work(build, self._encode))
+        timer.daemon = True
+        timer.start()
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _asker(self, build: Build, column: int) -> Job:
+        body = AskColumn(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            column=column,
+            base=build.base.key[1] if build.base is not None else -1,
+            host="" if build.by_wire else self._core.host,
+        )
+
+        def ask(client: Client) -> None:
+            answer, frames = client.call("column", unparse(body))
+            described = parse_column(build, column, answer, frames)
+            with build.lock:
+                if column in build.columns:
+                    return
+                build.columns[column] = described
+                is_complete = len(build.columns) == len(build.owners)
+            if is_complete:
+                self._work(build, self._encode)
+
+        return ask
+
+    def _encode(self, build: Build) -> None:
+        """Every column is described: choose how to get it, and begin."""
+        mapped = {} if build.by_wire else self._map(build)
+        sent = build.columns.keys() - mapped.keys()
+        if mapped and build.base and _changed_share(build, sent) < _SHARE_BESIDE_MAPPED:
+            self._note_down(lambda: self._again(build, base=build.base, by_wire=True))
+            return
+        file = self._parities.take(build.nbytes)
+        with build.lock:
+            if build.is_over:
+                self._parities.give_back(file)
+                return
+            build.file, build.view = file, file.row(build.nbytes)
+        if not mapped:
+            self._send_for(build)
+            return
+        encoding = _encoding(build, mapped)
+        for lo, hi in encoding.parts:
+            self._work(build, self._encode_part, encoding, lo, hi)
+
+    # -- by mapping ------------------------------------------------------------------------------
+
+    def _map(self, build: Build) -> dict[int, MappedColumn]:
+        """Map the columns that can be had that way."""
+        found = {}
+        for column, (answer, sums) in build.columns.items():
+            if answer.host and answer.host == self._core.host:
+                owner, run = build.owners[column], self._core.arena.run
+                mapped = MappedColumn.open(answer, sums, self.maps, node=owner, run=run)
+                if mapped is not None:
+                    found[column] = mapped
+        return found
+
+    def _encode_part(self, build: Build, encoding: Encoding | Mirroring, lo: int, hi: int) -> None:
+        began_s = perf_counter()
+        read, checksum = encoding.encode(lo, hi)
+        self._core.meters.add("exchange", perf_counter() - began_s, read)
+        self._core.count("fragment_bytes_mapped", read)
+        if checksum is None:
+            return
+        if len(encoding.columns) == len(build.columns):
+            self._finish(build, checksum)
+        else:
+            self._send_for(build, mapped=encoding.columns)
+
+    # -- over the wire ---------------------------------------------------------------------------
+
+    def _send_for(self, build: Build, *, mapped: Container[int] = ()) -> None:
+        """Ask for what is missing: the differences from the base, or everything.
+
+        Columns that were ``mapped`` are in the row already.
+        """
+        base = build.base
+        if mapped or _changed_share(build, build.columns) > _MOST_OF_IT:
+            base = None
+        is_based = base is not None and build.begin_as(base)
+        if not (is_based or mapped):
+            build.begin_empty()
+        jobs = []
+        for column, (answer, _) in build.columns.items():
+            if column in mapped:
+                continue
+            filled = build.geometry.filled_bytes(build.place[0], column)
+            whole: tuple[Range, ...] = ((0, filled),)
+            ranges = whole if not is_based or answer.changed is None else answer.changed
+            spared = filled - sum(hi - lo for lo, hi in ranges)
+            self._core.count("fragment_bytes_spared", max(spared, 0))
+            jobs += [(column, batch) for batch in batches(ranges, PART_BYTES)]
+        with build.lock:
+            build.missing = {(column, batch[0][0]) for column, batch in jobs}
+        step = base.key[1] if is_based and base is not None else -1
+        for column, batch in jobs:
+            self._put(build, build.owners[column], self._fetcher(build, column, batch, step))
+        if not jobs:
+            self._complete(build)
+
+    def _fetcher(self, build: Build, column: int, batch: tuple[Range, ...], base: int) -> Job:
+        body = AskBytes(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            column=column,
+            ranges=batch,
+            base=base,
+        )
+        owner, lengths = build.owners[column], [hi - lo for lo, hi in batch]
+
+        def fetch(client: Client) -> None:
+            try:
+                answer, frames = client.call("column_bytes", unparse(body), bulk=True)
+                parts = split_checked(answer, frames, lengths, origin=f"{owner}: column_bytes")
+            except CorruptError as error:
+                raise PeerError(str(error), kind="CorruptError") from error
+            except PeerError as error:
+                if error.kind == "MismatchError":  # the base was released meanwhile
+                    self._again(build, by_wire=build.by_wire)
+                raise
+            done = self._work(build, self._add, column, batch, parts)
+            if done is not None:
+                done.result()
+
+        return fetch
+
+    def _add(
+        self, build: Build, column: int, batch: tuple[Range, ...], parts: list[memoryview]
+    ) -> None:
+        """Add what a column contributes; what was added before changes nothing."""
+        with build.lock, self._core.meters.timed("exchange", sum(map(len, parts))):
+            if build.is_over or (column, batch[0][0]) not in build.missing:
+                return
+            row = build.buffer()
+            for (lo, hi), part in zip(batch, parts, strict=True):
+                build.codec.encode_update(build.place[1], column, part, row[lo:hi])
+            build.missing.discard((column, batch[0][0]))
+            is_complete = not build.missing
+        if is_complete:
+            self._complete(build)
+
+    # -- sealing ---------------------------------------------------------------------------------
+
+    def _complete(self, build: Build) -> None:
+        self._finish(build, crc32c(build.buffer()))
+
+    def _finish(self, build: Build, checksum: int) -> None:
+        """Have a complete row sealed."""
+        self._note_down(lambda: self._seal(build, checksum))
+
+    def _note_down(self, task: Callable[[], None]) -> None:
+        """Run a task on the thread that tells others; it has the usual priority.
+
+        A thread inherits the priority of the one that starts it: what follows from a complete
+        row (gossip, a checkpoint) must not be started by a thread that encodes.
+        """
+
+        def run() -> None:
+            try:
+                task()
+            except CkptError as error:
+                _log.warning("%s: %s", self._core.node, error)
+            except Exception:  # as in `_work`
+                _log.exception("%s: noting a parity row failed", self._core.node)
+                raise
+
+        with contextlib.suppress(RuntimeError):  # shut down meanwhile
+            self._notes.submit(run)
+
+    def _seal(self, build: Build, checksum: int) -> None:
+        """Seal a complete row, unless it is not wanted any more."""
+        entry = ParityEntry(
+            generation=build.key[0],
+            step=build.key[1],
+            stripe=build.place[0],
+            row=build.place[1],
+            nbytes=build.nbytes,
+            crc32c=checksum,
+        )
+        with self._core.lock:
+            if build.is_over or self._builds.get((build.key, build.place)) is not build:
+                return
+            del self._builds[build.key, build.place]
+            build.is_over = True
+            self._why.pop((build.key, build.place), None)
+            self._parities.seal(build.file, entry)
+            self._on_sealed(entry)
+            self._make_ahead()
+
+    # -- files of later rows ---------------------------------------------------------------------
+
+    def _make_ahead(self) -> None:
+        """Have files made for later rows, where some are missing: fresh pages take their time."""
+        if not self._making and self._missing_bytes():
+            self._making = True
+            with contextlib.suppress(RuntimeError):  # shut down meanwhile
+                self._core.submit(None, self._make, kind=Work.STORE)
+
+    def _missing_bytes(self) -> int:
+        """Return for which length a file is missing, 0 for none or where memory is scarce."""
+        nbytes = self._parities.missing_bytes()
+        largest = max((slot.file.capacity for slot in self._core.slots.all()), default=0)
+        return nbytes if self._core.arena.free_bytes() >= nbytes + 2 * largest else 0
+
+    def _make(self) -> None:
+        try:
+            while not self._closed.is_set():
+                with self._core.lock:
+                    nbytes = self._missing_bytes()
+                if not nbytes:
+                    return
+                self._parities.make(nbytes)
+        except CapacityError as error:
+            _log.info("%s: no row is made ahead: %s", self._core.node, error)
+        finally:
+            self._making = False
+
+
+def _encoding(build: Build, mapped: dict[int, MappedColumn]) -> Encoding | Mirroring:
+    """Choose how to make a row of what is mapped: as a copy, where one column is all there is."""
+    if build.codec.k > 1:
+        return Encoding(build, mapped)
+    (column,) = mapped.values()
+    try:
+        runs = column.runs()
+    except ValueError as error:  # unmapped, for its file was removed
+        raise MovedError(f"the column of step {build.key[1]} was removed") from error
+    return Encoding(build, mapped) if runs is None else Mirroring(build, mapped, runs)
+
+
+def _changed_share(build: Build, columns: Collection[int]) -> float:
+    """Return how much of some columns differs from the base: 1 where that is not known."""
+    filled = changed = 0
+    for column in columns:
+        answer, _ = build.columns[column]
+        if answer.changed is None:
+            return 1.0
+        filled += build.geometry.filled_bytes(build.place[0], column)
+        changed += sum(hi - lo for lo, hi in answer.changed)
+    return changed / filled if filled else 1.0

@@ -1,0 +1,80 @@
+"""A parity row of a single column is a copy of it: made and checked in one pass.
+
+Every run of the column is copied past the cache, checksummed on the way, and that checksum is
+compared with the owner's. So what is checked is what arrived, and no byte is read a second time.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from holdfast.ckpt.errors import GivenUpError
+from holdfast.ckpt.native.isal import address_of
+from holdfast.ckpt.native.streaming import Runs
+from holdfast.ckpt.native.sums import Lengths, Sums, combined, of_zeros
+from holdfast.ckpt.sidecar.parity.mapped import ColumnRuns, MappedColumn
+from holdfast.ckpt.sidecar.parity.row_build import Build, MovedError, cut_row
+
+
+class Mirroring:
+    """One pass over the mapped column of a row: ``parts`` of the row side by side."""
+
+    def __init__(self, build: Build, columns: dict[int, MappedColumn], runs: ColumnRuns) -> None:
+        self._build, self.columns, self._runs = build, columns, runs
+        self.parts = cut_row(build.nbytes)
+        self._gaps = _gaps(runs, build.nbytes)
+        self._lock = threading.Lock()
+        self._done: list[tuple[Lengths, Lengths, Sums]] = []
+
+    def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
+        """Copy the runs that begin in a part, and clear the gaps; as `Encoding.encode`."""
+        runs, row = self._runs, self._build.buffer()
+        first, last = np.searchsorted(runs.into, [lo, hi])
+        start = np.uint64(address_of(row))
+        targets = runs.into[first:last].astype(np.uint64) + start
+        copying = Runs(runs.sources[first:last], targets, runs.nbytes[first:last].astype(np.uint64))
+        copying.copy(0, int(last - first))
+        wrong = np.flatnonzero(copying.sums != runs.sums[first:last])
+        if wrong.size:
+            raise GivenUpError(runs.describe(int(first + wrong[0])))
+        at, nbytes = self._clear(lo, hi)
+        if not all(each.is_current() for each in self.columns.values()):
+            step = self._build.key[1]
+            raise MovedError(f"a column of step {step} was released while it was read")
+        done = (
+            np.concatenate([runs.into[first:last], at]),
+            np.concatenate([runs.nbytes[first:last], nbytes]),
+            np.concatenate([copying.sums, of_zeros(nbytes)]),
+        )
+        return int(runs.nbytes[first:last].sum()), self._note(done)
+
+    def _clear(self, lo: int, hi: int) -> tuple[Lengths, Lengths]:
+        """Write zeros where no run goes; return where, and how many."""
+        row = np.frombuffer(self._build.buffer(), dtype=np.uint8)
+        found = [(max(a, lo), min(b, hi)) for a, b in self._gaps if max(a, lo) < min(b, hi)]
+        for a, b in found:
+            row[a:b] = 0
+        ranges: Lengths = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return ranges[:, 0], ranges[:, 1] - ranges[:, 0]
+
+    def _note(self, done: tuple[Lengths, Lengths, Sums]) -> int | None:
+        """Return the checksum of the row, if this was the last of its parts."""
+        with self._lock:
+            self._done.append(done)
+            if len(self._done) < len(self.parts):
+                return None
+        at, nbytes, sums = (np.concatenate(each) for each in zip(*self._done, strict=True))
+        order = np.argsort(at)
+        edges = np.array([0, len(order)], dtype=np.int64)
+        whole = combined(sums[order], nbytes[order], starts=edges[:1], ends=edges[1:])
+        return int(whole[0])
+
+
+def _gaps(runs: ColumnRuns, nbytes: int) -> list[tuple[int, int]]:
+    """Return what of a row no run fills."""
+    ends = np.concatenate([[0], runs.into + runs.nbytes])
+    begins = np.concatenate([runs.into, [nbytes]])
+    wide = np.flatnonzero(begins > ends)
+    return list(zip(ends[wide].tolist(), begins[wide].tolist(), strict=True))

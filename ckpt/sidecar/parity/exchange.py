@@ -1,0 +1,172 @@
+"""How the sidecars of a group tell each other what is sealed, and get its parity built.
+
+Every message is repeated until it is answered or its generation is over, and may arrive twice.
+Each peer has queues of its own, so a slow or dead one holds up nobody else. The bytes of columns
+are not pushed: whoever holds a parity row asks for them (`holdfast.ckpt.sidecar.parity.builder`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic
+
+from holdfast.ckpt.errors import FencedError
+from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey
+from holdfast.ckpt.sidecar.core.core import Core, Op
+from holdfast.ckpt.sidecar.core.links import Link, send
+from holdfast.ckpt.sidecar.core.messages import Key, Message, RowSealed, Sealed, unparse
+from holdfast.ckpt.sidecar.parity.builder import Builder
+from holdfast.ckpt.sidecar.parity.columns import Columns
+from holdfast.ckpt.sidecar.parity.rows import Parities
+from holdfast.ckpt.transport import Request
+from holdfast.ckpt.types import Json
+
+FRAGMENT_LANES = 2
+"""Requests for fragments that are under way to one peer at a time."""
+
+
+class Exchange:
+    """Gossip and parity of the present generation's group."""
+
+    def __init__(self, core: Core, parities: Parities) -> None:
+        self._core, self._parities = core, parities
+        self._columns = Columns(core)
+        self.builder = Builder(core, parities, link=self._fragments, on_sealed=self._row_complete)
+        self._links: dict[tuple[str, str], Link] = {}
+        self._sealed_at_s: dict[SnapshotKey, float] = {}
+        self._protect_s: deque[float] = deque(maxlen=64)
+        self._restorable_s: float | None = None  # since when: the seal of what was protected last
+        core.on.adopt.append(self._adopt)
+        core.on.commit.append(self._commit)
+        core.on.protect.append(self._protected)
+        core.on.release.append(self._release)
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {
+            "sealed": (Sealed, self._hear_sealed),
+            "given_up": (Key, self._hear_given_up),
+            "row_sealed": (RowSealed, self._hear_row),
+            **self._columns.ops(),
+        }
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def peers(self) -> tuple[SidecarPeer, ...]:
+        """Return the other members of the present group."""
+        world = self._core.book.world
+        return tuple(p for p in (world.peers if world else ()) if p.node != self._core.node)
+
+    def link(self, peer: SidecarPeer, *, purpose: str, lanes: int = 1) -> Link:
+        """Return the queue to a peer for a purpose; made when first needed."""
+        at = (peer.node, purpose)
+        if at not in self._links:
+            self._links[at] = Link(peer, self._core.key, purpose=purpose, lanes=lanes)
+        return self._links[at]
+
+    def _fragments(self, node: str) -> Link:
+        """Return the queue for the fragments of a node of the present group."""
+        with self._core.lock:
+            for peer in self.peers():
+                if peer.node == node:
+                    return self.link(peer, purpose="fragments", lanes=FRAGMENT_LANES)
+        raise FencedError(f"node {node} is not in the present group")
+
+    def tell_all(self, op: str, message: Message, *, about: SnapshotKey | None = None) -> None:
+        """Send a message to every peer, until each has answered or the generation ends.
+
+        What is ``about`` a snapshot is not sent any more once that is released.
+        """
+        body, book = unparse(message), self._core.book
+        for peer in self.peers():
+            self.link(peer, purpose="gossip").put(
+                lambda client: send(client, op, body),
+                is_wanted=lambda: about is None or not book.is_gone(about),
+            )
+
+    def close(self) -> None:
+        """End all queues, and build nothing more."""
+        self.builder.close()
+        self._end_links()
+
+    def _end_links(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _adopt(self, _world: SnapshotWorld) -> None:
+        self.builder.cancel()
+        self._end_links()
+        self._sealed_at_s.clear()
+
+    def _release(self, key: SnapshotKey) -> None:
+        self.builder.cancel(key)
+        self._parities.drop(key)
+        self._sealed_at_s.pop(key, None)
+
+    # -- sealing ---------------------------------------------------------------------------------
+
+    def announce(self, entry: BlockEntry) -> None:
+        """Tell the group that a block is sealed here."""
+        key = (entry.generation, entry.step)
+        self._sealed_at_s.setdefault(key, monotonic())
+        self.tell_all("sealed", Sealed(entries=(entry,)), about=key)
+
+    def give_up(self, generation: int, step: int) -> None:
+        """Tell the group that a rank here will not complete a step."""
+        self.tell_all("given_up", Key(generation=generation, step=step))
+
+    def _hear_sealed(self, request: Request, body: Sealed) -> None:
+        for entry in body.entries:
+            self._core.apply(self._core.book.seal(entry))
+        request.reply()
+
+    def _hear_given_up(self, request: Request, body: Key) -> None:
+        key = (body.generation, body.step)
+        self._core.apply(self._core.book.give_up(key))
+        request.reply()
+
+    # -- parity ----------------------------------------------------------------------------------
+
+    def _commit(self, snapshot: Snapshot) -> None:
+        """Every rank has sealed: build the rows this node holds."""
+        if snapshot.world.parity:
+            self.builder.begin(snapshot, self._columns.geometry(snapshot))
+
+    def _row_complete(self, entry: ParityEntry) -> None:
+        core, key = self._core, (entry.generation, entry.step)
+        if core.book.generation != entry.generation or core.book.is_closed:
+            return
+        self.tell_all("row_sealed", RowSealed(entry=entry), about=key)
+        core.apply(core.book.seal_row(key, (entry.stripe, entry.row)))
+
+    def _hear_row(self, request: Request, body: RowSealed) -> None:
+        key = (body.entry.generation, body.entry.step)
+        self._core.apply(self._core.book.seal_row(key, (body.entry.stripe, body.entry.row)))
+        request.reply()
+
+    # -- reporting -------------------------------------------------------------------------------
+
+    def _protected(self, snapshot: Snapshot) -> None:
+        self._parities.mark_protected(snapshot.key)
+        self._restorable_s = self._sealed_at_s.get(snapshot.key, monotonic())
+        if (began_s := self._sealed_at_s.pop(snapshot.key, None)) is not None:
+            took_s = monotonic() - began_s
+            self._protect_s.append(took_s)
+            nbytes = sum(block_bytes(entry) for entry in snapshot.entries.values())
+            self._core.meters.add("protect", took_s, nbytes)
+
+    def status(self) -> dict[str, Json]:
+        """Return the queues by peer, and the seconds from seal to protected of recent steps."""
+        return {
+            "peers": {
+                f"{node}/{purpose}": link.status()
+                for (node, purpose), link in sorted(self._links.items())
+            },
+            "seal_to_protected_s": [round(each, 6) for each in self._protect_s],
+            "restore_point_age_s": self._restorable_s
+            and round(monotonic() - self._restorable_s, 3),
+            **self.builder.status(),
+        }

@@ -1,0 +1,217 @@
+"""A parity row while it is built: what is known of its columns, its bytes, what is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from holdfast.ckpt.errors import CkptError, CorruptError, FencedError, GivenUpError, PeerError
+from holdfast.ckpt.memory.block import align
+from holdfast.ckpt.native import crc
+from holdfast.ckpt.native.isal import address_of, crc32c
+from holdfast.ckpt.native.sums import SUM_BYTES, Sums, runs_of
+from holdfast.ckpt.parity.erasure import ErasureCodec
+from holdfast.ckpt.parity.row_file import RowFile
+from holdfast.ckpt.parity.stripes import Geometry
+from holdfast.ckpt.sidecar.core.book import SnapshotKey
+from holdfast.ckpt.sidecar.core.core import THREADS
+from holdfast.ckpt.sidecar.core.messages import Column
+from holdfast.ckpt.sidecar.parity.changes import are_disjoint
+from holdfast.ckpt.sidecar.parity.mapped import ColumnReader, MappedColumn
+from holdfast.ckpt.sidecar.parity.rows import Row, RowPlace
+from holdfast.ckpt.types import Json
+
+WINDOW_BYTES = 32 * SUM_BYTES
+"""What is handed to the codec at a time, which goes through it by pieces that stay in the cache."""
+
+_COPY_BYTES = 1 << 20
+
+
+class MovedError(CkptError):
+    """A slot was given away while it was read by mapping: get the bytes another way."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Build:
+    """A row under construction; its mutable parts are guarded by ``lock``."""
+
+    key: SnapshotKey
+    place: RowPlace
+    geometry: Geometry
+    codec: ErasureCodec
+    owners: dict[int, str]
+    base: Row | None = None
+    by_wire: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    columns: dict[int, tuple[Column, Sums]] = field(default_factory=dict)
+    file: RowFile | None = None
+    view: memoryview | None = None
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    is_over: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the row."""
+        return self.geometry.row_bytes(self.place[0])
+
+    def buffer(self) -> memoryview:
+        """Return the bytes of the row; they stay mapped when its file was removed meanwhile."""
+        if self.view is None:
+            raise FencedError(f"parity row {self.place} was given up")
+        return self.view
+
+    def begin_as(self, base: Row) -> bool:
+        """Begin as a copy of an earlier row; False where that is gone or damaged."""
+        with base.lock:
+            if base.buffer is None:
+                return base.nbytes == 0 and self._clear_from(0)
+            into, start, checksum = self.buffer(), 0, 0
+            there, here = address_of(base.buffer), address_of(into)
+            while start < base.nbytes:
+                size = min(_COPY_BYTES, base.nbytes - start)
+                checksum = crc32c(base.buffer[start : start + size], checksum)
+                if (room := min(size, self.nbytes - start)) > 0:
+                    ctypes.memmove(here + start, there + start, room)
+                start += size
+            self._clear_from(base.nbytes)
+            return checksum == base.entry.crc32c
+
+    def _clear_from(self, at: int) -> bool:
+        np.frombuffer(self.buffer(), dtype=np.uint8)[at:] = 0
+        return True
+
+    def begin_empty(self) -> None:
+        """Begin with zeros."""
+        self._clear_from(0)
+
+
+def parse_column(
+    build: Build, column: int, answer: Json, frames: Sequence[memoryview]
+) -> tuple[Column, Sums]:
+    """Return an owner's answer about a column, and the sums of its spans.
+
+    Raises ``PeerError`` for one that does not describe this very column.
+    """
+    try:
+        found = msgspec.convert(answer, Column)
+    except msgspec.ValidationError as error:
+        raise _malformed(str(error)) from error
+    stripe, geometry = build.place[0], build.geometry
+    spans = geometry.spans(stripe, column, 0, geometry.filled_bytes(stripe, column))
+    said = [(each.entry.rank, each.at, each.nbytes, each.into) for each in found.spans]
+    if said != [(each.rank, each.at, each.nbytes, each.into) for each in spans]:
+        raise _malformed(f"it names the spans {said} of column {column}, stripe {stripe}")
+    if any((each.entry.generation, each.entry.step) != build.key for each in found.spans):
+        raise _malformed("it is of another step")
+    runs = [runs_of(each.at, each.nbytes) for each in found.spans]
+    if any((each.first, each.count) != run for each, run in zip(found.spans, runs, strict=True)):
+        raise _malformed("it names the wrong sums")
+    sums = 4 * sum(count for _, count in runs)
+    if len(frames) != 1 or frames[0].nbytes != sums:
+        raise _malformed(f"it came with {[f.nbytes for f in frames]} bytes of sums, not {sums}")
+    changed = found.changed or ()
+    if not are_disjoint(changed) or any(hi > build.nbytes for _, hi in changed):
+        raise _malformed(f"it says that {changed[:4]} … changed in {build.nbytes:,} bytes")
+    return found, np.frombuffer(frames[0], dtype="<u4").astype(np.uint32)
+
+
+def _malformed(why: str) -> PeerError:
+    return PeerError(f"malformed answer about a column: {why}", kind="CorruptError")
+
+
+def cut_row(nbytes: int) -> list[tuple[int, int]]:
+    """Cut a row into the parts that threads make side by side."""
+    size = align(max(-(-nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
+    return [(lo, min(lo + size, nbytes)) for lo in range(0, nbytes, size)]
+
+
+class Encoding:
+    """One pass over mapped columns: ``parts`` of the row side by side, each in windows."""
+
+    def __init__(self, build: Build, columns: dict[int, MappedColumn]) -> None:
+        self._build, self.columns = build, columns
+        self._lock = threading.Lock()
+        self._checksums: dict[int, int] = {}
+        self.parts = cut_row(build.nbytes)
+
+    def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
+        """Encode a part; return the bytes read and, from the last part to end, the row's CRC.
+
+        Raises ``MovedError`` when a slot was given away meanwhile, ``GivenUpError`` naming the
+        node and rank whose bytes are not what was sealed.
+        """
+        build, checksum, read = self._build, 0, 0
+        row, readers, number = build.buffer(), self._readers(), build.place[1]
+        for at in range(lo, hi, WINDOW_BYTES):
+            window = row[at : min(at + WINDOW_BYTES, hi)]
+            columns, unchecked = _window(readers, at, len(window))
+            inputs = [columns.get(column, b"") for column in range(build.codec.k)]
+            read += sum(map(len, columns.values()))
+            try:
+                sums = build.codec.encode(inputs, {number: window}, before=_checking(unchecked, at))
+            except CorruptError as error:
+                raise GivenUpError(str(error)) from error
+            checksum = crc.combine(checksum, sums[number], len(window))
+        if not all(each.is_current() for each in self.columns.values()):
+            raise MovedError(f"a column of step {build.key[1]} was released while it was read")
+        return read, self._note(lo, checksum)
+
+    def _readers(self) -> dict[int, ColumnReader]:
+        try:
+            return {column: each.reader() for column, each in self.columns.items()}
+        except ValueError as error:  # unmapped, for its file was removed
+            raise MovedError(f"a column of step {self._build.key[1]} was removed") from error
+
+    def _note(self, lo: int, checksum: int) -> int | None:
+        with self._lock:
+            self._checksums[lo] = checksum
+            if len(self._checksums) < len(self.parts):
+                return None
+        total = 0
+        for first, last in self.parts:
+            total = crc.combine(total, self._checksums[first], last - first)
+        return total
+
+
+def _window(
+    readers: Mapping[int, ColumnReader], at: int, nbytes: int
+) -> tuple[dict[int, memoryview], list[ColumnReader]]:
+    """Return ``nbytes`` of each column from ``at``, and which are to be checked as they are used.
+
+    Zeros at the end may be left out. Raises ``GivenUpError``.
+    """
+    columns: dict[int, memoryview] = {}
+    unchecked = []
+    for column, reader in readers.items():
+        view = reader.adjacent(at, at + nbytes)
+        if view is None:
+            view = _gathered(reader, at, nbytes)
+        else:
+            unchecked.append(reader)
+        columns[column] = view
+    return columns, unchecked
+
+
+def _checking(readers: Sequence[ColumnReader], at: int) -> Callable[[int, int], None]:
+    def check(lo: int, hi: int) -> None:
+        for reader in readers:
+            reader.check(at + lo, at + hi)
+
+    return check
+
+
+def _gathered(reader: ColumnReader, at: int, nbytes: int) -> memoryview:
+    """Return a copy of some of a column, with zeros in the gaps."""
+    data = np.zeros(nbytes, dtype=np.uint8)
+    try:
+        for start, part in reader.parts(at, at + nbytes):
+            into = data[start - at : start - at + len(part)]
+            np.copyto(into, np.frombuffer(part, dtype=np.uint8))
+    except CorruptError as error:
+        raise GivenUpError(str(error)) from error
+    return data.data

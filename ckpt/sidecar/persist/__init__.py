@@ -1,0 +1,1 @@
+"""Writes protected snapshots to the store."""

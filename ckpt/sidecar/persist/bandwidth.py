@@ -1,0 +1,43 @@
+"""How fast bytes may go: a token bucket without a clock of its own. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.ckpt.sizes import parse_bytes
+
+BURST_S: Final = 0.05
+"""How much of a pause is made up for at once."""
+
+
+class Bucket:
+    """Says how long to wait after each piece so that no more than ``bytes_per_s`` pass.
+
+    Over any time ``t`` at most ``bytes_per_s * (t + BURST_S)`` and one piece are let through (the
+    generic cell rate algorithm, ITU-T I.371). A rate of 0 is no limit.
+    """
+
+    def __init__(self, bytes_per_s: int = 0) -> None:
+        if bytes_per_s < 0:
+            raise ValueError(f"bytes_per_s is {bytes_per_s}: give a rate, or 0 for no limit")
+        self.bytes_per_s = bytes_per_s
+        self._free_s = float("-inf")
+
+    def pay(self, nbytes: int, *, now_s: float) -> float:
+        """Note that ``nbytes`` go at ``now_s``; return the seconds to wait before the next."""
+        if not self.bytes_per_s:
+            return 0.0
+        self._free_s = max(self._free_s, now_s - BURST_S) + nbytes / self.bytes_per_s
+        return max(0.0, self._free_s - now_s)
+
+
+def parse_rate(rate: str | int) -> int:
+    """Return bytes per second of ``"500MB/s"`` (decimal), ``"1GiB/s"`` (binary) or a number.
+
+    Raises ``ValueError`` for anything else, and for less than one byte per second.
+    """
+    text = str(rate).strip()
+    try:
+        return parse_bytes(text[:-2] if text.lower().endswith("/s") else text)
+    except ValueError as error:
+        raise ValueError(f"{rate!r} is not a rate; write it as in 500MB/s or 1GiB/s") from error

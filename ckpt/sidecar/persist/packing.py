@@ -1,0 +1,150 @@
+"""The work of checkpoints, on threads: a rank's pack, a manifest."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from holdfast.ckpt.errors import CkptError, GivenUpError, NotFoundError
+from holdfast.ckpt.geometry.shard_index import decode_index
+from holdfast.ckpt.sidecar.core.core import Core, Work
+from holdfast.ckpt.sidecar.core.slots import Slot
+from holdfast.ckpt.sidecar.persist.paced_writer import PACK_THREADS, Pen
+from holdfast.ckpt.sidecar.persist.pending import Job
+from holdfast.ckpt.types import Json
+
+_log = logging.getLogger(__name__)
+
+
+class Packing:
+    """Writes packs and manifests, and tells how it went; what it tells is told under the lock.
+
+    ``written(job, rank, receipt, error)`` and ``committed(job, error)`` end each piece of work,
+    ``progressed(job)`` is told of every few bytes, ``retried(job, attempt, error)`` of failures
+    that are tried again.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        written: Callable[[Job, int, Json, str | None], None],
+        committed: Callable[[Job, str | None], None],
+        progressed: Callable[[Job], None],
+        retried: Callable[[Job, int, str], None],
+    ) -> None:
+        self._core, self.pen = core, Pen()
+        self._on_written, self._on_committed = written, committed
+        self._on_progress, self._on_retry = progressed, retried
+
+    def write(self, job: Job, rank: int, slot: Slot, *, base: int | None) -> None:
+        """Have a rank's pack written, against the durable step ``base`` if there is one."""
+        self._submit(job, functools.partial(self._write, job, rank, slot, base))
+
+    def commit(self, job: Job, receipts: tuple[Json, ...]) -> None:
+        """Have the manifest published."""
+        self._submit(job, functools.partial(self._commit, job, receipts))
+
+    def _submit(self, job: Job, work: Callable[[], None]) -> None:
+        """Run ``work`` on threads that yield to the trainers, unless there are none any more."""
+        if job.urgent:
+            self._core.submit(None, work, kind=Work.STORE)
+            return
+
+        def modestly() -> None:
+            self.pen.yield_to_others()
+            work()
+
+        self._core.submit(None, modestly, kind=Work.CHECKPOINT)
+
+    def _write(self, job: Job, rank: int, slot: Slot, base: int | None) -> None:
+        began_s = monotonic()
+        receipt: Json = None
+        failed: str | None = words("see the sidecar's log", job)
+        try:
+            receipt = self.pen.persevere(
+                lambda: self._write_pack(job, slot, base),
+                job.target,
+                failed=functools.partial(self._again, job),
+            )
+            nbytes = slot.entry.payload_bytes if slot.entry else 0
+            self._core.meters.add("persist", monotonic() - began_s, nbytes)
+            failed = None
+        except (CkptError, OSError) as error:
+            failed = words(error, job)
+        finally:
+            with self._core.lock:
+                self._on_written(job, rank, receipt, failed)
+
+    def _write_pack(self, job: Job, slot: Slot, base: int | None) -> Json:
+        from holdfast.ckpt.checkpoints import commit as persist
+
+        if (entry := slot.entry) is None:
+            raise NotFoundError("a block is gone")
+        receipt = persist.write_pack(
+            job.target.root,
+            step=entry.step,
+            index=decode_index(slot.file.index_view(entry), origin=slot.file.path.name),
+            payload=slot.file.block(entry.payload_bytes),
+            options=persist.PackOptions(
+                compression=job.target.compression,
+                base=base,
+                threads=PACK_THREADS if job.urgent or job.target.compression else 0,
+                watch=functools.partial(self._watch, job),
+                around_cache=True,
+            ),
+        )
+        return msgspec.to_builtins(receipt)
+
+    def _watch(self, job: Job, nbytes: int) -> None:
+        """Account for bytes that went to the store, and keep the pace."""
+        self._require(job)
+        job.written_bytes += nbytes
+        self._on_progress(job)
+        self.pen.pace(nbytes, bytes_per_s=job.target.bytes_per_s)
+
+    def _again(self, job: Job, attempt: int, error: Exception) -> None:
+        self._require(job)
+        said = words(error, job)
+        _log.warning("%s; it is tried again (%d of %d)", said, attempt, job.target.retries)
+        with self._core.lock:
+            self._on_retry(job, attempt, said)
+
+    @staticmethod
+    def _require(job: Job) -> None:
+        if job.over:
+            raise GivenUpError(f"the checkpoint of step {job.step} is not wanted any more")
+
+    def _commit(self, job: Job, receipts: tuple[Json, ...]) -> None:
+        from holdfast.ckpt.checkpoints import commit as persist
+
+        failed: str | None = words("see the sidecar's log", job)
+        try:
+            found = [msgspec.convert(receipt, persist.WriterReceipt) for receipt in receipts]
+            self.pen.persevere(
+                lambda: persist.commit(
+                    job.target.root,
+                    run=job.world.run,
+                    step=job.step,
+                    generation=job.key[0],
+                    receipts=found,
+                    mesh={"dp": len(job.world.rank_nodes)},
+                ),
+                job.target,
+                failed=functools.partial(self._again, job),
+            )
+            failed = None
+        except (CkptError, OSError, msgspec.ValidationError) as error:
+            failed = words(error, job)
+        finally:
+            with self._core.lock:
+                self._on_committed(job, failed)
+
+
+def words(error: Exception | str, job: Job) -> str:
+    """Return what is said of a checkpoint that failed."""
+    return f"checkpoint of step {job.step} to {job.target.root} failed: {error}"

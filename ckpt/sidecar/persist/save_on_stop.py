@@ -1,0 +1,92 @@
+"""What is still saved when a job is stopped: its newest protected step, within the time given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.sidecar.core.book import Phase
+from holdfast.ckpt.sidecar.core.core import Core, Op, Work
+from holdfast.ckpt.sidecar.core.messages import PersistLate, PersistTo
+from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.persist.committer import Committer
+from holdfast.ckpt.sidecar.persist.outcomes import Outcomes
+from holdfast.ckpt.sidecar.persist.pending import Job
+from holdfast.ckpt.transport import Request
+
+
+class LateSave:
+    """The committing node chooses the step; ``begin(job)`` has it written there, as any other.
+
+    ``want(job)`` takes a checkpoint in, at every node. Used under the lock.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        exchange: Exchange,
+        *,
+        committer: Committer,
+        outcomes: Outcomes,
+        want: Callable[[Job], Job],
+        begin: Callable[[Job], None],
+    ) -> None:
+        self._core, self._exchange = core, exchange
+        self._committer, self._outcomes = committer, outcomes
+        self._want, self._begin = want, begin
+        self._target: CheckpointTarget | None = None
+        self._step: int | None = None
+
+    def ops(self) -> dict[str, Op]:
+        """Return what this part answers."""
+        return {
+            "persist_to": (PersistTo, self._hear_target),
+            "persist_late": (PersistLate, self._hear_late),
+        }
+
+    def save_newest(self) -> float:
+        """Begin to save the newest protected step; return for how many seconds to wait for it."""
+        book, target = self._core.book, self._target
+        if target is None:
+            return 0.0
+        step = book.newest(Phase.PROTECTED, generation=book.generation)
+        if self._committer.is_here and step > self._outcomes.durable:
+            late = PersistLate(
+                sent_in=book.generation, generation=book.generation, step=step, target=target
+            )
+            self._exchange.tell_all("persist_late", late)
+            self._begin(self._take(late))
+        elif self._committer.is_here:
+            self._step = step
+        return target.grace_s
+
+    def has_saved(self) -> bool:
+        """Return whether there is nothing to wait for any more."""
+        step, outcomes = self._step, self._outcomes
+        return step is not None and (step <= outcomes.durable or outcomes.has_failed(step))
+
+    def _hear_target(self, request: Request, body: PersistTo) -> None:
+        self._target = body.target
+        self._core.submit(None, _prepare, kind=Work.STORE)
+        request.reply()
+
+    def _hear_late(self, request: Request, body: PersistLate) -> None:
+        self._core.book.require(body.sent_in)
+        self._take(body)
+        request.reply()
+
+    def _take(self, late: PersistLate) -> Job:
+        book, key = self._core.book, (late.generation, late.step)
+        self._step = late.step
+        job = Job(
+            world=book.require(late.generation), step=late.step, target=late.target, urgent=True
+        )
+        job.ranks = {slot.entry.rank for slot in self._core.slots.of(key) if slot.entry}
+        if (snapshot := book.snapshots.get(key)) is not None:
+            job.total_bytes = sum(entry.payload_bytes for entry in snapshot.entries.values())
+        return self._want(job)
+
+
+def _prepare() -> None:
+    """Import what writing needs now: that would take much of the time at the end."""
+    import holdfast.ckpt.checkpoints.commit  # noqa: F401

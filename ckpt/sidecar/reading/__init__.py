@@ -1,0 +1,1 @@
+"""Operations of readers; rebuilds lost blocks."""

@@ -1,0 +1,32 @@
+"""What a node has of one snapshot, and the files where readers on its host find it."""
+
+from __future__ import annotations
+
+from holdfast.ckpt.memory.hosts import FileRef
+from holdfast.ckpt.sidecar.core.core import Core
+from holdfast.ckpt.sidecar.core.messages import Holdings, Key
+from holdfast.ckpt.sidecar.core.slots import Slot
+from holdfast.ckpt.sidecar.parity.rows import Parities, Row
+
+
+def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
+    """Return what this node has of a snapshot; called under the lock."""
+    key = (body.generation, body.step)
+    slots = [slot for slot in core.slots.of(key) if slot.entry and not slot.leaving]
+    rows = parities.sealed(key)
+    snapshot = core.book.snapshots.get(key)
+    return Holdings(
+        blocks=tuple(slot.entry for slot in slots if slot.entry),
+        parities=tuple(row.entry for row in rows),
+        sealed=tuple(snapshot.entries.values()) if snapshot else (),
+        host=core.host,
+        block_files=tuple(_file(slot) for slot in slots),
+        row_files=tuple(_file(row) for row in rows),
+    )
+
+
+def _file(held: Slot | Row) -> FileRef | None:
+    try:
+        return None if held.file is None else FileRef.of(held.file.path)
+    except OSError:
+        return None  # removed meanwhile

@@ -1,0 +1,327 @@
+"""Bring a lost rank's block back: ask who has what, get k fragments a part, decode, verify.
+
+A block that comes out wrong is decoded again from other fragments, where there are any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain, combinations, islice
+
+from holdfast.ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, PeerError
+from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.records import BlockEntry, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.parity.stripes import Geometry, Recovery, plan_recovery
+from holdfast.ckpt.sidecar.core.book import SnapshotKey
+from holdfast.ckpt.sidecar.core.core import Core, Refusable, Work
+from holdfast.ckpt.sidecar.core.messages import Holdings, Key, OpenBlock, Opened, Read, unparse
+from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot
+from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.rows import Parities
+from holdfast.ckpt.sidecar.reading.decoding import (
+    Decoding,
+    entries_of,
+    holders_of,
+    nodes_of,
+    rows_of,
+)
+from holdfast.ckpt.sidecar.reading.lost import Lost
+from holdfast.ckpt.sidecar.reading.sources import Sources
+from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.transport import Request
+
+_log = logging.getLogger(__name__)
+
+MAX_TRIES = 16
+"""Of other sets of fragments, when a rebuilt block fails its check."""
+
+MAX_IN_PARTS = 64
+"""Lost blocks whose fragments are kept at hand."""
+
+
+class Rebuild:
+    """Answers for blocks that are to be rebuilt; one rebuild per block, however many ask.
+
+    A block of which little is wanted stays lost: it is read *in parts*, decoded when asked for.
+    """
+
+    def __init__(self, core: Core, exchange: Exchange, parities: Parities, *, room: Room) -> None:
+        self._core, self._exchange, self._parities = core, exchange, parities
+        self._room = room
+        self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
+        self._in_parts: dict[BlockKey, Lost] = {}
+        core.on.adopt.append(lambda _world: self._let_go())
+        core.on.release.append(self._let_go)
+        core.on.close.append(self._let_go)
+
+    def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
+        """Rebuild a block and ``answer`` with its slot, or refuse ``request``."""
+        key = (body.world.generation, body.step, body.rank)
+        if not 0 <= body.rank < len(body.world.rank_nodes):
+            raise NotFoundError(f"generation {key[0]} has no rank {body.rank}")
+        first = key not in self._waiting
+        self._waiting.setdefault(key, []).append((answer, request))
+        if first:
+            self._core.submit(None, lambda: self._run(body, key), kind=Work.PEERS)
+
+    # -- in parts --------------------------------------------------------------------------------
+
+    def request_index(
+        self, body: OpenBlock, answer: Callable[[Slot], None], request: Request
+    ) -> None:
+        """Decode the index of a block and reply with it; parts of the block are read afterwards.
+
+        Where that fails, or the block is being rebuilt already, it is as `request`.
+        """
+        key = (body.world.generation, body.step, body.rank)
+        if key in self._waiting or not 0 <= body.rank < len(body.world.rank_nodes):
+            self.request(body, answer, request)
+            return
+
+        if (known := self._in_parts.get(key)) is not None:
+            self._reply_index(known, request)
+            return
+
+        def find() -> None:
+            try:
+                lost = self._find(body)
+                try:
+                    lost.index = lost.work.read_index(lost.plan)
+                except CkptError:
+                    lost.close()
+                    raise
+            except CkptError:  # the whole says why, and tries other fragments
+                self._request_again(body, answer, request)
+                return
+            with self._core.lock:
+                self._keep_in_parts(key, lost)
+            self._reply_index(lost, request)
+
+        self._core.submit(request, find, kind=Work.PEERS)
+
+    @staticmethod
+    def _reply_index(lost: Lost, request: Request) -> None:
+        opened = Opened(path="", payload_bytes=lost.entry.payload_bytes, in_parts=True)
+        request.reply(unparse(opened), [lost.index])
+
+    def _keep_in_parts(self, key: BlockKey, lost: Lost) -> None:
+        if key in self._in_parts:  # two asked at once; the other may be in use
+            lost.close()
+            return
+        while len(self._in_parts) >= MAX_IN_PARTS:
+            self._in_parts.pop(next(iter(self._in_parts))).close()
+        self._in_parts[key] = lost
+
+    def read(self, body: Read, answer: Callable[[Slot], None], request: Request) -> bool:
+        """Reply with ranges of a block that was opened in parts; False where that is not so.
+
+        Once more than half of it was asked for, or a fragment cannot be had any more, the whole
+        is rebuilt and ``answer`` called with its slot. Called under the lock.
+        """
+        key = (body.generation, body.step, body.rank)
+        if (lost := self._in_parts.get(key)) is None:
+            return False
+        lost.asked_bytes += sum(max(nbytes, 0) for _, nbytes in body.ranges)
+        if 2 * lost.asked_bytes > lost.entry.payload_bytes:
+            self.request(lost.body, answer, request)
+            return True
+
+        def decode() -> None:
+            try:
+                with self._core.meters.timed("rebuild", sum(each for _, each in body.ranges)):
+                    parts = lost.read(body.ranges)
+            except CkptError:
+                self._request_again(lost.body, answer, request)
+                return
+            self._core.counters["read_in_parts"] += 1
+            request.reply([crc32c(part) for part in parts], [b"".join(parts)])
+
+        self._core.submit(request, decode, kind=Work.PEERS)
+        return True
+
+    def _request_again(
+        self, body: OpenBlock, answer: Callable[[Slot], None], request: Request
+    ) -> None:
+        """As `request`, unless the block was rebuilt meanwhile."""
+        with self._core.lock:
+            key = (body.world.generation, body.step, body.rank)
+            if (slot := self._core.slots.holding(key)) is None:
+                self.request(body, answer, request)
+                return
+            try:
+                answer(slot)
+            except CkptError as error:
+                request.refuse(error)
+
+    def _let_go(self, key: SnapshotKey | None = None) -> None:
+        for each in [each for each in self._in_parts if key in (None, each[:2])]:
+            self._in_parts.pop(each).close()
+
+    # -- whole -----------------------------------------------------------------------------------
+
+    def _run(self, body: OpenBlock, key: BlockKey) -> None:
+        failed: CkptError | None = None
+        slot: Slot | None = None
+        try:
+            slot = self._rebuild(body, key)
+        except CkptError as error:
+            failed = error
+        except Exception as error:
+            failed = PeerError(f"rebuilding the block of rank {body.rank} failed: {error!r}")
+            raise
+        finally:
+            self._answer(key, slot, failed)
+
+    def _answer(self, key: BlockKey, slot: Slot | None, failed: CkptError | None) -> None:
+        with self._core.lock:
+            waiting = self._waiting.pop(key)
+            self._core.counters["rebuilds_failed" if failed else "rebuilt"] += 1
+            for answer, request in waiting:
+                try:
+                    if slot is None:
+                        raise failed or NotFoundError("not rebuilt")
+                    answer(slot)
+                except CkptError as error:
+                    request.refuse(error)
+
+    def _peers(self, world: SnapshotWorld) -> tuple[SidecarPeer, ...]:
+        """Return whom to ask: the present group, or the saving one where there is none."""
+        with self._core.lock:
+            if self._core.book.world is not None:
+                return self._exchange.peers()
+            return tuple(peer for peer in world.peers if peer.node != self._core.node)
+
+    def _rebuild(self, body: OpenBlock, key: BlockKey) -> Slot:
+        with closing(self._find(body)) as lost:
+            slot = self._slot_for(lost.entry, key)
+            try:
+                nbytes = block_bytes(lost.entry)
+                with self._core.meters.timed("rebuild", nbytes):
+                    slot.sums = self._recover(lost.work, lost.plan, slot.file.block(nbytes))
+            except Exception:  # whatever it was, the half-built slot must not stay; raised again
+                with self._core.lock:
+                    self._core.slots.discard(slot)
+                raise
+        return self._keep(slot, body.world, lost.entries, key)
+
+    def _find(self, body: OpenBlock) -> Lost:
+        """Find the fragments of a block. Raises ``NotFoundError`` where there are too few."""
+        step = Key(generation=body.world.generation, step=body.step)
+        peers, maps = self._peers(body.world), self._exchange.builder.maps
+        sources = Sources(self._core, self._parities, peers=peers, maps=maps, run=body.world.run)
+        try:
+            asked = sources.holdings(step)
+            geometry, entries, found, plan = self._plan(body, asked, step)
+        except Exception:  # whatever it was, no connection stays; raised again
+            sources.close()
+            raise
+        work = Decoding(sources, geometry, step, (found, asked), entries[body.rank])
+        return Lost(body, sources, work, plan, entries)
+
+    def _recover(self, work: Decoding, plan: Sequence[Recovery], block: memoryview) -> Sums:
+        """Decode, and decode again without one node or another while the result is wrong.
+
+        What cannot be had right from any fragments is remembered, so that nobody is promised it.
+        """
+        wrong: CorruptError | None = None
+        missed: CkptError | None = None
+        for left_out in _exclusions(nodes_of(plan), work.geometry.m):
+            retry = work.plan(left_out) if left_out else plan
+            if retry is None:
+                continue
+            try:
+                sums = work.decode(retry, block).sums
+            except CorruptError as error:
+                wrong = wrong or error
+                continue
+            except (PeerError, NotFoundError) as error:  # a node went away: others may do
+                missed = missed or error
+                continue
+            if wrong is not None:
+                self._core.count("corrupt_fragments")
+                _log.warning(
+                    "%s: rank %d of step %d came out right only without the fragments of %s: "
+                    "what is there has changed since it was sealed",
+                    self._core.node,
+                    work.entry.rank,
+                    work.entry.step,
+                    sorted(left_out),
+                )
+            return sums
+        if wrong is None:
+            raise missed or NotFoundError(f"the block of rank {work.entry.rank} is out of reach")
+        with self._core.lock:
+            self._core.spoiled.add(work.entry)
+        raise wrong
+
+    @staticmethod
+    def _plan(
+        body: OpenBlock, answers: Iterator[dict[str, Holdings]], step: Key
+    ) -> tuple[Geometry, dict[int, BlockEntry], dict[str, Holdings], tuple[Recovery, ...]]:
+        """Plan as soon as enough peers have answered; the dead are not waited for."""
+        why, asked = "", []
+        for found in answers:
+            asked = sorted(found)
+            ranks = range(len(body.world.rank_nodes))
+            entries = entries_of(found, step, ranks)
+            if missing := set(ranks) - set(entries):
+                why = f"nobody knows the blocks of ranks {sorted(missing)}"
+                continue
+            geometry = Geometry(body.world, entries)
+            plan, why = plan_recovery(
+                geometry, body.rank, holders=holders_of(found), rows=rows_of(found, geometry)
+            )
+            if plan is not None:
+                return geometry, entries, found, plan
+        raise NotFoundError(
+            f"step {step.step} of generation {step.generation}: the block of rank {body.rank} "
+            f"cannot be rebuilt from nodes {asked}: {why}; restore an older step"
+        )
+
+    def _slot_for(self, entry: BlockEntry, key: BlockKey) -> Slot:
+        """Return a slot to decode into: a free one, whose pages are there, or a new one."""
+        size_bytes = block_bytes(entry)
+        with self._core.lock:
+            if (free := self._core.slots.take_free(size_bytes)) is not None:
+                self._core.slots.begin(free, key)
+                return free
+            self._room.make_room_for_rebuilt(size_bytes)
+            self._room.begin(size_bytes)
+        try:
+            file = self._core.arena.create(size_bytes)
+        finally:
+            with self._core.lock:
+                self._room.end(size_bytes)
+        with self._core.lock:
+            slot = self._core.slots.add(file)
+            self._core.slots.begin(slot, key)
+            return slot
+
+    def _keep(
+        self,
+        slot: Slot,
+        world: SnapshotWorld,
+        entries: Mapping[int, BlockEntry],
+        key: BlockKey,
+    ) -> Slot:
+        core = self._core
+        with core.lock:
+            if slot not in core.slots.all():
+                raise FencedError("a newer generation began while the block was being rebuilt")
+            core.slots.seal(slot, entries[key[2]])
+            core.book.learn(world, key[1], entries)
+            core.slots.commit(slot)
+            if (lost := self._in_parts.pop(key, None)) is not None:
+                lost.close()
+        return slot
+
+
+def _exclusions(nodes: Iterable[str], most: int) -> Iterator[frozenset[str]]:
+    """Yield which nodes to do without: none, then one, then two …, a bounded number of times."""
+    names = sorted(nodes)
+    sets = chain.from_iterable(combinations(names, size) for size in range(most + 1))
+    return (frozenset(each) for each in islice(sets, MAX_TRIES))

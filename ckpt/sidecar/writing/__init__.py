@@ -1,0 +1,1 @@
+"""Operations of workers that write: acquire, seal, abandon."""

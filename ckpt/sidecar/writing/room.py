@@ -1,0 +1,339 @@
+"""How many slots a node's shared memory holds: the declared budget, what is free, and the mode.
+
+*Full*: a rank writes a snapshot while the one before is being protected. *Small*, where the memory
+does not hold that: one slot less, so a snapshot waits until the one before is protected. Logs have
+a share of the budget; what they hold is not there for slots, and they grow into what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.ckpt.errors import BudgetError, CapacityError
+from holdfast.ckpt.memory.arena import HEADER_BYTES, slot_capacity
+from holdfast.ckpt.memory.block import SlotState, block_bytes
+from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.native.pages import huge_pages
+from holdfast.ckpt.parity.budget import (
+    FULL_IN_FLIGHT,
+    LOG_SHARE,
+    SMALL_IN_FLIGHT,
+    MemoryNeed,
+    log_limit,
+    memory_need,
+)
+from holdfast.ckpt.sidecar.core.core import Core
+from holdfast.ckpt.sidecar.core.slots import Slot, fits
+from holdfast.ckpt.types import Json
+
+_log = logging.getLogger(__name__)
+
+_FIRST_GRANTS = 3
+"""A state that grows after so many snapshots of a rank has outgrown what was enough."""
+
+
+class Mode(StrEnum):
+    """How many snapshots of a rank may be in flight."""
+
+    FULL = "full"
+    SMALL = "small"
+
+
+IN_FLIGHT = {Mode.FULL: FULL_IN_FLIGHT, Mode.SMALL: SMALL_IN_FLIGHT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The mode that fits, and the most it needs."""
+
+    mode: Mode
+    need: MemoryNeed
+
+
+def fit(
+    world: SnapshotWorld, lengths: Mapping[int, int], *, node: str, room_bytes: int
+) -> Fit | MemoryNeed:
+    """Return the larger mode that ``room_bytes`` hold; where none does, what the smaller needs.
+
+    ``lengths`` are the ranks' block lengths in bytes, as far as they are known.
+    """
+    for mode, in_flight in IN_FLIGHT.items():
+        slots = world.keep + in_flight
+        need = memory_need(world, lengths, node=node, slots_per_rank=slots)
+        if need.total <= room_bytes:
+            return Fit(mode=mode, need=need)
+    return need
+
+
+class Room:
+    """The memory of this node's slots in one generation; called under the lock.
+
+    ``parity_bytes`` and ``log_bytes`` tell what parity rows and logs take just now.
+    """
+
+    def __init__(
+        self, core: Core, *, parity_bytes: Callable[[], int], log_bytes: Callable[[], int]
+    ) -> None:
+        self._core, self._parity_bytes, self._log_bytes = core, parity_bytes, log_bytes
+        self._lengths: dict[int, int] = {}
+        self._grants: Counter[int] = Counter()
+        self._coming_bytes = 0
+        self._fit: Fit | None = None
+        self._mode = Mode.FULL
+        self._refusal = self._log_refusal = ""
+        core.on.adopt.append(self._adopt)
+
+    @property
+    def slots_per_rank(self) -> int:
+        """The most slots of a rank in one generation."""
+        world = self._core.book.world
+        return (world.keep if world else 0) + IN_FLIGHT[self._mode]
+
+    def lengths(self) -> Mapping[int, int]:
+        """Return the block lengths that ranks of this node have asked for."""
+        return self._lengths
+
+    def _adopt(self, world: SnapshotWorld) -> None:
+        self._lengths, self._fit, self._mode = {}, None, Mode.FULL
+        self._grants.clear()
+        self._core.in_flight = FULL_IN_FLIGHT
+        ranks = world.rank_nodes.count(self._core.node)
+        free = self._free_slots()
+        for slot in free[: max(0, len(self._core.slots.all()) - ranks * self.slots_per_rank)]:
+            self._core.slots.discard(slot)
+
+    def admit(self, rank: int, size_bytes: int) -> None:
+        """Note what a rank needs.
+
+        Where this can never be had, raises ``BudgetError`` at the start of a job and
+        ``CapacityError`` later: training that went well is worth more than its snapshots.
+        """
+        wanted, before = slot_capacity(size_bytes), self._lengths.get(rank)
+        if before == wanted:
+            return
+        self._lengths[rank] = wanted
+        world = self._core.book.world
+        assert world is not None
+        found = fit(world, self._known(world), node=self._core.node, room_bytes=self._room(world))
+        if isinstance(found, Fit):
+            self._enter(found)
+        elif not self._core.slots.all() or 0 < self._budget(world) < found.total:
+            del self._lengths[rank]
+            if before is not None:
+                self._lengths[rank] = before
+            raise self._too_little(world, found, rank=rank)
+        else:  # it went well before: go on with what there is, others may make room
+            self._enter(Fit(mode=Mode.SMALL, need=found))
+
+    def _known(self, world: SnapshotWorld) -> dict[int, int]:
+        """Return the lengths of all ranks that are known, those of peers by what they sealed."""
+        lengths: dict[int, int] = {}
+        for key, snapshot in sorted(self._core.book.snapshots.items()):
+            if key[0] == world.generation:
+                lengths |= {rank: block_bytes(each) for rank, each in snapshot.entries.items()}
+        return lengths | self._lengths
+
+    def _room(self, world: SnapshotWorld) -> int:
+        """What there is: the budget, or less where the file system has less."""
+        held = self.slot_bytes() + self._parity_bytes()
+        there = self._core.arena.free_bytes() + held
+        return min(self._budget(world), there) if world.memory_bytes else there
+
+    def _budget(self, world: SnapshotWorld) -> int:
+        """Return what of the declared budget is not held by logs; 0 where none is declared."""
+        return max(world.memory_bytes - self._log_bytes(), 1) if world.memory_bytes else 0
+
+    def _enter(self, found: Fit) -> None:
+        if found.mode is not self._mode:
+            _log.warning(
+                "%s: %s: up to %s bytes for slots and %s for parity",
+                self._core.node,
+                "the smaller mode, a snapshot waits until the one before is protected"
+                if found.mode is Mode.SMALL
+                else "the full mode",
+                f"{found.need.slots:,}",
+                f"{found.need.parity:,}",
+            )
+        self._fit, self._mode = found, found.mode
+        self._core.in_flight = IN_FLIGHT[found.mode]
+
+    def _too_little(self, world: SnapshotWorld, need: MemoryNeed, *, rank: int) -> CapacityError:
+        declared = world.memory_bytes and need.total > self._budget(world)
+        root = self._core.arena.directory.parent
+        logs = f", of which logs hold {held:,}" if (held := self._log_bytes()) else ""
+        have = (
+            f"{world.memory_bytes:,} bytes are declared for a node{logs}"
+            if declared
+            else f"{root} has {self._core.arena.free_bytes():,} bytes free"
+        )
+        more = "declare more" if declared else "enlarge it (mount -o remount,size=...)"
+        kind = BudgetError if self._is_start(world, rank) else CapacityError
+        return kind(
+            f"node {self._core.node} needs {need.total:,} bytes of shared memory even in the "
+            f"smaller mode ({need.slots:,} for slots with keep={world.keep}, {need.parity:,} for "
+            f"parity={world.parity}) and {have}: {more}, keep fewer snapshots (keep=1), use less "
+            "parity, or spread the ranks over more nodes"
+        )
+
+    def _is_start(self, world: SnapshotWorld, rank: int) -> bool:
+        """Say whether the job has just begun: the first steps make the state of optimizers."""
+        return world.generation <= 1 and self._grants[rank] < _FIRST_GRANTS
+
+    # -- one slot more ---------------------------------------------------------------------------
+
+    def slot_bytes(self) -> int:
+        """Return the size of all slot files."""
+        here = [slot for slot in self._core.slots.all() if not slot.borrowed]
+        return sum(slot.file.capacity + HEADER_BYTES for slot in here)
+
+    def holds(self, size_bytes: int) -> bool:
+        """Return whether the budget allows one more slot for ``size_bytes``."""
+        world = self._core.book.world
+        if world is None or not world.memory_bytes or self._fit is None:
+            return True
+        wanted = slot_capacity(size_bytes) + HEADER_BYTES
+        allowed = world.memory_bytes - self._fit.need.parity - self._log_bytes()
+        return self.slot_bytes() + self._coming_bytes + wanted <= allowed
+
+    def begin(self, size_bytes: int) -> None:
+        """Count a slot that is being made."""
+        self._coming_bytes += slot_capacity(size_bytes) + HEADER_BYTES
+
+    def end(self, size_bytes: int) -> None:
+        """Count it no more: it is in the table, or was not made."""
+        self._coming_bytes -= slot_capacity(size_bytes) + HEADER_BYTES
+
+    def trim(self) -> None:
+        """Remove free slots that fit no rank's state any more, once all have said theirs."""
+        world = self._core.book.world
+        if world is None or len(self._lengths) < world.rank_nodes.count(self._core.node):
+            return
+        for slot in self._free_slots():
+            if not any(fits(slot.file.capacity, each) for each in self._lengths.values()):
+                self._core.slots.discard(slot)
+
+    def make_room(self, size_bytes: int) -> bool:
+        """Remove free slots, and what the budget does not hold; return whether one more fits.
+
+        Of older generations only the newest snapshot has to stay: the one restored from.
+        """
+        self.trim()
+        for slot in self._free_slots():
+            if self.holds(size_bytes):
+                return True
+            self._core.slots.discard(slot)
+        while not self.holds(size_bytes) and (released := self._core.book.shed()):
+            self._core.apply(released)
+            for slot in self._free_slots():
+                self._core.slots.discard(slot)
+        return self.holds(size_bytes)
+
+    def make_room_for_rebuilt(self, size_bytes: int) -> None:
+        """Remove free slots until the budget holds one more, which restores what was lost.
+
+        Where that is not enough it is made all the same: the state is worth more than the budget.
+        """
+        world = self._core.book.world
+        budget = world.memory_bytes if world else 0
+        wanted = slot_capacity(size_bytes) + HEADER_BYTES + self._coming_bytes
+        free = self._free_slots()
+        beside = self._parity_bytes() + self._log_bytes()
+        while budget and self.slot_bytes() + beside + wanted > budget:
+            if not free:
+                _log.warning(
+                    "%s: a lost block of %s bytes is rebuilt beyond the budget of %s bytes",
+                    self._core.node,
+                    f"{size_bytes:,}",
+                    f"{budget:,}",
+                )
+                return
+            self._core.slots.discard(free.pop(0))
+
+    def _free_slots(self) -> list[Slot]:
+        free = [
+            slot
+            for slot in self._core.slots.all()
+            if slot.state is SlotState.EMPTY and slot.key is None and not slot.busy
+        ]
+        return sorted(free, key=lambda slot: slot.file.capacity)
+
+    # -- logs --------------------------------------------------------------------------------------
+
+    def log_limit(self) -> int:
+        """Return what logs may hold at once."""
+        world = self._core.book.world
+        return log_limit(world.memory_bytes if world else 0)
+
+    def admit_log(self, nbytes: int) -> None:
+        """Let logs grow by ``nbytes``, into the smaller mode if need be.
+
+        Raises ``CapacityError`` where their share, or what slots and parity leave, is used up.
+        """
+        held, world = self._log_bytes(), self._core.book.world
+        memory = f"memory={world.memory_bytes:,}" if world and world.memory_bytes else ""
+        if held + nbytes > (limit := self.log_limit()):
+            part = f"one part in {LOG_SHARE} of {memory}" if memory else "as much as a node's logs"
+            self._refuse_log(f"hold {held:,} bytes and may hold {limit:,}, {part}")
+        elif world is not None and memory and self._fit is not None:
+            self._fit_log(world, held + nbytes, memory)
+        self._log_refusal = ""
+
+    def _fit_log(self, world: SnapshotWorld, log_bytes: int, memory: str) -> None:
+        left = world.memory_bytes - log_bytes
+        found = fit(world, self._known(world), node=self._core.node, room_bytes=left)
+        if not isinstance(found, Fit):
+            self._refuse_log(
+                f"would hold {log_bytes:,} bytes, and slots and parity need {found.total:,} of "
+                f"{memory}"
+            )
+            return
+        if IN_FLIGHT[found.mode] < IN_FLIGHT[self._mode]:
+            self._enter(found)
+        for slot in self._free_slots():
+            if self.slot_bytes() + self._coming_bytes + found.need.parity <= left:
+                return
+            self._core.slots.discard(slot)
+        if self.slot_bytes() + self._coming_bytes + found.need.parity > left:
+            self._refuse_log(f"would hold {log_bytes:,} bytes, and no slot of {memory} is free yet")
+
+    def _refuse_log(self, found: str) -> None:
+        self._log_refusal = (
+            f"the logs of node {self._core.node} {found}: truncate what has been consumed, drop "
+            "what was taken over, or raise memory="
+        )
+        self._core.counters["log_refused"] += 1
+        raise CapacityError(self._log_refusal)
+
+    # -- what others are told ----------------------------------------------------------------------
+
+    def refuse(self, reason: str) -> None:
+        """Note that a snapshot found no room."""
+        if not self._refusal:
+            _log.warning("%s: snapshots are left out: %s", self._core.node, reason)
+        self._core.counters["left_out"] += 1
+        self._refusal = reason
+
+    def granted(self, rank: int) -> None:
+        """Note that a snapshot of ``rank`` found room."""
+        self._grants[rank] += 1
+        if self._refusal:
+            _log.warning("%s: there is room for snapshots again", self._core.node)
+        self._refusal = ""
+
+    def status(self) -> dict[str, Json]:
+        """Return the mode, the need in bytes, why snapshots are left out just now, and pages."""
+        need = self._fit.need.total if self._fit else 0
+        return {
+            "memory": {
+                "mode": self._mode.value,
+                "need_bytes": need,
+                "left_out": self._refusal or None,
+                "logs_most_bytes": self.log_limit(),
+                "logs_refused": self._log_refusal or None,
+                "huge_pages": huge_pages(),
+            }
+        }

@@ -1,0 +1,80 @@
+"""Slots made ahead, so that the first snapshots of a large state find them ready.
+
+Filling fresh shared memory with pages costs more than copying into it, and the copy is what an
+optimizer step waits for. One is made after each seal, when the ranks do not copy (both at once are
+slower than one after the other), until there are as many as needed in the long run; none where
+shared memory is scarce. When the generation ends it stops at once: a recovery needs the processors,
+and the next generation's blocks may have another length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.ckpt.errors import CapacityError, FencedError
+from holdfast.ckpt.sidecar.core.core import Core, Work
+from holdfast.ckpt.sidecar.core.slots import fits
+from holdfast.ckpt.sidecar.writing.room import Room
+
+_log = logging.getLogger(__name__)
+
+
+class Spares:
+    """Makes the slots of a generation ahead; called under the lock.
+
+    ``check`` raises ``FencedError`` when a generation is over.
+    """
+
+    def __init__(self, core: Core, room: Room, *, check: Callable[[int], None]) -> None:
+        self._core, self._room, self._check = core, room, check
+        self._coming_bytes = 0
+        self._making = False
+
+    def is_coming(self, size_bytes: int) -> bool:
+        """Return whether a slot for that is being made just now: it is worth waiting for."""
+        return fits(self._coming_bytes, size_bytes)
+
+    def sealed(self) -> None:
+        """Note that a block is sealed: make a slot for the next snapshot, if one is missing."""
+        if not self._making and self._missing_bytes():
+            self._making = True
+            self._core.submit(None, self._make, kind=Work.STORE)
+
+    def _missing_bytes(self) -> int:
+        """Return for what length of block a slot is missing and can be had; 0 for none."""
+        lengths = self._room.lengths().values()
+        slots = [slot.file.capacity for slot in self._core.slots.all()]
+        wanted = self._room.slots_per_rank - 1
+        for size_bytes in sorted(set(lengths)):
+            ranks = sum(fits(size_bytes, each) for each in lengths)
+            if sum(fits(each, size_bytes) for each in slots) >= ranks * wanted:
+                continue
+            if not self._room.holds(size_bytes):
+                continue
+            # room for what is asked for meanwhile
+            if self._core.arena.free_bytes() >= size_bytes + sum(lengths):
+                return size_bytes
+        return 0
+
+    def _make(self) -> None:
+        core = self._core
+        with core.lock:
+            size_bytes = self._coming_bytes = self._missing_bytes()
+            world = core.book.world
+            if not size_bytes or world is None:
+                self._making = False
+                return
+            self._room.begin(size_bytes)
+        file = None
+        try:
+            file = core.arena.create(size_bytes, check=lambda: self._check(world.generation))
+        except (CapacityError, FencedError) as error:
+            _log.info("%s: no slot is made ahead: %s", core.node, error)
+        finally:
+            with core.lock:
+                self._coming_bytes, self._making = 0, False
+                self._room.end(size_bytes)
+                if file is not None:
+                    core.slots.add(file)
+                core.changed()

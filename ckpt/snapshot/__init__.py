@@ -1,0 +1,1 @@
+"""Copies the live state into a slot while training goes on."""

@@ -1,0 +1,350 @@
+"""Take one state apart again and again: what is provably as it was is not looked at twice.
+
+A full flatten visits every tensor in Python. Between two steps hardly ever anything moves, so the
+second pass only asks whether the containers still hold the very same objects under the same
+names, and whether the tensors among them still lie where they lay; both are asked of whole lists
+at once, so the loops run inside the interpreter. Plain values are always read anew. Where any
+answer differs, the state is flattened as if for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, eq, is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from holdfast.ckpt.state import plain
+from holdfast.ckpt.state.flatten import (
+    FlatState,
+    PerRank,
+    Stateful,
+    check_tensor,
+    encode_small_tensor,
+    flatten,
+)
+from holdfast.ckpt.state.held import LEAVES, FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
+from holdfast.ckpt.state.trace import Trace, TracedTree
+from holdfast.ckpt.types import Json
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_DICTS = attrgetter("_parameters", "_buffers", "_modules")
+_TRANSIENT = attrgetter("_non_persistent_buffers_set")
+_SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype")
+
+
+class Watch:
+    """Flattens one state step after step. Keeps what it found alive until the next pass."""
+
+    def __init__(self) -> None:
+        self._route: _Route | None = None
+
+    def flatten(self, state: Mapping[str, Any]) -> tuple[FlatState, bool]:
+        """Return ``state`` taken apart, and whether its tensors lie as they did the last time.
+
+        The result is this object's own: it is brought up to date by the next call. Volatile
+        tensors may be other objects of the same shape even where the answer is yes. Raises
+        ``StateError`` as ``flatten`` does.
+        """
+        if self._route is not None and self._route.repeat(state):
+            return self._route.flat, True
+        self._route, trace = None, Trace()
+        flat = flatten(state, trace=trace)
+        if trace.is_repeatable and _is_plainly_built(flat, trace):
+            self._route = _Route(flat, trace)
+        return flat, False
+
+
+def _is_plainly_built(flat: FlatState, trace: Trace) -> bool:
+    """Say whether modules and optimizers keep what they have in dicts, as torch's own do."""
+    entries = [
+        entry for parts in flat.optimizers.values() for entry in parts.optimizer.state.values()
+    ]
+    insides = chain.from_iterable(map(_DICTS, trace.modules))
+    return all(isinstance(found, dict) for found in chain(insides, entries))
+
+
+class _Route:
+    """What one flatten found, and how to find it again."""
+
+    def __init__(self, flat: FlatState, trace: Trace) -> None:
+        self.flat, self._trace = flat, trace
+        index = {id(holder): i for i, holder in enumerate(trace.holders)}
+        self._values = [(name, index[id(holder)], key) for name, holder, key in trace.values]
+        self._is_value = {(holder, key) for _, holder, key in self._values}
+        self._holders = self._outline(trace.holders)
+        self._modules = _insides(trace.modules)
+        self._kept = _contents(trace.modules)  # their ids are not used again while they live
+        self._optimizers = [_OptimizerRoute(parts) for parts in flat.optimizers.values()]
+        self._trees = [_TreeRoute(tree, flat=flat) for tree in trace.trees]
+        self._places = _Places(flat)
+
+    def repeat(self, state: Mapping[str, Any]) -> bool:
+        """Bring ``flat`` up to date where ``state`` lies as it did; say whether it does."""
+        for module in self._trace.sharded:
+            module.reshard()
+        holders = [state, *self._trace.holders[1:]]
+        if self._outline(holders) != self._holders:
+            return False
+        if _insides(self._trace.modules) != self._modules:
+            return False
+        if not all(optimizer.is_same() for optimizer in self._optimizers):
+            return False
+        values = dict(self.flat.values)
+        for name, holder, key in self._values:
+            value = holders[holder][key]
+            if not _is_value(value):
+                return False
+            values[name] = plain.encode(value, name)
+        for optimizer in self._optimizers:
+            values.update(optimizer.values())
+        renewed: dict[str, torch.Tensor] = {}
+        for tree in self._trees:
+            if not tree.read(values, renewed, first=self._trace.first):
+                return False
+        if not self._places.are_same(renewed):
+            return False
+        self._renew(renewed)
+        self.flat.values = values
+        self.flat.rank_values = self._rank_values()
+        return True
+
+    def _outline(self, holders: Sequence[Any]) -> list[Any]:
+        """Return sizes, keys and, but for plain values, the identity of what is in them."""
+        found: list[Any] = []
+        for i, holder in enumerate(holders):
+            items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
+            found.append(len(holder))
+            for key, item in items:
+                known = isinstance(key, str | int)
+                found.append(key if known else None)
+                found.append(0 if known and (i, key) in self._is_value else id(item))
+        return found
+
+    def _rank_values(self) -> dict[str, Json]:
+        found = {
+            name: plain.encode(holder.value, name, leaf=encode_small_tensor)
+            for name, holder in self._trace.per_rank
+        }
+        for tree in self._trees:
+            found.update(tree.rank_values)
+        return found
+
+    def _renew(self, renewed: Mapping[str, torch.Tensor]) -> None:
+        first = self._trace.first
+        for name in renewed:
+            first.pop(id(self.flat.tensors[name]), None)
+        for name, tensor in renewed.items():
+            first[id(tensor)] = name
+            self.flat.tensors[name] = tensor
+        self._places.renew(renewed)
+
+
+def _is_value(value: object) -> bool:
+    """Say whether a flatten takes ``value`` as a plain one, or refuses it."""
+    if type(value) in _SCALARS:
+        return True
+    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Stateful, *LEAVES)):
+        return False
+    return not isinstance(value, Mapping | list | tuple) or plain.is_plain(value)
+
+
+def _contents(modules: Sequence[nn.Module]) -> list[Any]:
+    dicts = chain.from_iterable(map(_DICTS, modules))
+    return list(chain.from_iterable(map(dict.values, dicts)))
+
+
+def _insides(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
+    """Return all that tells which parameters, buffers and children the modules have."""
+    dicts: list[dict[str, Any]] = list(chain.from_iterable(map(_DICTS, modules)))
+    return (
+        list(map(len, dicts)),
+        list(chain.from_iterable(dicts)),
+        list(map(id, chain.from_iterable(map(dict.values, dicts)))),
+        list(map(type, modules)),
+        [frozenset(found) if found else None for found in map(_TRANSIENT, modules)],
+    )
+
+
+class _OptimizerRoute:
+    """An optimizer whose groups and states hold the same tensors as long as ``is_same`` says so."""
+
+    def __init__(self, parts: OptimizerParts) -> None:
+        self._name, self._optimizer = parts.name, parts.optimizer
+        names = {id(m.parameter): m.fqn for members in parts.groups for m in members}
+        at, self._plain = 0, list[tuple[int, str]]()
+        for parameter, entry in self._optimizer.state.items():
+            prefix = state_prefix(self._name, names[id(parameter)])
+            for key, item in entry.items():
+                if not isinstance(item, torch.Tensor):
+                    self._plain.append((at, prefix + key))
+                at += 1
+        self._items: list[Any] = []
+        self._known = self._look()
+
+    def is_same(self) -> bool:
+        """Look at the optimizer; say whether it has what it had, plain values aside."""
+        try:
+            return self._look() == self._known
+        except TypeError:  # an entry is no dict any more
+            return False
+
+    def _look(self) -> tuple[Any, ...]:
+        groups, state = self._optimizer.param_groups, self._optimizer.state
+        members = [group["params"] for group in groups]
+        entries: list[dict[str, Any]] = list(state.values())
+        items = list(chain.from_iterable(map(dict.values, entries)))
+        ids = list(map(id, items))
+        for at, _ in self._plain:
+            if at < len(ids) and not isinstance(items[at], torch.Tensor):
+                ids[at] = 0
+        self._items = items if self._plain else []
+        return (
+            list(map(len, members)),
+            list(map(id, chain.from_iterable(members))),
+            [list(group) for group in groups],
+            list(map(id, state)),
+            list(map(len, entries)),
+            list(chain.from_iterable(entries)),
+            ids,
+        )
+
+    def values(self) -> Iterator[tuple[str, Json]]:
+        """Yield the plain values as they are now."""
+        for i, group in enumerate(self._optimizer.param_groups):
+            for key, hyper in group.items():
+                if key == "params":
+                    continue
+                name = f"{self._name}.groups.{i}.{key}"
+                scalar = isinstance(hyper, torch.Tensor) and hyper.ndim == 0
+                yield name, plain.encode(hyper.item() if scalar else hyper, name)
+        for at, name in self._plain:
+            yield name, plain.encode(self._items[at], name)
+
+
+class _TreeRoute:
+    """A Stateful object: its tree is read anew every time, often with new tensors in it."""
+
+    def __init__(self, traced: TracedTree, *, flat: FlatState) -> None:
+        self._traced, self._flat = traced, flat
+        self.rank_values: dict[str, Json] = {}
+
+    def read(
+        self, values: dict[str, Json], renewed: dict[str, torch.Tensor], *, first: Mapping[int, str]
+    ) -> bool:
+        """Put the tree into ``values`` and its new tensors into ``renewed``, or say no."""
+        paths: list[str] = []
+        same = True
+
+        def leaf(path: str, value: Any) -> Json:
+            nonlocal same
+            paths.append(path)
+            if isinstance(value, PerRank):
+                same = same and path in self._flat.rank_values
+                self.rank_values[path] = plain.encode(value.value, path, leaf=encode_small_tensor)
+                return {"$rank": path}
+            if not isinstance(value, LEAVES):
+                return plain.refuse(path, value)
+            stored = self._flat.aliases.get(path, path)
+            same = same and self._fits(path, stored, value, renewed, first=first)
+            return {"$tensor": stored}
+
+        tree, self.rank_values = self._traced, {}
+        values[tree.name] = plain.encode(tree.take(), tree.name, leaf=leaf)
+        return same and paths == tree.paths
+
+    def _fits(
+        self,
+        path: str,
+        stored: str,
+        value: Leaf,
+        renewed: dict[str, torch.Tensor],
+        *,
+        first: Mapping[int, str],
+    ) -> bool:
+        known = self._flat.tensors.get(stored)
+        if known is None or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+            return False
+        if value is known:
+            return True
+        if path != stored or id(value) in first or isinstance(known, DTensor | Part | FlatPart):
+            return False
+        if any(value is other for other in renewed.values()):
+            return False
+        check_tensor(path, value)
+        renewed[path] = value
+        return True
+
+
+class _Places:
+    """Where the tensors of a state lie in memory, and in what shape."""
+
+    def __init__(self, flat: FlatState) -> None:
+        self._index = {name: i for i, name in enumerate(flat.tensors)}
+        leaves = list(flat.tensors.values())
+        self._locals = [local_of(leaf) for leaf in leaves]
+        self._wrapped = [
+            (i, leaf)
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, DTensor | Part | FlatPart)
+        ]
+        self._volatile = [self._index[name] for name in flat.volatile]
+        self._complex = [i for i, tensor in enumerate(self._locals) if tensor.is_complex()]
+        self._layouts = [_layout(leaf) for _, leaf in self._wrapped]
+        self._pointers = self._addresses(self._locals)
+        self._shapes = list(map(_SHAPE, self._locals))
+        self._strides = list(map(_STRIDE, self._locals))
+        self._dtypes = list(map(_DTYPE, self._locals))
+        self._signs = self._views(self._locals)
+
+    def are_same(self, renewed: Mapping[str, torch.Tensor]) -> bool:
+        """Say whether all is as it was; ``renewed`` are volatile tensors that are new objects."""
+        found = self._locals
+        if self._wrapped or renewed:
+            found = list(found)
+            for name, tensor in renewed.items():
+                found[self._index[name]] = tensor
+            for i, leaf in self._wrapped:
+                found[i] = local_of(leaf)
+            layouts = [_layout(leaf) for _, leaf in self._wrapped]
+            if any(a is not b and a != b for a, b in zip(layouts, self._layouts, strict=True)):
+                return False
+        # Shapes and strides are compared one by one as they are made: a list of thousands of new
+        # tuples would set off the garbage collector, step after step.
+        return (
+            self._addresses(found) == self._pointers
+            and all(map(is_, map(_DTYPE, found), self._dtypes))
+            and all(map(eq, map(_SHAPE, found), self._shapes))
+            and all(map(eq, map(_STRIDE, found), self._strides))
+            and self._views(found) == self._signs
+        )
+
+    def renew(self, renewed: Mapping[str, torch.Tensor]) -> None:
+        """Take note of new objects that ``are_same`` has agreed to."""
+        for name, tensor in renewed.items():
+            self._locals[self._index[name]] = tensor
+
+    def _addresses(self, found: Sequence[torch.Tensor]) -> list[int]:
+        pointers = list(map(torch.Tensor.data_ptr, found))
+        for i in self._volatile:
+            pointers[i] = 0  # copied at once, from wherever it lies
+        return pointers
+
+    def _views(self, found: Sequence[torch.Tensor]) -> tuple[list[bool], list[bool]]:
+        """Return which tensors stand for the negative, or the conjugate, of what they hold."""
+        negative = list(map(torch.Tensor.is_neg, found))
+        return negative, [found[i].is_conj() for i in self._complex]
+
+
+def _layout(leaf: Leaf) -> Any:
+    if isinstance(leaf, DTensor):
+        return leaf._spec
+    assert isinstance(leaf, Part | FlatPart)
+    return leaf.shape, leaf.offset if isinstance(leaf, Part) else leaf.start

@@ -1,0 +1,217 @@
+"""One copy under way, shared by the thread that makes it and the one that comes to wait for it.
+
+Units are handed out one at a time to whoever asks. The background thread asks at the pace it was
+given; a training thread at the fence does not sleep but asks too, until nothing is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.lanes import Lane, Mark, host_room
+from holdfast.ckpt.snapshot.pacing import pause_s
+from holdfast.ckpt.snapshot.tearing import Sample
+
+_POLL_S = 0.005
+_GROUP_BYTES = 64 << 20
+CLOSED = "(closed)"
+
+
+class CopyJob:
+    """Copies a program's units into a slot; safe to share between two threads.
+
+    ``torn`` is, once ``finished``, the name of a tensor that was written to underneath, or empty.
+    ``ready`` marks per lane where the training stream stood when the snapshot was taken.
+    """
+
+    def __init__(self, program: Program, *, ready: Mapping[Lane, Mark]) -> None:
+        self.program, self._ready = program, ready
+        self.torn = ""
+        self.copied_bytes = 0
+        self.sample: Sample | None = None
+        self._versions = program.versions()
+        self._room: Room | None = None
+        self._sums = np.zeros(len(program.parts), dtype=np.uint32)
+        self._next = self._busy = 0
+        self._left = len(program.units)
+        self._moved = threading.Condition()
+        self._finished = self._enqueued = self._released = False
+        self._error: BaseException | None = None
+        self._ends: dict[Lane, Mark] = {}
+        self._hurried = threading.Event()
+
+    def open(self, room: Room) -> None:
+        """Begin: there is room to copy into."""
+        with self._moved:
+            self._room = room
+            self._enqueued = self._enqueued or not self.program.carried
+            self._moved.notify_all()
+        if not self.program.units:
+            self._conclude()
+
+    def end(self, *, torn: str = "", error: BaseException | None = None) -> None:
+        """Stop here; what is not copied yet will not be. The first reason given stands."""
+        with self._moved:
+            if not (self._finished and self._released):
+                self.torn = self.torn or torn
+                self._error = self._error or error
+            self._next = len(self.program.units)
+            self._finished = self._enqueued = self._released = True
+            self._moved.notify_all()
+        self._hurried.set()
+
+    def rest(self, *, timeout_s: float) -> bool:
+        """Wait until nothing is being copied from host memory; False when the time is up."""
+        with self._moved:
+            return self._moved.wait_for(lambda: not self._busy, timeout_s)
+
+    def run(self, *, speed: float) -> Sums:
+        """Copy all; return the CRC32C of each part. ``speed`` is in bytes per second.
+
+        Returns nothing useful where the job turns out to be ``torn``. Raises what a copy raised,
+        on whichever thread. Nobody writes into the room any more when it returns or raises.
+        """
+        try:
+            groups = self._enqueue()
+            self._copy_paced(speed)
+            for mark, members in groups:
+                self._collect(mark, members)
+        except BaseException as error:
+            self.end(error=error)
+            raise
+        finally:
+            self._await(lambda: self._finished and not self._busy)
+            for mark in [lane.mark() for lane in self._ready]:
+                mark.synchronize()  # also what was asked for before an error
+        self._release()
+        if self._error is not None:
+            raise self._error
+        return self._sums
+
+    def _copy_paced(self, speed: float) -> None:
+        began_s = time.perf_counter()
+        while self._copy_next():
+            elapsed_s = time.perf_counter() - began_s
+            rest_s = pause_s(speed=speed, copied_bytes=self.copied_bytes, elapsed_s=elapsed_s)
+            if rest_s and not self._hurried.is_set():
+                self._hurried.wait(rest_s)
+
+    def help(self, poll: Callable[[], None] | None) -> None:
+        """Copy what is left, on the training thread; return once the tensors may change.
+
+        ``poll`` is called now and then and may raise to break off. Raises nothing of the copy.
+        """
+        self._hurried.set()
+        while not self._finished or not self._enqueued:
+            if poll is not None:
+                poll()
+            if self._room is None or not self._copy_next():
+                with self._moved:
+                    if not (self._finished and self._enqueued) and not self._can_copy():
+                        self._moved.wait(_POLL_S if poll else None)
+        self._release()
+        for lane, mark in self._ends.items():
+            lane.hold(mark)
+
+    def _can_copy(self) -> bool:
+        return self._room is not None and self._next < len(self.program.units)
+
+    def _copy_next(self) -> int:
+        """Copy one unit; return its bytes, 0 when none is left to begin."""
+        with self._moved:
+            number = self._next
+            if number >= len(self.program.units):
+                return 0
+            self._next += 1
+            self._busy += 1
+            assert self._room is not None
+            room = self._room
+        unit = self.program.units[number]
+        try:
+            self._sums[unit.parts] = unit.copy(room)
+        except Exception as error:  # noqa: BLE001 - raised by `run`, whoever met it
+            self.end(error=error)
+            return 0
+        finally:
+            with self._moved:
+                self._busy -= 1
+                self._moved.notify_all()
+        written = self.program.written(unit.pieces, self._versions)
+        with self._moved:
+            self.copied_bytes += unit.nbytes
+            self._left -= 1
+            last = self._left == 0
+        if written:
+            self.end(torn=written)
+        elif last:
+            self._conclude()
+        return max(unit.nbytes, 1)
+
+    def _conclude(self) -> None:
+        """Look at the sample once more: every unit in host memory is copied."""
+        torn = self.sample.torn(self._room) if self.sample and self._room else ""
+        with self._moved:
+            if not self._finished:
+                self.torn = self.torn or torn
+            self._finished = True
+            self._released = self._released or not self.program.carried
+            self._moved.notify_all()
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        with self._moved:
+            self._moved.wait_for(done)
+
+    def _enqueue(self) -> list[tuple[Mark, list[int]]]:
+        """Ask the lanes for what lies on devices; return marks, and the units before each."""
+        groups: list[tuple[Mark, list[int]]] = []
+        room, members, nbytes = self._room, list[int](), 0
+        lane: Lane | None = None
+        for lane, ready in self._ready.items():
+            lane.begin(ready)
+        for i, unit in enumerate(self.program.carried):
+            if members and (unit.lane is not lane or nbytes >= _GROUP_BYTES):
+                assert lane is not None
+                groups.append((lane.mark(), members))
+                members, nbytes = [], 0
+            assert room is not None
+            lane = unit.lane
+            lane.copy(unit.source, host_room(unit.source, room.view, unit.at))
+            members.append(i)
+            nbytes += unit.nbytes
+        if members and lane is not None:
+            groups.append((lane.mark(), members))
+        with self._moved:
+            self._ends = {lane: lane.mark() for lane in self._ready}
+            self._enqueued = True
+            self._moved.notify_all()
+        return groups
+
+    def _collect(self, mark: Mark, members: list[int]) -> None:
+        """Wait until a group has arrived, and checksum it."""
+        mark.synchronize()
+        assert self._room is not None
+        for i in members:
+            unit = self.program.carried[i]
+            self._sums[unit.parts] = unit.arrived(self._room)
+            self.copied_bytes += unit.nbytes
+
+    def _release(self) -> None:
+        """Check, once, that nothing on a device was written to: from now on it may be.
+
+        A write that a training stream was asked for before it was held back may have come before
+        the copy, one asked for afterwards cannot.
+        """
+        with self._moved:
+            if self._released:
+                return
+            self._released = True
+            for unit in self.program.carried:
+                if name := self.program.written(unit.pieces, self._versions):
+                    self.torn = self.torn or name
+                    return

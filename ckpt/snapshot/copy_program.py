@@ -1,0 +1,272 @@
+"""How one rank's state is copied, step after step: worked out once, run while it stays put.
+
+The pieces of a plan are cut where runs of the block end (see `holdfast.ckpt.snapshot.run_cuts`),
+and the parts become *units*: those that lie in memory as they are stored, about equally many bytes
+each, and tensors that have to be packed or brought from a device. Any thread may copy any unit,
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
+from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
+from holdfast.ckpt.snapshot.lanes import Lane, Lanes
+from holdfast.ckpt.snapshot.run_cuts import Cover, Parts
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.capture import CapturePlan, FlatState
+from holdfast.ckpt.state.copying import resolved, room_for
+from holdfast.ckpt.state.held import local_of, view_of
+
+UNIT_BYTES = 4 << 20
+"""The largest unit, about: what one thread copies before it looks up."""
+
+PART_BYTES = 4 << 10
+"""What a part counts for beside its bytes: tiny ones cost time, too."""
+
+_VERSION = attrgetter("_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The payload of a slot: ``view`` and the address of its first byte."""
+
+    view: memoryview
+    address: int
+
+    @classmethod
+    def of(cls, view: memoryview) -> Room:
+        """Return the room that ``view`` is; empty ones have no address."""
+        return cls(view, isal.address_of(view) if view.nbytes else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Bytes to look at twice: ``live`` returns their CRC32C, the copy is at ``at``."""
+
+    live: Callable[[], int]
+    at: int
+    nbytes: int
+
+
+class Unit(Protocol):
+    """A part of the copy: which ``parts`` of the program's, of which pieces, and how large."""
+
+    @property
+    def pieces(self) -> Sequence[int]: ...
+    @property
+    def parts(self) -> slice: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def copy(self, room: Room) -> Sums:
+        """Copy into ``room``; return the CRC32C of what was written of each part."""
+        ...
+
+    def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
+        """Yield a sample of about ``nbytes``, another one each ``turn``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjacent:
+    """Parts of pieces that lie in host memory as they are stored. ``sources`` are addresses."""
+
+    pieces: Sequence[int]
+    parts: slice
+    sources: Words
+    ats: Words
+    sizes: Words
+    nbytes: int
+
+    def copy(self, room: Room) -> Sums:
+        return copy_runs(self.sources, self.ats + np.uint64(room.address), self.sizes)
+
+    def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
+        count = len(self.sizes)
+        for i in range(count):
+            j = (turn + i) % count
+            whole = int(self.sizes[j])
+            start = turn // count * nbytes % whole
+            size = min(whole - start, nbytes)
+            live = partial(isal.crc32c_at, int(self.sources[j]) + start, size)
+            yield Probe(live, int(self.ats[j]) + start, size)
+            nbytes -= size
+            if nbytes <= 0:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A whole piece in host memory whose elements are not adjacent."""
+
+    pieces: Sequence[int]
+    parts: slice
+    source: torch.Tensor
+    at: int
+    ats: Words
+    sizes: Words
+    nbytes: int
+
+    def copy(self, room: Room) -> Sums:
+        into = room.view[self.at : self.at + self.nbytes]
+        room_for(self.source, into).copy_(torch_dtypes.as_carrier(resolved(self.source)))
+        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
+
+    def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
+        rows = self.source.shape[0] if self.source.ndim else 1
+        row = self.nbytes // rows
+        count = min(max(nbytes // row, 1), rows)
+        first = min((turn * count) % rows, rows - count)
+        part = self.source.narrow(0, first, count) if self.source.ndim else self.source
+        yield Probe(partial(_packed_checksum, part), self.at + first * row, count * row)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A whole piece in a device's memory, brought over by ``lane``."""
+
+    pieces: Sequence[int]
+    parts: slice
+    source: torch.Tensor
+    lane: Lane
+    at: int
+    ats: Words
+    sizes: Words
+    nbytes: int
+
+    def arrived(self, room: Room) -> Sums:
+        """Return the CRC32C of each part, once the lane has brought them."""
+        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
+
+
+def _packed_checksum(part: torch.Tensor) -> int:
+    packed = resolved(part).contiguous()
+    return isal.crc32c_at(packed.data_ptr(), packed.nbytes)
+
+
+def _stage_for(source: torch.Tensor) -> torch.Tensor:
+    """Return room for a copy on the same device, which can be written to in every mode."""
+    with torch.inference_mode(mode=False):
+        return torch.empty_like(
+            torch_dtypes.as_carrier(resolved(source)), memory_format=torch.contiguous_format
+        )
+
+
+class Program:
+    """The units of a plan's pieces for one place of its tensors in memory.
+
+    Refers to that memory, so that it stays while it is copied, whatever becomes of the tensors.
+    Volatile tensors are copied at once by `stage`, into memory of the program's own.
+    """
+
+    def __init__(self, plan: CapturePlan, flat: FlatState, *, lanes: Lanes | None = None) -> None:
+        self.plan, self._lanes = plan, lanes
+        self._sources = [source.detach() for source in plan.sources(flat)]
+        self._volatile = [i for i, piece in enumerate(plan.pieces) if piece.fqn in flat.volatile]
+        self._stages = [_stage_for(self._sources[i]) for i in self._volatile]
+        for i, stage in zip(self._volatile, self._stages, strict=True):
+            self._sources[i] = stage
+        self._watched = self._with_versions(flat)
+        pieces = plan.pieces
+        self.parts = Parts.of(_lengths(p.at for p in pieces), _lengths(p.nbytes for p in pieces))
+        self.cover = Cover.of(self.parts, plan.payload_bytes)
+        self.carried = tuple(self._carried_units())
+        self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())
+        self.nbytes = sum(piece.nbytes for piece in pieces)
+
+    def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
+        """Return what to ask for versions, per piece: staged ones and inference have none."""
+        with torch.inference_mode(mode=False):
+            still = torch.empty(0)
+        watched = [local_of(flat.tensors[piece.fqn]) for piece in self.plan.pieces]
+        for i in self._volatile:
+            watched[i] = still
+        return [still if tensor.is_inference() else tensor for tensor in watched]
+
+    def stage(self, flat: FlatState) -> None:
+        """Copy the volatile tensors as they are now."""
+        if not self._stages:
+            return
+        now = []
+        for i in self._volatile:
+            piece = self.plan.pieces[i]
+            source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
+            now.append(torch_dtypes.as_carrier(source))
+        with torch.no_grad():
+            torch._foreach_copy_(self._stages, now)
+
+    def versions(self) -> list[int]:
+        """Return how often each piece was written to in place so far."""
+        return list(map(_VERSION, self._watched))
+
+    def written(self, pieces: Sequence[int], before: Sequence[int]) -> str:
+        """Return the name of one of ``pieces`` that was written to since ``before``, or nothing."""
+        for i in pieces:
+            if self._watched[i]._version != before[i]:
+                return self.plan.pieces[i].fqn
+        return ""
+
+    def _lane(self, i: int) -> Lane | None:
+        return self._lanes.of(self._sources[i]) if self._lanes is not None else None
+
+    def _is_adjacent(self, i: int) -> bool:
+        source = self._sources[i]
+        odd = source.is_conj() or source.is_neg()
+        return source.is_contiguous() and not odd and self._lane(i) is None
+
+    def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
+        """Return parts ``first … end-1``, where they are and how large."""
+        chosen = slice(first, end)
+        at, nbytes = self.parts.at[chosen], self.parts.nbytes[chosen]
+        return chosen, at.astype(np.uint64), nbytes.astype(np.uint64)
+
+    def _whole(self, i: int) -> tuple[slice, Words, Words]:
+        return self._parts_of(int(self.parts.edges[i]), int(self.parts.edges[i + 1]))
+
+    def _carried_units(self) -> Iterator[Carried]:
+        for i, piece in enumerate(self.plan.pieces):
+            if (lane := self._lane(i)) is not None:
+                parts, ats, sizes = self._whole(i)
+                yield Carried(
+                    (i,), parts, self._sources[i], lane, piece.at, ats, sizes, piece.nbytes
+                )
+
+    def _packed_units(self) -> Iterator[Packed]:
+        for i, piece in enumerate(self.plan.pieces):
+            if self._lane(i) is None and not self._is_adjacent(i):
+                parts, ats, sizes = self._whole(i)
+                yield Packed((i,), parts, self._sources[i], piece.at, ats, sizes, piece.nbytes)
+
+    def _adjacent_units(self) -> Iterator[Adjacent]:
+        """Divide the parts that lie as they are stored into units of about `UNIT_BYTES`."""
+        owner = self.parts.owner
+        plain = np.array([self._is_adjacent(i) for i in range(len(self.plan.pieces))], np.bool_)
+        address = np.array(
+            [self._sources[i].data_ptr() if plain[i] else 0 for i in range(len(plain))], np.uint64
+        )
+        starts = _lengths(piece.at for piece in self.plan.pieces)
+        weight = np.cumsum(self.parts.nbytes + PART_BYTES)
+        for lo, hi in set_runs(plain[owner]):
+            unit = (weight[lo:hi] - weight[lo]) // UNIT_BYTES
+            cuts = [lo, *(np.flatnonzero(np.diff(unit)) + lo + 1).tolist(), hi]
+            for first, end in pairwise(cuts):
+                chosen, ats, sizes = self._parts_of(first, end)
+                owners = owner[chosen]
+                sources = address[owners] + ats - starts[owners].astype(np.uint64)
+                pieces = tuple(range(int(owners[0]), int(owners[-1]) + 1))
+                yield Adjacent(pieces, chosen, sources, ats, sizes, int(sizes.sum()))
+
+
+def _lengths(values: Iterable[int]) -> Lengths:
+    return np.fromiter(values, dtype=np.int64)

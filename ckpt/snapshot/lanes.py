@@ -1,0 +1,206 @@
+"""The way from a device's memory into a slot: a stream of its own, and when who waits for whom.
+
+The rules of CUDA streams, as this module keeps them. What a stream is asked to do happens later,
+in order. The side stream begins only after everything the training stream had been asked to do
+when the snapshot was taken (`Lane.ready`, `Lane.begin`). The training stream is held back behind
+the last copy by an event (`Lane.hold`), never by waiting in the host. Nothing here synchronises a
+stream or a device. Memory that a copy reads is referred to until its event has passed, so that
+the caching allocator cannot hand it out again underneath.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.copying import resolved
+
+_log = logging.getLogger(__name__)
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+
+
+class Mark(Protocol):
+    """A point in a stream."""
+
+    def synchronize(self) -> None:
+        """Wait in the host until the stream has come past it."""
+        ...
+
+
+class Lane(Protocol):
+    """Copies from one device on a stream beside the training's."""
+
+    def ready(self) -> Mark:
+        """Mark where the training stream is; call it on the training thread."""
+        ...
+
+    def begin(self, after: Mark) -> None:
+        """Let the side stream go on only once ``after`` has passed."""
+        ...
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Ask for a copy into host memory; ``source`` may have any strides."""
+        ...
+
+    def mark(self) -> Mark:
+        """Mark the end of what was asked for so far."""
+        ...
+
+    def hold(self, mark: Mark) -> None:
+        """Let the training stream go on only once ``mark`` has passed; on the training thread."""
+        ...
+
+    def pin(self, slot: SlotFile) -> None:
+        """Make the slot's memory fit for copies that the host does not wait for."""
+        ...
+
+    def close(self) -> None:
+        """Give back what ``pin`` took. Only when no copy is under way."""
+        ...
+
+
+class Lanes(Protocol):
+    """Which tensors travel by a lane."""
+
+    def of(self, tensor: torch.Tensor) -> Lane | None:
+        """Return the tensor's lane, None where it lies in host memory."""
+        ...
+
+    def close(self) -> None:
+        """Close all lanes."""
+        ...
+
+
+class CudaLanes:
+    """One lane for each CUDA device; pinned slots are pinned once for all of them."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[torch.device, Lane] = {}
+        self._pins = PinnedSlots(torch.cuda.cudart)
+
+    def of(self, tensor: torch.Tensor) -> Lane | None:
+        """Return the lane of the tensor's device."""
+        if not tensor.is_cuda:
+            return None
+        if tensor.device not in self._lanes:
+            self._lanes[tensor.device] = _CudaLane(tensor.device, self._pins)
+        return self._lanes[tensor.device]
+
+    def close(self) -> None:
+        """Unpin the slots."""
+        self._lanes.clear()
+        self._pins.close()
+
+
+class _CudaMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class _CudaLane:
+    def __init__(self, device: torch.device, pins: PinnedSlots) -> None:
+        self._device, self._pins = device, pins
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def ready(self) -> Mark:
+        return _CudaMark(torch.cuda.current_stream(self._device))
+
+    def begin(self, after: Mark) -> None:
+        assert isinstance(after, _CudaMark)
+        self._stream.wait_event(after.event)
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            # Packed by a kernel of the side stream; that memory is the side stream's own, so
+            # whoever gets it next on this stream comes after the copy.
+            packed = torch_dtypes.as_carrier(resolved(source).contiguous())
+            into.copy_(packed, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return _CudaMark(self._stream)
+
+    def hold(self, mark: Mark) -> None:
+        assert isinstance(mark, _CudaMark)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
+
+    def pin(self, slot: SlotFile) -> None:
+        self._pins.pin(slot)
+
+    def close(self) -> None:
+        """Nothing: the pins are shared."""
+
+
+class PinnedSlots:
+    """Slots registered with CUDA, once each, for as long as their files are there.
+
+    A registered slot is referred to, which keeps it mapped; it is unregistered before that
+    reference is dropped. ``runtime`` returns what has ``cudaHostRegister`` (`torch.cuda.cudart`).
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._pinned: dict[tuple[int, int], tuple[Path, memoryview]] = {}
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._pinned)
+
+    def pin(self, slot: SlotFile) -> None:
+        """Register a slot that is not yet; unregister those whose files are gone."""
+        self._prune()
+        found = slot.path.stat()
+        key = (found.st_dev, found.st_ino)
+        block = slot.block(slot.capacity)
+        address = isal.address_of(block)
+        if key in self._pinned:
+            if isal.address_of(self._pinned[key][1]) == address:
+                return
+            self._unpin(key)  # the file was mapped anew
+        code = int(self._runtime().cudaHostRegister(address, block.nbytes, _PORTABLE))
+        if code == 0:
+            self._pinned[key] = (slot.path, block)
+        elif not self._warned:
+            self._warned = True
+            _log.warning(
+                "cudaHostRegister refused %d bytes of slot memory (error %d): copies from the "
+                "device are slower; raise the limit on locked memory (ulimit -l)",
+                block.nbytes,
+                code,
+            )
+
+    def _prune(self) -> None:
+        for key, (path, _) in list(self._pinned.items()):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if (found.st_dev, found.st_ino) == key:
+                    continue
+            self._unpin(key)
+
+    def _unpin(self, key: tuple[int, int]) -> None:
+        _, block = self._pinned.pop(key)
+        self._runtime().cudaHostUnregister(isal.address_of(block))
+        block.release()
+
+    def close(self) -> None:
+        """Unregister all."""
+        for key in list(self._pinned):
+            self._unpin(key)
+
+
+def host_room(tensor: torch.Tensor, payload: memoryview, at: int) -> torch.Tensor:
+    """Return the bytes at ``at`` of a slot as a tensor that ``tensor`` can be copied into."""
+    nbytes = tensor.numel() * tensor.itemsize
+    room = torch.frombuffer(payload, dtype=torch.uint8, count=nbytes, offset=at)
+    return room.view(torch_dtypes.carrier(tensor.dtype)).view(tensor.shape)

@@ -1,0 +1,433 @@
+"""Snapshots that hide under compute: a thread copies the state into a slot of the sidecar.
+
+Parameters and optimizer state do not change between two optimizer steps, so they are copied in the
+background during the next forward and backward; what may change there (buffers, loose tensors,
+plain values) is copied before `Snapshotter.snapshot` returns. A pre-hook of every optimizer waits
+for the copy, and helps with it. A tensor written to in spite of that is noticed by its version
+counter, or by looking again at a sample (`holdfast.ckpt.snapshot.tearing`), and the snapshot is
+given up, never torn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.ckpt.errors import (
+    BudgetError,
+    CapacityError,
+    CkptError,
+    CorruptError,
+    GivenUpError,
+    StateError,
+    StoreError,
+)
+from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.block import index_offset
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.meters import Meters
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
+from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
+from holdfast.ckpt.snapshot.pacing import Pacer
+from holdfast.ckpt.snapshot.settings import CopySettings, Grant, Hooks, SlotOwner, SnapshotStats
+from holdfast.ckpt.snapshot.store_gather import at_step
+from holdfast.ckpt.snapshot.tearing import Sample
+from holdfast.ckpt.state.capture import CapturePlan, FlatState, Gather
+
+__all__ = ["ACQUIRE_TIMEOUT_S", "CopySettings", "SnapshotStats", "Snapshotter"]
+
+_log = logging.getLogger(__name__)
+
+ACQUIRE_TIMEOUT_S = 30.0
+STARVED_TIMEOUT_S = 1.0
+"""How long to wait for a slot after a snapshot was left out for lack of one."""
+
+_POLL_S = 0.005
+_ANY_CRC = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """One snapshot: what the thread is given."""
+
+    step: int
+    persist: CheckpointTarget | None
+    flat: FlatState
+    program: Program
+    job: CopyJob
+    began_s: float
+
+
+class Snapshotter:
+    """Takes the snapshots of one rank in one generation; not safe to share between threads.
+
+    ``gather`` is collective over the ranks, and called whenever the state's shape is new: where
+    that may happen at one rank alone, it must not use the training's group (see `StoreGather`).
+    ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
+    ``checkpoint`` is where snapshots with ``persist`` are written to. ``stats`` and ``meters``
+    (``stall``, ``copy``, ``wait``) say what it cost.
+    """
+
+    def __init__(  # noqa: PLR0913 - where a rank stands takes four
+        self,
+        client: SlotOwner,
+        *,
+        run: str,
+        generation: int,
+        rank: int,
+        world_size: int,
+        gather: Gather,
+        checkpoint: CheckpointTarget | None = None,
+        maps: SlotMaps | None = None,
+        poll: Callable[[], None] | None = None,
+        copying: CopySettings | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self._client, self._gather, self._checkpoint, self._poll = client, gather, checkpoint, poll
+        self._run, self._generation = run, generation
+        self._rank, self._world_size = rank, world_size
+        self._maps = SlotMaps() if maps is None else maps
+        self._owns_maps = maps is None
+        self._settings = CopySettings() if copying is None else copying
+        self._lanes = lanes
+        self._watch = Watch()
+        self._plan: CapturePlan | None = None
+        self._program: Program | None = None
+        self._task: _Task | None = None
+        self._pending: Future[None] | None = None
+        self._closing = threading.Event()
+        self._hooks = Hooks()
+        self._pacer = Pacer(enabled=self._settings.paced)
+        self._turn = 0
+        self._starved = False
+        self._pool = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="ckpt-snapshot",
+            initializer=_lower_priority,
+            initargs=(self._settings.niceness,),
+        )
+        self.stats = SnapshotStats()
+        self.meters = Meters()
+
+    def snapshot(self, state: Mapping[str, Any], step: int, *, persist: bool = False) -> None:
+        """Start the snapshot of ``step``; returns as soon as nothing the caller may do harms it.
+
+        Waits first for the one under way, and raises what it raised. With ``persist`` the sidecar
+        also writes it to the checkpoint root once it is protected. Raises ``StateError`` where
+        the state cannot be captured, or has changed shape at this rank alone.
+        """
+        if persist and self._checkpoint is None:
+            raise StoreError(f"step {step} is to be persisted, but no checkpoint root was given")
+        self.fence()
+        began_s = time.perf_counter()
+        try:
+            flat, program = self._programmed(state, step)
+            program.stage(flat)
+            ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
+            self._task = _Task(
+                step=step,
+                persist=self._checkpoint if persist else None,
+                flat=flat,
+                program=program,
+                job=CopyJob(program, ready=ready),
+                began_s=time.perf_counter(),
+            )
+            self._pending = self._pool.submit(self._take_or_leave, self._task)
+        finally:
+            self._stalled(time.perf_counter() - began_s)
+
+    def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
+        flat, same = self._watch.flatten(state)
+        if same and self._program is not None:
+            return flat, self._program
+        self._program = None
+        for parts in flat.optimizers.values():
+            self._hooks.watch(parts.optimizer, self.copied)
+        change = "nothing was planned yet" if self._plan is None else self._plan.change(flat)
+        if change:
+            self._plan = self._agree(flat, step, change=change)
+        assert self._plan is not None
+        self.stats.replica_bytes = self._plan.copied_bytes
+        if self._lanes is None and torch.cuda.is_available():
+            self._lanes = CudaLanes()
+        self._program = Program(self._plan, flat, lanes=self._lanes)
+        return flat, self._program
+
+    def _agree(self, flat: FlatState, step: int, *, change: str) -> CapturePlan:
+        """Plan together with all ranks."""
+        anew = self._plan is not None
+        if anew:
+            self.stats.replans += 1
+            _log.info("the state is planned anew: %s", change)
+        try:
+            return CapturePlan.build(
+                flat,
+                rank=self._rank,
+                world_size=self._world_size,
+                gather=at_step(self._gather, step),
+            )
+        except StateError as error:
+            if not anew:
+                raise
+            raise StateError(
+                f"the tracked state changed at this rank ({change}), and no plan came of it: "
+                f"{error}. It must change at all ranks before the same snapshot; where an "
+                "optimizer makes state at each rank's first gradient, step it once with zero "
+                "gradients everywhere before training"
+            ) from error
+
+    def copied(self) -> None:
+        """Wait until the copy under way is made, and help with it: then tensors may change.
+
+        Raises what ended it, if it was ended (``FencedError``, ``PeerError``). A snapshot that
+        was discarded raises nothing: see ``stats``.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            began_s = time.perf_counter()
+            try:
+                task.job.help(self._poll)
+            except BaseException:
+                self._task = task  # broken off: the tensors may still not change
+                raise
+            finally:
+                waited_s = time.perf_counter() - began_s
+                self._stalled(waited_s)
+            self._pacer = self._pacer.after(
+                window_s=max(began_s - task.began_s, 0.0), waited_s=waited_s
+            )
+        if self._pending is not None and self._pending.done():
+            self.fence()
+
+    def fence(self) -> None:
+        """Wait until no snapshot is under way; raise what it raised (``FencedError``, …).
+
+        Its slot is sealed then, or it was discarded, which raises nothing: see ``stats``.
+        """
+        if self._task is not None:
+            self.copied()
+        pending = self._pending
+        if pending is None:
+            return
+        began_s = time.perf_counter()
+        try:
+            while not pending.done():
+                wait([pending], timeout=_POLL_S if self._poll else None)
+                if self._poll:
+                    self._poll()
+        finally:
+            self._stalled(time.perf_counter() - began_s)
+        self._pending = None
+        pending.result()
+
+    def _stalled(self, seconds: float) -> None:
+        self.stats.stall_s += seconds
+        self.meters.add("stall", seconds)
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Give up the copy under way and let go of the state; raises nothing."""
+        pending = self._give_up()
+        if pending is not None and not wait([pending], timeout=timeout_s).done:
+            _log.warning("the snapshot thread is still busy after %g s", timeout_s)
+        else:
+            self._let_go()
+        self._forget()
+
+    def leave(self, *, timeout_s: float = 5.0) -> None:
+        """Close, but wait only until nothing is copied any more, not for the thread to end.
+
+        On busy cores a thread of low priority takes its time to see that there is nothing to do.
+        """
+        job = self._task.job if self._task is not None else None
+        if job is None or job.program.carried:
+            self.close(timeout_s=timeout_s)
+            return
+        pending = self._give_up()
+        if not job.rest(timeout_s=timeout_s):
+            _log.warning("the snapshot thread is still busy after %g s", timeout_s)
+        elif pending is None:
+            self._let_go()
+        else:
+            pending.add_done_callback(lambda _: self._let_go())
+        self._forget()
+
+    def _give_up(self) -> Future[None] | None:
+        """End the copy under way; return the thread's work where it has begun."""
+        self._closing.set()
+        self._hooks.remove()
+        if self._task is not None:
+            self._task.job.end(torn=CLOSED)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        pending = self._pending
+        return None if pending is None or pending.cancelled() else pending
+
+    def _let_go(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()
+        if self._owns_maps:
+            self._maps.close()
+
+    def _forget(self) -> None:
+        self._pending = self._plan = self._program = self._task = None
+        self._watch = Watch()
+
+    def _take_or_leave(self, task: _Task) -> None:
+        """Run on the thread: take the snapshot, or leave it out where that harms nobody."""
+        try:
+            self._take(task)
+        except BudgetError as error:
+            task.job.end(error=error)
+            raise
+        except CapacityError as error:
+            self.stats.left_out += 1
+            self._starved = True
+            self._discard(task, f"there was no room for it: {error}")
+        except GivenUpError as error:
+            self.stats.torn = "the state of another rank"
+            self._discard(task, str(error))
+        except BaseException as error:
+            task.job.end(error=error)
+            raise
+
+    def _take(self, task: _Task) -> None:
+        """Acquire a slot, copy, checksum, seal."""
+        job = task.job
+        job.sample = Sample(task.program, turn=self._turn, share=self._settings.recheck)
+        self._turn += 1
+        grant = self._acquire(task)
+        began_s = time.perf_counter()
+        try:
+            filled = self._fill(task, self._maps.open(grant.path))
+        except BaseException:
+            self._abandon(grant)
+            raise
+        if filled is None:
+            self._abandon(grant)
+            self._discard_torn(task, job.torn)
+            return
+        copy_s, (entry, sums) = time.perf_counter() - began_s, filled
+        try:
+            self._client.seal(slot_id=grant.slot_id, entry=entry, sums=sums, persist=task.persist)
+        except CorruptError as error:
+            self.stats.torn = None
+            self._discard(task, str(error))
+            return
+        self._taken(task, entry, copy_s)
+
+    def _acquire(self, task: _Task) -> Grant:
+        began_s = time.perf_counter()
+        self._maps.prune()  # what the slot is to be made of may be among it
+        timeout_s = STARVED_TIMEOUT_S if self._starved else ACQUIRE_TIMEOUT_S
+        try:
+            grant = self._client.acquire(
+                generation=self._generation,
+                step=task.step,
+                rank=self._rank,
+                size_bytes=self._block_bytes(task),
+                timeout_s=timeout_s,
+            )
+            self._starved = False
+            self._maps.map_ahead(grant.ahead)
+            return grant
+        finally:
+            wait_s = time.perf_counter() - began_s
+            self.stats.wait_s += wait_s
+            self.meters.add("wait", wait_s)
+
+    def _fill(self, task: _Task, slot: SlotFile) -> tuple[BlockEntry, Sums] | None:
+        """Copy into ``slot``; return what to seal, or None where the state changed underneath."""
+        program, job = task.program, task.job
+        for lane in {unit.lane for unit in program.carried}:
+            lane.pin(slot)
+        job.open(Room.of(slot.block(program.plan.payload_bytes)))
+        self.stats.pace = self._pacer.speed(program.nbytes)
+        sums = job.run(speed=self.stats.pace)
+        return None if job.torn else self._describe(task, slot, sums)
+
+    def _describe(self, task: _Task, slot: SlotFile, sums: Sums) -> tuple[BlockEntry, Sums]:
+        """Write the index behind the payload; return what to seal, and the sums of the block."""
+        program = task.program
+        payload_bytes = program.plan.payload_bytes
+        text = self._text(task, program.parts.of_ranges(sums).tolist())
+        tail = bytes(index_offset(payload_bytes) - payload_bytes) + text
+        block = slot.block(payload_bytes + len(tail))
+        np.frombuffer(block, dtype=np.uint8)[program.cover.gaps] = 0
+        block[payload_bytes:] = tail
+        entry = BlockEntry(
+            generation=self._generation,
+            step=task.step,
+            rank=self._rank,
+            payload_bytes=payload_bytes,
+            index_bytes=len(text),
+            index_crc32c=crc32c(text),
+        )
+        return entry, program.cover.of_runs(sums, tail=tail)
+
+    def _text(self, task: _Task, crcs: Sequence[int]) -> bytes:
+        return task.program.plan.index_text(
+            task.flat, crcs, run=self._run, step=task.step, generation=self._generation
+        )
+
+    def _block_bytes(self, task: _Task) -> int:
+        """Return an upper bound of the block, before the checksums are known."""
+        plan = task.program.plan
+        widest = self._text(task, [_ANY_CRC] * len(plan.pieces))
+        return index_offset(plan.payload_bytes) + len(widest)
+
+    def _taken(self, task: _Task, entry: BlockEntry, copy_s: float) -> None:
+        self.stats.taken += 1
+        self.stats.bytes += entry.payload_bytes
+        self.stats.last_step = task.step
+        self.stats.last_copy_s = copy_s
+        self.stats.copy_s += copy_s
+        self.meters.add("copy", copy_s, entry.payload_bytes)
+
+    def _abandon(self, grant: Grant) -> None:
+        with contextlib.suppress(CkptError):
+            self._client.abandon(grant.slot_id)
+
+    def _discard_torn(self, task: _Task, fqn: str) -> None:
+        self.stats.torn = fqn
+        self._discard(
+            task,
+            f"{fqn} was written to while it was copied; change the state only through the tracked "
+            "optimizers, or call fence() before",
+        )
+
+    def _discard(self, task: _Task, reason: str) -> None:
+        """Count and, at first and then ever more rarely, tell that there is no such snapshot."""
+        task.job.end(torn=self.stats.torn or reason)
+        if self._closing.is_set():
+            return
+        self.stats.discarded += 1
+        self.stats.reason = reason
+        if self.stats.discarded.bit_count() == 1:
+            _log.warning(
+                "snapshot of step %d discarded (%d so far): %s",
+                task.step,
+                self.stats.discarded,
+                reason,
+            )
+
+
+def _lower_priority(niceness: int) -> None:
+    """Let the calling thread run behind the training's; Linux gives every thread its own."""
+    if niceness and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,0 +1,119 @@
+"""How ranks plan together: by way of a store, where nothing of the training can meet them.
+
+A collective of the training's process group would not do. A rank whose state changed at that rank
+alone would call it while the others reduce gradients; the two would pair, and both come out wrong
+without a word. Keys of a store pair with nothing, and a rank that waits for others in vain says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from torch._C._distributed_c10d import Store
+
+from holdfast.ckpt.errors import StateError
+
+REPLAN_TIMEOUT_S = 120.0
+FIRST_TIMEOUT_S = 1800.0
+"""For the first plan: ranks may load their data, or compile, before their first snapshot."""
+
+PART_CHARACTERS = 1 << 20
+"""The text that is put under one key: servers of stores refuse large values (libuv's of 8 MiB)."""
+
+_POLL_S = 0.005
+_GIVEN_UP = "!"
+
+
+class StoreGather:
+    """A gather of JSON values over ``store``, for one caller at each of ``size`` ranks.
+
+    The store must be this generation's and this purpose's alone (use a prefix). ``poll`` is called
+    while waiting and may raise to stop. The first call waits for as long as a run may take to
+    begin, later ones for ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        poll: Callable[[], None] | None = None,
+        timeout_s: float = REPLAN_TIMEOUT_S,
+    ) -> None:
+        self._store, self._rank, self._size, self._poll = store, rank, size, poll
+        self.timeout_s = timeout_s
+        self._turn = 0
+        self._parts: list[str] = []
+        self._over = ""
+
+    def __call__(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order.
+
+        Raises ``StateError`` where other ranks do not call it in time, and at every later call.
+        """
+        if self._over:
+            raise StateError(f"the ranks cannot plan together any more: {self._over}")
+        if self._size == 1:
+            return [value]
+        turn, self._turn = self._turn, self._turn + 1
+        before, self._parts = self._parts, self._put(turn, msgspec.json.encode(value).decode())
+        try:
+            found = self._collect(turn)
+        except StateError as error:
+            self._over = str(error)
+            self._store.set(f"{turn}/{self._rank}", _GIVEN_UP)
+            raise
+        for key in before:  # all ranks have begun this turn, so have done with the one before
+            self._store.delete_key(key)
+        return [msgspec.json.decode(each) for each in found]
+
+    def _put(self, turn: int, text: str) -> list[str]:
+        """Set the parts, then the key that says how many there are; return all keys."""
+        head = f"{turn}/{self._rank}"
+        parts = range(0, len(text), PART_CHARACTERS)
+        keys = [f"{head}/{i}" for i in range(len(parts))]
+        for key, at in zip(keys, parts, strict=True):
+            self._store.set(key, text[at : at + PART_CHARACTERS])
+        self._store.set(head, str(len(keys)))
+        return [*keys, head]
+
+    def _collect(self, turn: int) -> list[bytes]:
+        limit_s = FIRST_TIMEOUT_S if turn == 0 else self.timeout_s
+        deadline_s = time.monotonic() + limit_s
+        found = []
+        for rank in range(self._size):
+            while not self._store.check([f"{turn}/{rank}"]):
+                if self._poll is not None:
+                    self._poll()
+                if time.monotonic() > deadline_s:
+                    raise StateError(f"rank {rank} did not come to plan within {limit_s:g} s")
+                time.sleep(_POLL_S)
+            found.append(self._get(turn, rank))
+        return found
+
+    def _get(self, turn: int, rank: int) -> bytes:
+        head = f"{turn}/{rank}"
+        count = self._store.get(head).decode()
+        if count == _GIVEN_UP:
+            raise StateError(f"rank {rank} waited to plan, and gave up")
+        return b"".join(self._store.get(f"{head}/{i}") for i in range(int(count)))
+
+
+def at_step(gather: Callable[[Any], list[Any]], step: int) -> Callable[[Any], list[Any]]:
+    """Return ``gather``, refusing with ``StateError`` ranks that call it for another step."""
+
+    def gather_at(value: Any) -> list[Any]:
+        everyone: Sequence[Any] = gather({"step": step, "value": value})
+        for rank, theirs in enumerate(everyone):
+            if theirs["step"] != step:
+                raise StateError(
+                    f"this rank plans the snapshot of step {step}, rank {rank} that of step "
+                    f"{theirs['step']}"
+                )
+        return [theirs["value"] for theirs in everyone]
+
+    return gather_at

@@ -1,0 +1,1 @@
+"""Live modules and optimizers to named boxes and back (capture, restore)."""

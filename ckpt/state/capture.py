@@ -1,0 +1,353 @@
+"""Decide what this rank writes of a state, and write it: the start of the data path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+import msgspec
+import torch
+
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.geometry.grid import common_grid, fault_of_cover
+from holdfast.ckpt.geometry.layout import Box, Holding, Region, TensorSpec, choose_writers
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry, encode_index
+from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.copying import copy_out
+from holdfast.ckpt.state.flatten import FlatState, PerRank, Stateful, flatten
+from holdfast.ckpt.state.held import Leaf, local_of, regions, spec_of, view_of
+from holdfast.ckpt.state.optimizers import merge_groups
+from holdfast.ckpt.types import Json
+
+__all__ = [
+    "ALIGN_BYTES",
+    "CapturePlan",
+    "FlatState",
+    "PerRank",
+    "Piece",
+    "Stateful",
+    "flatten",
+    "gather_alone",
+    "spec_of",
+]
+
+ALIGN_BYTES = 64
+
+# Inside a JSON string every quote has a backslash before it, so these are never part of a name.
+_CRC = re.compile(rb'(?<="crc32c":)(\d+)')
+_NO_TENSORS, _TENSORS = b'"tensors":{}', b'"tensors":%b'
+
+Gather = Callable[[Any], list[Any]]
+
+
+def gather_alone(value: Any) -> list[Any]:
+    """Gather in a world of one."""
+    return [value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What this rank writes of one tensor: the box of ``region``, at byte ``at`` of the payload."""
+
+    fqn: str
+    region: Region
+    at: int
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """A tensor as it was when the plan was made."""
+
+    leaf: Leaf
+    spec: TensorSpec
+    regions: tuple[Region, ...]
+    local_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fqn: str, leaf: Leaf) -> _Seen:
+        return cls(
+            leaf=leaf,
+            spec=spec_of(fqn, leaf),
+            regions=regions(fqn, leaf),
+            local_shape=tuple(local_of(leaf).shape),
+        )
+
+    def still(self, fqn: str, leaf: Leaf) -> bool:
+        """Say whether ``leaf`` lies as this did; remember it if so."""
+        local = local_of(leaf)
+        alike = torch_dtypes.NAME_OF.get(local.dtype) == self.spec.dtype
+        if leaf is self.leaf and alike and tuple(local.shape) == self.local_shape:
+            return True
+        if spec_of(fqn, leaf) != self.spec or regions(fqn, leaf) != self.regions:
+            return False
+        self.leaf = leaf
+        return True
+
+
+class CapturePlan:
+    """What this rank writes of a state: made once, used while the state keeps its shape.
+
+    ``payload_bytes`` is the room the pieces need; ``copied_bytes`` is what this rank holds of the
+    state and leaves to other ranks to write, who hold the same; ``specs`` are all tensors of all
+    ranks. A plain value, and the name of a tied tensor, is written by the lowest rank that has it;
+    which parameters an optimizer's group has is put together from all ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        agreed: _Agreed,
+        pieces: Sequence[Piece],
+        seen: Mapping[str, _Seen],
+        copied_bytes: int = 0,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.specs, self.pieces = dict(agreed.specs), tuple(pieces)
+        self._agreed = agreed
+        end = pieces[-1].at + pieces[-1].nbytes if pieces else 0
+        self.payload_bytes = _align(end)
+        self.copied_bytes = copied_bytes
+        self._seen = dict(seen)
+        self._text: tuple[list[bytes], list[int]] | None = None
+
+    @classmethod
+    def build(cls, flat: FlatState, *, rank: int, world_size: int, gather: Gather) -> CapturePlan:
+        """Agree with all ranks on who writes what; collective through ``gather``.
+
+        ``gather`` takes a plain value and returns every rank's, in rank order. Raises
+        ``StateError`` where the ranks disagree, or hold less or more than all of a tensor.
+        """
+        seen = {fqn: _Seen.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
+        everyone = gather(_offer(flat, seen))
+        if len(everyone) != world_size:
+            raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
+        held = [list(_holdings(offer["tensors"])) for offer in everyone]
+        specs, writes = choose_writers(held)
+        if lost := {item[0] for offer in everyone for item in offer["tensors"]} - specs.keys():
+            raise StateError(f"{min(lost)}: no rank holds any of it; leave it out of the state")
+        chosen = {(holding.spec.fqn, holding.box): holding.nbytes for holding in writes[rank]}
+        pieces, at = [], 0
+        for fqn, tensor in seen.items():
+            for region in tensor.regions:
+                nbytes = chosen.get((fqn, region.box), 0)
+                if nbytes:
+                    pieces.append(Piece(fqn=fqn, region=region, at=at, nbytes=nbytes))
+                    at = _align(at + nbytes)
+        agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
+        copied_bytes = sum(holding.nbytes for holding in held[rank]) - sum(chosen.values())
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            agreed=agreed,
+            pieces=pieces,
+            seen=seen,
+            copied_bytes=copied_bytes,
+        )
+
+    def still_valid(self, flat: FlatState) -> bool:
+        """Say whether ``flat`` has what this plan was made for, lying as it did.
+
+        All ranks must come to the same answer: their states change shape together.
+        """
+        return not self.change(flat)
+
+    def change(self, flat: FlatState) -> str:
+        """Return in words what of ``flat`` this plan was not made for, nothing where it was."""
+        mine = self._agreed.mine
+        for what, now, before in (
+            ("tensor", flat.tensors.keys(), self._seen.keys()),
+            ("value", flat.values.keys(), set(mine["values"])),
+            ("tied name", flat.aliases.keys(), mine["aliases"].keys()),
+        ):
+            if new := now - before:
+                return f"{what} {min(new)} is new ({len(new)} in all)"
+            if gone := before - now:
+                return f"{what} {min(gone)} is gone ({len(gone)} in all)"
+        for name, stored in flat.aliases.items():
+            if mine["aliases"][name] != stored:
+                return f"{name} is tied to {stored}, no longer to {mine['aliases'][name]}"
+        for key, group in mine["groups"].items():
+            if flat.values[f"{key}.params"] != group["params"]:
+                return f"the parameters of {key} are others"
+        for fqn, leaf in flat.tensors.items():
+            if not self._seen[fqn].still(fqn, leaf):
+                return f"{fqn} has another shape, dtype or placement"
+        return ""
+
+    def sources(self, flat: FlatState) -> list[torch.Tensor]:
+        """Return the live memory of each piece, in order, as a view with the shape of its box."""
+        return [view_of(flat.tensors[piece.fqn], piece.region) for piece in self.pieces]
+
+    def index(
+        self,
+        flat: FlatState,
+        crcs: Sequence[int],
+        *,
+        run: str = "",
+        step: int,
+        generation: int = 0,
+    ) -> ShardIndex:
+        """Describe the payload; ``crcs`` has each piece's CRC32C.
+
+        Rank 0 describes every tensor, also those it writes nothing of.
+        """
+        chunks: dict[str, list[Chunk]] = {fqn: [] for fqn in self.specs} if self.rank == 0 else {}
+        for piece, crc in zip(self.pieces, crcs, strict=True):
+            chunk = Chunk(box=piece.region.box, at=piece.at, nbytes=piece.nbytes, crc32c=crc)
+            chunks.setdefault(piece.fqn, []).append(chunk)
+        tensors = {fqn: self._entry(fqn, tuple(found)) for fqn, found in chunks.items()}
+        return self._described(flat, tensors, run=run, step=step, generation=generation)
+
+    def _described(
+        self,
+        flat: FlatState,
+        tensors: dict[str, TensorEntry],
+        *,
+        run: str,
+        step: int,
+        generation: int,
+    ) -> ShardIndex:
+        agreed = self._agreed
+        values = {key: flat.values[key] for key in agreed.values if key in flat.values}
+        return ShardIndex(
+            run=run,
+            generation=generation,
+            step=step,
+            writer=self.rank,
+            world_size=self.world_size,
+            payload_bytes=self.payload_bytes,
+            tensors=tensors,
+            values=values | {k: v for k, v in agreed.members.items() if k in values},
+            rank_values=flat.rank_values,
+            aliases=agreed.aliases,
+        )
+
+    def index_text(
+        self, flat: FlatState, crcs: Sequence[int], *, run: str, step: int, generation: int
+    ) -> bytes:
+        """Return the JSON of `index`. Only what differs from step to step is put together anew."""
+        if self._text is None:
+            numbered = self.index(flat, range(len(self.pieces)), step=step)
+            found = _CRC.split(msgspec.json.encode(numbered.tensors))
+            self._text = found[0::2], [int(number) for number in found[1::2]]
+        between, order = self._text
+        sums = [str(crcs[i]).encode() for i in order]
+        rest = self._described(flat, {}, run=run, step=step, generation=generation)
+        tensors = b"".join(chain.from_iterable(zip(between, [*sums, b""], strict=True)))
+        return encode_index(rest).replace(_NO_TENSORS, _TENSORS % tensors, 1)
+
+    def _entry(self, fqn: str, chunks: tuple[Chunk, ...]) -> TensorEntry:
+        spec, grid = self.specs[fqn], self._agreed.grids[fqn]
+        return TensorEntry(dtype=spec.dtype, shape=spec.shape, chunks=chunks, grid=grid)
+
+    def write(
+        self,
+        flat: FlatState,
+        into: memoryview,
+        *,
+        run: str = "",
+        step: int,
+        generation: int = 0,
+    ) -> ShardIndex:
+        """Copy the pieces into ``into`` (at least ``payload_bytes``) now; return their index."""
+        crcs = [
+            copy_out(source, into[piece.at : piece.at + piece.nbytes])
+            for piece, source in zip(self.pieces, self.sources(flat), strict=True)
+        ]
+        return self.index(flat, crcs, run=run, step=step, generation=generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agreed:
+    """What all ranks know after the exchange, and what of it this rank writes.
+
+    ``values`` and ``aliases`` are this rank's to write; ``members`` are the parameters of the
+    optimizers' groups, put together. ``mine`` is what this rank offered.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    grids: Mapping[str, tuple[int, ...] | None]
+    values: tuple[str, ...]
+    aliases: dict[str, str]
+    members: dict[str, list[str]]
+    mine: dict[str, Json]
+
+    @classmethod
+    def of(
+        cls,
+        everyone: Sequence[Mapping[str, Json]],
+        *,
+        rank: int,
+        specs: Mapping[str, TensorSpec],
+        grids: Mapping[str, tuple[int, ...] | None],
+    ) -> _Agreed:
+        mine = dict(everyone[rank])
+        taken = {key for offer in everyone[:rank] for key in (*offer["values"], *offer["aliases"])}
+        return cls(
+            specs=specs,
+            grids=grids,
+            values=tuple(key for key in mine["values"] if key not in taken),
+            aliases={
+                name: stored
+                for name, stored in mine["aliases"].items()
+                if name not in taken and name not in specs
+            },
+            members=merge_groups([offer["groups"] for offer in everyone]),
+            mine=mine,
+        )
+
+
+def _offer(flat: FlatState, seen: Mapping[str, _Seen]) -> dict[str, Json]:
+    """Return what this rank tells the others, as JSON."""
+    return {
+        "tensors": [
+            (fqn, t.spec.dtype, t.spec.shape, [(r.box.offset, r.box.shape) for r in t.regions])
+            for fqn, t in seen.items()
+        ],
+        "values": sorted(flat.values),
+        "aliases": flat.aliases,
+        "groups": {
+            key: hypers
+            for parts in flat.optimizers.values()
+            for key, hypers in parts.described(flat.values)
+        },
+    }
+
+
+def _holdings(tensors: Sequence[Sequence[Any]]) -> Iterator[Holding]:
+    for fqn, dtype, shape, boxes in tensors:
+        spec = TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(shape))
+        itemsize = torch_dtypes.BY_NAME[dtype].itemsize
+        nothing = ((0,) * len(shape), (0,) * len(shape))
+        for offset, extent in boxes or ([nothing] if shape else ()):
+            box = Box(offset=tuple(offset), shape=tuple(extent))
+            yield Holding(spec=spec, box=box, nbytes=prod(extent) * itemsize)
+
+
+def _grids(
+    specs: Mapping[str, TensorSpec], writes: Sequence[Sequence[Holding]]
+) -> dict[str, tuple[int, ...] | None]:
+    boxes: dict[str, list[Box]] = {fqn: [] for fqn in specs}
+    for holdings in writes:
+        for holding in holdings:
+            boxes[holding.spec.fqn].append(holding.box)
+    grids = {}
+    for fqn, spec in specs.items():
+        grids[fqn] = common_grid(spec.shape, boxes[fqn])
+        if grids[fqn] is None and (fault := fault_of_cover(spec.shape, boxes[fqn])):
+            raise StateError(
+                f"{fqn}: what the ranks hold of shape {list(spec.shape)} is not the whole tensor, "
+                f"each element once or in equal boxes: {fault}; shard it in one way on all ranks"
+            )
+    return grids
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES

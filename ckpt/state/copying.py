@@ -1,0 +1,43 @@
+"""Copy tensors to raw bytes, checksummed in the same pass, outside the GIL."""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast.ckpt.native import isal
+from holdfast.ckpt.native.streaming import copy_run
+from holdfast.ckpt.state import torch_dtypes
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the count of in-place writes to a local tensor that autograd has seen."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
+    """Copy the elements of a local tensor, in C order, into ``into``; return their CRC32C.
+
+    A view copies its own elements only. ``into`` must be writable, and as large as the elements.
+    """
+    local = resolved(tensor)
+    if into.nbytes != local.numel() * local.itemsize:
+        raise ValueError(f"{into.nbytes} bytes of room for {local.numel()} x {local.dtype}")
+    if into.nbytes == 0:
+        return 0
+    if local.device.type != "cpu" or not local.is_contiguous():
+        room_for(local, into).copy_(torch_dtypes.as_carrier(local))
+        return isal.crc32c(into)
+    return copy_run(local.data_ptr(), isal.address_of(into), into.nbytes)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` detached, its bytes being its values (no conjugate or negative view)."""
+    local = tensor.detach()
+    if local.is_conj() or local.is_neg():
+        local = local.resolve_conj().resolve_neg()
+    return local
+
+
+def room_for(tensor: torch.Tensor, into: memoryview) -> torch.Tensor:
+    """Return ``into`` as a tensor of the shape and carrier dtype of ``tensor``."""
+    return torch.frombuffer(into, dtype=torch_dtypes.carrier(tensor.dtype)).view(tensor.shape)

@@ -1,0 +1,335 @@
+"""Take a training state apart into named tensors and plain values; nothing is copied here.
+
+A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
+``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
+the result are dotted paths: ``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``,
+``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.state.fsdp1 import FLAT_PARAMETER, flat_module, reshard
+from holdfast.ckpt.state.held import LEAVES, FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.names import WRAPPER_ATTRIBUTES, join
+from holdfast.ckpt.state.optimizers import Member, OptimizerParts, Setter, flatten_optimizer
+from holdfast.ckpt.state.trace import Trace, TracedTree
+from holdfast.ckpt.types import Json
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives and takes its state as a tree of tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state that ``state_dict`` returned earlier."""
+        ...
+
+
+class PerRank:
+    """A plain value, or a small CPU tensor, that every rank keeps for itself (a random state).
+
+    Restored at the rank that saved it; ranks beyond the saved world keep what they have.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """A Stateful object: the tensors in its state, by the name they are stored under."""
+
+    tensors: dict[str, Leaf] = field(default_factory=dict)
+    load: Callable[[Any], Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class FlatState:
+    """A state taken apart. ``tensors`` are the live ones; values are JSON, copied now.
+
+    ``volatile`` names the tensors that may change before the next optimizer step (buffers, loose
+    tensors, state of Stateful objects); all others are parameters and optimizer state.
+    ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored whole.
+    """
+
+    tensors: dict[str, Leaf] = field(default_factory=dict)
+    volatile: set[str] = field(default_factory=set)
+    values: dict[str, Json] = field(default_factory=dict)
+    rank_values: dict[str, Json] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    setters: dict[str, Setter] = field(default_factory=dict)
+    rank_setters: dict[str, Setter] = field(default_factory=dict)
+    trees: dict[str, Tree] = field(default_factory=dict)
+    optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
+
+
+def flatten(state: Mapping[str, Any], *, trace: Trace | None = None) -> FlatState:
+    """Take ``state`` apart. Raises ``StateError`` naming the path of what cannot be captured.
+
+    FSDP modules that are still gathered are resharded, as they are before an optimizer step.
+    ``trace`` notes where everything was found.
+    """
+    walker = _Flattener(Trace() if trace is None else trace)
+    try:
+        walker.mapping("", state)
+        walker.add_optimizers()
+    except RecursionError:
+        raise StateError(
+            f"state: one of {', '.join(map(repr, list(state)[:10]))} holds itself, or is nested "
+            "too deeply; flatten it"
+        ) from None
+    return walker.flat
+
+
+def check_tensor(fqn: str, leaf: Leaf) -> None:
+    """Raise ``StateError`` where the tensor is not plain bytes, or not materialised."""
+    local = local_of(leaf)
+    if nn.parameter.is_lazy(local) or local.is_meta:
+        raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
+    if local.layout != torch.strided:
+        raise StateError(f"{fqn}: layout {local.layout} cannot be captured; use a dense tensor")
+    if local.dtype not in torch_dtypes.NAME_OF:
+        raise StateError(
+            f"{fqn}: dtype {local.dtype} cannot be captured; keep its integer values and scales"
+        )
+    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise StateError(
+            f"{fqn}: tensor subclass {type(local).__name__} cannot be captured; keep the plain "
+            "tensors it is made of"
+        )
+
+
+class _Flattener:
+    def __init__(self, trace: Trace) -> None:
+        self.flat = FlatState()
+        self._trace = trace
+        self._first = trace.first
+        self._windows: dict[int, list[Member]] = {}
+        self._flattened = set[str]()
+        self._pending: list[tuple[str, Optimizer]] = []
+
+    def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:
+        if isinstance(value, nn.Module):
+            self._module(name, value)
+        elif isinstance(value, ModelParts):
+            self._trace.holders.append(value)
+            for part in value:
+                self._module(name, part)
+        elif isinstance(value, Optimizer):
+            self._pending.append((name, value))
+        elif isinstance(value, LEAVES):
+            self.tensor(name, value, volatile=True)
+        elif isinstance(value, PerRank):
+            self._per_rank(name, value)
+            self._trace.per_rank.append((name, value))
+        elif isinstance(value, Stateful):
+            self._tree(name, value.state_dict, value.load_state_dict)
+        elif isinstance(value, Mapping) and not plain.is_plain(value):
+            self.mapping(name, value)
+        elif isinstance(value, list | tuple) and not plain.is_plain(value):
+            self._sequence(name, value)
+        else:
+            self.value(name, plain.encode(value, name), _item_setter(name, holder, key, value))
+            self._trace.values.append((name, holder, key))
+
+    def mapping(self, name: str, value: Mapping[Any, Any]) -> None:
+        self._trace.holders.append(value)
+        for key, item in value.items():
+            if not isinstance(key, str) or not key:
+                raise StateError(f"{name or 'state'}: key {key!r} is not a name; use string keys")
+            self.visit(join(name, key), item, holder=value, key=key)
+
+    def _sequence(self, name: str, value: list[Any] | tuple[Any, ...]) -> None:
+        self._trace.holders.append(value)
+        for i, item in enumerate(value):
+            self.visit(join(name, str(i)), item, holder=value, key=i)
+
+    def value(self, name: str, value: Json, setter: Setter) -> None:
+        self._claim(name)
+        self.flat.values[name] = value
+        self.flat.setters[name] = setter
+
+    def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
+        """Add a tensor, or an alias where the same object came before; return its own name."""
+        own = tensor.tensor if isinstance(tensor, Part | FlatPart) else tensor
+        first = self._first.get(id(own))
+        if first == name:
+            return name
+        self._claim(name)
+        if first is not None:
+            self.flat.aliases[name] = first
+            return first
+        self._first[id(own)] = name
+        self._add(name, tensor, volatile=volatile)
+        return name
+
+    def _state(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
+        """Add a tensor of an optimizer's state, never an alias: it has its parameter's name."""
+        self._claim(name)
+        self._add(name, tensor, volatile=volatile)
+        return name
+
+    def _add(self, name: str, tensor: Leaf, *, volatile: bool) -> None:
+        check_tensor(name, tensor)
+        self.flat.tensors[name] = tensor
+        if volatile:
+            self.flat.volatile.add(name)
+
+    def _claim(self, name: str) -> None:
+        flat = self.flat
+        if name in flat.tensors or name in flat.values or name in flat.aliases:
+            raise StateError(f"{name}: two entries of the state have this name; rename one")
+
+    def _per_rank(self, name: str, holder: PerRank) -> None:
+        self.flat.rank_values[name] = plain.encode(holder.value, name, leaf=encode_small_tensor)
+        self.flat.rank_setters[name] = lambda value: setattr(holder, "value", value)
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        for child in module.modules():
+            if isinstance(child, FSDPModule):
+                child.reshard()
+                self._trace.sharded.append(child)
+        reshard(module)
+        self._walk(name, module)
+
+    def _flat_module(self, name: str, module: FullyShardedDataParallel) -> None:
+        """Add the parameters that an FSDP1 module flattened, before its children are walked."""
+        self._trace.is_repeatable = False  # its views are made anew by every pass
+        flat = flat_module(name, module)
+        for member in flat.members:
+            if member.window is None:
+                self.tensor(member.fqn, member.leaf, volatile=False)
+                continue
+            self._claim(member.fqn)
+            self._windows.setdefault(id(member.parameter), []).append(member)
+            self._add(member.fqn, member.leaf, volatile=False)
+        for alias, fqn in flat.aliases.items():
+            self._claim(alias)
+            self.flat.aliases[alias] = self.flat.aliases.get(fqn, fqn)
+        self._flattened |= {member.fqn for member in flat.members} | flat.aliases.keys()
+
+    def _walk(self, name: str, module: nn.Module) -> None:
+        self._trace.modules.append(module)
+        if isinstance(module, FullyShardedDataParallel):
+            self._flat_module(name, module)
+        for key, parameter in module._parameters.items():
+            full = join(name, key)
+            if parameter is not None and key != FLAT_PARAMETER and full not in self._flattened:
+                self.tensor(full, parameter, volatile=False)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                self.tensor(join(name, key), buffer, volatile=True)
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            path = join(name, "_extra_state")
+            self._tree(path, module.get_extra_state, module.set_extra_state)
+        parallel = isinstance(module, DistributedDataParallel | DataParallel)
+        for key, child in module._modules.items():
+            hidden = key in WRAPPER_ATTRIBUTES or (parallel and key == "module")
+            if child is not None:
+                self._walk(name if hidden else join(name, key), child)
+
+    def _tree(self, name: str, take: Callable[[], Any], load: Callable[[Any], Any]) -> None:
+        tree, traced = Tree(load=load), TracedTree(name=name, take=take)
+        self._trace.trees.append(traced)
+
+        def leaf(path: str, value: Any) -> Json:
+            traced.paths.append(path)
+            if isinstance(value, LEAVES):
+                stored = self.tensor(path, value, volatile=True)
+                tree.tensors[stored] = value
+                return {"$tensor": stored}
+            if isinstance(value, PerRank):
+                self._per_rank(path, value)
+                return {"$rank": path}
+            return plain.refuse(path, value)
+
+        self._claim(name)
+        self.flat.values[name] = plain.encode(take(), name, leaf=leaf)
+        self.flat.trees[name] = tree
+
+    def _members(self, parameter: torch.Tensor) -> list[Member]:
+        """Return who an optimizer's parameter is: nobody, or several where it is a flat one."""
+        if (name := self._first.get(id(parameter))) is None:
+            return self._windows.get(id(parameter), [])
+        return [Member(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
+
+    def add_optimizers(self) -> None:
+        for name, optimizer in self._pending:
+            parts = flatten_optimizer(
+                name,
+                optimizer,
+                members=self._members,
+                tensor=self._state,
+                value=self.value,
+            )
+            self.flat.optimizers[name] = parts
+
+
+def encode_small_tensor(path: str, value: Any) -> Json:
+    """Encode a CPU tensor of at most 64 KiB inside a per-rank value, as ``$data``."""
+    if not isinstance(value, torch.Tensor) or local_of(value) is not value:
+        return plain.refuse(path, value)
+    check_tensor(path, value)
+    if value.device.type != "cpu" or value.nbytes > 1 << 16:
+        raise StateError(
+            f"{path}: a per-rank tensor of {value.nbytes} bytes on {value.device} cannot be "
+            "captured; only small CPU tensors (64 KiB) can"
+        )
+    data = torch_dtypes.as_carrier(value.contiguous()).numpy().tobytes()
+    inner = {"dtype": torch_dtypes.NAME_OF[value.dtype], "shape": list(value.shape)}
+    return {"$data": inner | plain.encode(data, path)}
+
+
+def decode_small_tensor(tag: str, payload: Any) -> Any:
+    """Decode what ``encode_small_tensor`` made."""
+    if tag != "$data":
+        return plain.no_tags(tag, payload)
+    data = bytearray(plain.decode({"$bytes": payload["$bytes"]}))
+    tensor = torch.empty(payload["shape"], dtype=torch_dtypes.BY_NAME[payload["dtype"]])
+    if data:
+        torch_dtypes.as_carrier(tensor).view(-1).view(torch.uint8).copy_(
+            torch.frombuffer(data, dtype=torch.uint8)
+        )
+    return tensor
+
+
+def _item_setter(path: str, holder: Any, key: Any, old: Any) -> Setter:
+    """Return a function that replaces ``holder[key]``, inside the old container if it is one."""
+
+    def assign(value: Any) -> None:
+        if isinstance(old, MutableMapping) and isinstance(value, Mapping):
+            old.clear()
+            old.update(value)
+        elif isinstance(old, MutableSequence) and isinstance(value, list):
+            old[:] = value
+        elif isinstance(holder, MutableMapping | MutableSequence):
+            holder[key] = value
+        else:
+            raise StateError(
+                f"{path}: a plain value inside a {type(holder).__name__} cannot be put back; "
+                "use a dict or a list"
+            )
+
+    return assign

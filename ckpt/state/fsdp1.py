@@ -1,0 +1,112 @@
+"""The parameters of FSDP1 modules by name, as ranges of their flat parameters; nothing is gathered.
+
+FSDP1 (``FullyShardedDataParallel``) flattens and concatenates the parameters of a module, and cuts
+the result evenly over ranks: a rank holds a contiguous range of some parameters and nothing of
+others. What is where stands in private attributes of ``FlatParameter``, read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._common_utils import HandleTrainingState
+from torch.distributed.fsdp._runtime_utils import _reshard
+
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.held import FlatPart, Leaf
+from holdfast.ckpt.state.names import clean, join
+from holdfast.ckpt.state.optimizers import Member, Window
+
+FLAT_PARAMETER = "_flat_param"
+"""The name of the flat parameter of a module that does not keep the original ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatModule:
+    """One FSDP1 module's own parameters, not those of FSDP1 modules inside it.
+
+    ``aliases`` maps the name of a shared parameter to the one it is a member under. What modules
+    have under these names is of no account: it may be gone, or gathered.
+    """
+
+    members: tuple[Member, ...]
+    aliases: dict[str, str]
+
+
+def reshard(module: nn.Module) -> None:
+    """Free what FSDP1 modules gathered, as before an optimizer step, so that shards count."""
+    for child in module.modules():
+        if isinstance(child, FullyShardedDataParallel) and (handle := child._handle):
+            summoned = handle._training_state is HandleTrainingState.SUMMON_FULL_PARAMS
+            gathered = handle.uses_sharded_strategy and not handle.is_sharded(handle.flat_param)
+            if gathered and not summoned and hasattr(handle.flat_param, "_local_shard"):
+                _reshard(child, handle, True)
+
+
+def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
+    """Return the parameters that ``module``, called ``name`` in the state, flattens itself.
+
+    Raises ``StateError`` where they are gathered and cannot be resharded.
+    """
+    handle: Any = module._handle
+    if handle is None:
+        return FlatModule(members=(), aliases={})
+    flat = handle.flat_param
+    if handle.uses_sharded_strategy and not handle.is_sharded(flat):
+        raise StateError(
+            f"{name}: its FSDP parameters are gathered; leave summon_full_params first"
+        )
+    members = _members(name, handle, flat)
+    aliases = {
+        clean(join(name, found.module_name, found.param_name)): clean(
+            join(name, found.prim_module_name, found.prim_param_name)
+        )
+        for found in flat._shared_param_infos
+    }
+    return FlatModule(members=tuple(members), aliases=aliases)
+
+
+def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[Member]:
+    info: Any = flat
+    rows = zip(info._fqns, info._shapes, info._shard_param_infos, strict=True)
+    originals = info._params if handle._use_orig_params else [None] * len(info._fqns)
+    for (fqn, shape, shard), original in zip(rows, originals, strict=True):
+        full, part = clean(join(name, fqn)), _Range.of(shard)
+        if original is None:
+            local = flat.detach()[part.at : part.at + part.length]
+            leaf = FlatPart(local, shape=shape, start=part.start)
+            window = Window(at=part.at, part=leaf)
+            yield Member(fqn=full, parameter=flat, leaf=leaf, window=window)
+        else:
+            yield Member(fqn=full, parameter=original, leaf=_original(original, shape, part))
+
+
+def _original(parameter: torch.Tensor, shape: torch.Size, part: _Range) -> Leaf:
+    """Return how an original parameter lies: flattened while it is sharded, else in full shape."""
+    if parameter.ndim != 1 or parameter.numel() != part.length:
+        return parameter
+    return FlatPart(parameter, shape=shape, start=part.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """Elements ``start`` … of a parameter lie at ``at`` of this rank's flat parameter."""
+
+    start: int
+    length: int
+    at: int
+
+    @classmethod
+    def of(cls, shard: Any) -> _Range:
+        if not shard.in_shard:
+            return cls(start=0, length=0, at=0)
+        return cls(
+            start=shard.intra_param_start_idx,
+            length=shard.numel_in_shard,
+            at=shard.offset_in_shard,
+        )

@@ -1,0 +1,241 @@
+"""What this rank holds of a tensor: boxes of the global tensor, each a view of live memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.geometry.layout import (
+    Box,
+    Region,
+    Run,
+    Split,
+    TensorSpec,
+    flat_boxes,
+    is_nested,
+    regions_of,
+    shard_runs,
+)
+from holdfast.ckpt.state import torch_dtypes
+
+
+class Part:
+    """This rank's box of a larger tensor that is no DTensor: a stack of experts, a hand-made shard.
+
+    Stands anywhere in a state where a tensor may. ``tensor`` is the local one (any strides), which
+    lies at ``offset`` of the global tensor of ``shape``; ranks may hold different boxes, the same
+    one (replicas) or an empty one. An optimizer's state for ``tensor`` is split as it is.
+
+    Raises ``StateError`` where the box does not lie within ``shape``.
+    """
+
+    __slots__ = ("offset", "shape", "tensor")
+
+    def __init__(
+        self, tensor: torch.Tensor, *, shape: Sequence[int], offset: Sequence[int]
+    ) -> None:
+        _check_local("Part", tensor)
+        self.tensor, self.shape, self.offset = tensor, tuple(shape), tuple(offset)
+        if not len(self.shape) == len(self.offset) == tensor.ndim or any(
+            o < 0 or o + n > s
+            for o, n, s in zip(self.offset, tensor.shape, self.shape, strict=False)
+        ):
+            raise StateError(
+                f"a Part of shape {list(tensor.shape)} at offset {list(self.offset)} does not lie "
+                f"within a tensor of shape {list(self.shape)}; give one offset per dim, in elements"
+            )
+
+    def __repr__(self) -> str:
+        return f"Part({list(self.tensor.shape)} at {list(self.offset)} of {list(self.shape)})"
+
+
+class FlatPart:
+    """This rank's contiguous range of a flattened tensor, as FSDP1 and ZeRO hold it.
+
+    Stands anywhere in a state where a tensor may. ``tensor`` (1-D) has the elements from ``start``
+    on, in C order, of a global tensor of ``shape``; it may be empty. An optimizer's state for
+    ``tensor`` is split as it is.
+
+    Raises ``StateError`` where the range does not lie within ``shape``.
+    """
+
+    __slots__ = ("shape", "start", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, *, shape: Sequence[int], start: int) -> None:
+        _check_local("FlatPart", tensor)
+        self.tensor, self.shape, self.start = tensor, tuple(shape), start
+        if tensor.ndim != 1 or not 0 <= start <= prod(self.shape) - tensor.numel():
+            raise StateError(
+                f"a FlatPart of shape {list(tensor.shape)} from element {start} on does not lie "
+                f"within a flattened tensor of shape {list(self.shape)}; give a 1-D tensor and the "
+                "number of elements before it"
+            )
+
+    def __repr__(self) -> str:
+        end = self.start + self.tensor.numel()
+        return f"FlatPart({self.start} to {end} of {list(self.shape)})"
+
+
+Leaf: TypeAlias = torch.Tensor | Part | FlatPart
+"""What may stand for a tensor in a state."""
+
+LEAVES = (torch.Tensor, Part, FlatPart)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A box that this rank holds, and the view of live memory (of the box's shape) it is in."""
+
+    box: Box
+    local: torch.Tensor
+
+
+def _check_local(kind: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, DTensor):
+        raise StateError(f"a {kind} of a DTensor: a DTensor knows its place; put it in as it is")
+
+
+def spec_of(fqn: str, leaf: Leaf) -> TensorSpec:
+    """Return what a tensor is globally."""
+    dtype = torch_dtypes.NAME_OF[local_of(leaf).dtype]
+    return TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(leaf.shape))
+
+
+def local_of(leaf: Leaf) -> torch.Tensor:
+    """Return the tensor in this process's memory; shares version and memory."""
+    if isinstance(leaf, Part | FlatPart):
+        return leaf.tensor
+    return leaf._local_tensor if isinstance(leaf, DTensor) else leaf
+
+
+def held(fqn: str, leaf: Leaf) -> tuple[Held, ...]:
+    """Return the boxes this rank holds, none of them empty, without communication.
+
+    Raises ``StateError`` naming ``fqn`` for placements that are not regions (Partial).
+    """
+    return tuple(
+        Held(box=region.box, local=view_of(leaf, region).detach()) for region in regions(fqn, leaf)
+    )
+
+
+def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
+    """Return the memory in which this rank holds ``region`` of a tensor, in the box's shape."""
+    local, box = local_of(leaf), region.box
+    if isinstance(leaf, FlatPart):
+        local = local.detach()[region.at[0] : region.at[0] + box.size].view(box.shape)
+    elif local.shape != box.shape:
+        local = local.detach()
+        for dim, (at, length) in enumerate(zip(region.at, box.shape, strict=True)):
+            local = local.narrow(dim, at, length)
+    return local
+
+
+def regions(fqn: str, leaf: Leaf) -> tuple[Region, ...]:
+    """Return where each box lies that this rank holds: see `held`.
+
+    The offset in a `FlatPart` is a single number, in elements.
+    """
+    if isinstance(leaf, FlatPart):
+        return _flat_regions(leaf)
+    local = tuple(local_of(leaf).shape)
+    if not isinstance(leaf, DTensor):
+        if 0 in local:
+            return ()
+        offset = leaf.offset if isinstance(leaf, Part) else (0,) * len(local)
+        return (Region(box=Box(offset=offset, shape=local), at=(0,) * len(local)),)
+    return regions_of(_runs(fqn, leaf))
+
+
+def _flat_regions(leaf: FlatPart) -> tuple[Region, ...]:
+    found, at = [], 0
+    for box in flat_boxes(leaf.shape, start=leaf.start, length=leaf.tensor.numel()):
+        found.append(Region(box=box, at=(at,)))
+        at += box.size
+    return tuple(found)
+
+
+def _runs(fqn: str, tensor: DTensor) -> tuple[tuple[Run, ...], ...]:
+    """Return per dim the indices that this rank holds of a DTensor.
+
+    Uneven strided shards lie in one of two ways. The local shape tells which, but for rare sizes
+    where both give the same shape: those are refused, never guessed.
+    """
+    mesh, placements = tensor.device_mesh, tensor.placements
+    axes = [_axis(fqn, placement) for placement in placements]
+    if (coordinate := mesh.get_coordinate()) is None:
+        return ((),) * max(tensor.ndim, 1)
+    runs = partial(shard_runs, tensor.shape, mesh=mesh.shape, coordinate=coordinate, axes=axes)
+    ways = [runs()]
+    if is_nested(mesh=mesh.shape, axes=axes) and (nested := runs(nested=True)) != ways[0]:
+        ways.append(nested)
+    local = tuple(tensor._local_tensor.shape)
+    fitting = [way for way in ways if _extents(way) == local]
+    if len(fitting) == 1:
+        return fitting[0]
+    where = f"{fqn}: {tuple(placements)} of {list(tensor.shape)} over {tuple(mesh.shape)}"
+    if fitting:
+        raise StateError(
+            f"{where}: its rows lie in one of two ways, which this rank's {list(local)} does not "
+            "tell apart; choose a size that the strided axes divide, or redistribute it first"
+        )
+    raise StateError(
+        f"{where} gives {list(_extents(ways[0]))}, but this rank holds {list(local)}; its sharding "
+        "is not what its placements say: keep it as a Part instead"
+    )
+
+
+def _extents(runs: Sequence[Sequence[Run]]) -> tuple[int, ...]:
+    return tuple(sum(length for _, length in found) for found in runs)
+
+
+def _axis(fqn: str, placement: object) -> Split | None:
+    if isinstance(placement, Replicate):
+        return None
+    if isinstance(placement, _StridedShard):
+        return Split(dim=placement.dim, after=int(placement.split_factor))
+    if isinstance(placement, Shard):
+        return Split(dim=placement.dim)
+    raise StateError(
+        f"{fqn}: placement {placement} cannot be captured; redistribute it to Shard or Replicate"
+    )
+
+
+def like(fqn: str, leaf: Leaf, tensor: torch.Tensor) -> Leaf:
+    """Return ``tensor``, a state of the parameter ``leaf``, split as the parameter is.
+
+    Scalars are whole. Raises ``StateError`` where a part's state has another shape than the part.
+    """
+    if not isinstance(leaf, Part | FlatPart) or tensor.ndim == 0:
+        return tensor
+    if tensor.shape != leaf.tensor.shape:
+        raise StateError(
+            f"{fqn}: a state of shape {list(tensor.shape)} for a parameter of which this rank "
+            f"holds {leaf!r}: where it lies cannot be known; keep such state in an object with "
+            "state_dict() that gives it as Part"
+        )
+    if isinstance(leaf, Part):
+        return Part(tensor, shape=leaf.shape, offset=leaf.offset)
+    return FlatPart(tensor, shape=leaf.shape, start=leaf.start)
+
+
+def empty_like(leaf: Leaf, *, dtype: torch.dtype) -> Leaf:
+    """Return uninitialised memory with the shape and placement of ``leaf``; no communication."""
+    local = torch.empty_like(local_of(leaf).detach(), dtype=dtype)
+    if not isinstance(leaf, DTensor):
+        return local if isinstance(leaf, torch.Tensor) else like("", leaf, local)
+    return DTensor.from_local(
+        local,
+        leaf.device_mesh,
+        leaf.placements,
+        run_check=False,
+        shape=leaf.shape,
+        stride=leaf.stride(),
+    )

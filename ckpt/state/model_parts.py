@@ -1,0 +1,54 @@
+"""Several modules that are parts of one model, as the stages that one rank of a pipeline has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from torch import nn
+
+from holdfast.ckpt.errors import StateError
+
+
+class ModelParts(Sequence[nn.Module]):
+    """Modules of one model that this rank has, each with the names it has in the whole one.
+
+    Stands in a state where a module may: no number gets into the names of what is in the parts, so
+    a rank may have one part today and two tomorrow. No two may hold an entry of the same name. What
+    ranks have of the model is its own affair, as the stages of ``torch.distributed.pipelining``.
+
+    Raises ``StateError`` for what is no module, and for a module that is there twice.
+    """
+
+    __slots__ = ("_modules",)
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = tuple(modules)
+        for i, module in enumerate(self._modules):
+            if not isinstance(module, nn.Module):
+                raise StateError(f"ModelParts: part {i} is {type(module).__name__}, not a module")
+            if any(module is other for other in self._modules[:i]):
+                raise StateError(f"ModelParts: part {i} was there before; name every part once")
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[nn.Module, ...]: ...
+    def __getitem__(self, index: int | slice) -> nn.Module | tuple[nn.Module, ...]:
+        return self._modules[index]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield every parameter once, with the name it has in the whole model."""
+        seen: set[int] = set()
+        for module in self._modules:
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield every parameter once, as an optimizer wants them."""
+        return (parameter for _, parameter in self.named_parameters())

@@ -1,0 +1,123 @@
+"""Plain Python values as JSON and back, without losing what JSON lacks. Pure.
+
+None, bool, int, finite float, str, lists and dicts with string keys stand for themselves. What
+JSON has no word for is an object with one key that starts with ``$``:
+
+====================  ==========================================================
+``{"$tuple": […]}``   a tuple
+``{"$float": "inf"}`` a float that is infinite or not a number
+``{"$map": [[k,v]]}`` a dict with keys that are not all strings, or start with $
+``{"$bytes": "…"}``   bytes, in base64
+====================  ==========================================================
+
+Callers add their own tags through ``leaf`` (``$tensor`` and ``$rank`` in
+``holdfast.ckpt.state.flatten``).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.types import Json
+
+MAX_DEPTH = 64
+
+EncodeLeaf = Callable[[str, Any], Json]
+DecodeLeaf = Callable[[str, Any], Any]
+
+
+def refuse(path: str, value: object) -> Json:
+    """Raise ``StateError``: the value at ``path`` cannot be captured, and what to do."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    remedy = (
+        "convert it with .item(), .tolist() or torch.from_numpy()"
+        if kind.startswith("numpy.")
+        else "give it state_dict() and load_state_dict(), turn it into tensors or plain values, "
+        "or leave it out of the state"
+    )
+    raise StateError(
+        f"{path}: cannot capture a value of type {kind} (modules, optimizers, objects with "
+        f"state_dict, tensors, None, bool, int, float, str, bytes, lists, tuples and dicts of "
+        f"them can be); {remedy}"
+    )
+
+
+def is_plain(value: object) -> bool:
+    """Say whether ``value`` is all plain: nothing in it needs a ``leaf``."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return True
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return False
+
+
+def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 0) -> Json:
+    """Return ``value`` as fresh JSON; ``leaf(path, value)`` encodes what is not plain."""
+    if depth > MAX_DEPTH:
+        raise StateError(f"{path}: nested deeper than {MAX_DEPTH} levels; flatten the value")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        number = float(value)
+        return number if math.isfinite(number) else {"$float": repr(number)}
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, path, leaf=leaf, depth=depth + 1)
+    if isinstance(value, list | tuple):
+        items = [
+            encode(item, f"{path}.{i}", leaf=leaf, depth=depth + 1) for i, item in enumerate(value)
+        ]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    return leaf(path, value)
+
+
+def _encode_mapping(value: Mapping[Any, Any], path: str, *, leaf: EncodeLeaf, depth: int) -> Json:
+    for key in value:
+        if key is not None and not isinstance(key, bool | int | float | str | tuple):
+            raise StateError(
+                f"{path}: a dict key of type {type(key).__name__} cannot be captured; "
+                "use str or int keys"
+            )
+    items = [
+        (key, encode(item, f"{path}.{key}", leaf=leaf, depth=depth)) for key, item in value.items()
+    ]
+    if all(type(key) is str and not key.startswith("$") for key, _ in items):
+        return dict(items)
+    return {"$map": [[encode(key, path, depth=depth), item] for key, item in items]}
+
+
+def no_tags(tag: str, payload: object) -> Any:
+    """Raise ``CorruptError``: a tag that no version of this format has."""
+    raise CorruptError(f"plain value with unknown tag {tag!r} ({payload!r})")
+
+
+def decode(value: Json, *, leaf: DecodeLeaf = no_tags) -> Any:
+    """Return what ``encode`` was given; ``leaf(tag, payload)`` decodes the caller's tags."""
+    if isinstance(value, list):
+        return [decode(item, leaf=leaf) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not next(iter(value)).startswith("$"):
+        return {key: decode(item, leaf=leaf) for key, item in value.items()}
+    ((tag, payload),) = value.items()
+    match tag:
+        case "$tuple":
+            return tuple(decode(item, leaf=leaf) for item in payload)
+        case "$float":
+            return float(payload)
+        case "$bytes":
+            return base64.b64decode(payload)
+        case "$map":
+            return {decode(key): decode(item, leaf=leaf) for key, item in payload}
+    return leaf(tag, payload)

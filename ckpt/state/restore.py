@@ -1,0 +1,423 @@
+"""Put saved bytes back into a live state of any layout, in place, and only verified ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.geometry.reshard import Wanted, saved_aliases, saved_specs
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.state import landing, plain, torch_dtypes
+from holdfast.ckpt.state.flatten import FlatState, decode_small_tensor, flatten
+from holdfast.ckpt.state.held import Held, Leaf, empty_like, held, local_of, spec_of
+from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
+from holdfast.ckpt.state.strictness import (
+    Select,
+    Strict,
+    Strictness,
+    check_selected,
+    chooser,
+    mismatch,
+)
+from holdfast.ckpt.types import Json
+
+
+class ShardSource(Protocol):
+    """Where the shards of one step can be had: memory of sidecars, a checkpoint, a test.
+
+    ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in
+    the order asked, and raises ``CorruptError`` for others; a view is valid until the next one.
+    ``scatter`` reads regions to where they belong; what it read is verified once it returns.
+    """
+
+    @property
+    def origin(self) -> str: ...
+
+    def indexes(self) -> Sequence[ShardIndex]: ...
+
+    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]: ...
+
+    def scatter(self, deliveries: ByChunk) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    """What was restored: ``bytes`` were read, per-rank values in ``kept`` had no saved one.
+
+    ``missing`` are keys of the state that were not saved and ``extra`` saved keys that the state
+    has not, both accepted by ``strict``; ``skipped`` are keys of the state that were not selected.
+    Nothing happened to any of them.
+    """
+
+    step: int
+    generation: int
+    bytes: int
+    seconds: float
+    tensors: int
+    origin: str = ""
+    kept: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Saved:
+    """All writers' indexes, merged."""
+
+    step: int
+    generation: int
+    indexes: Sequence[ShardIndex]
+    specs: dict[str, TensorSpec]
+    aliases: dict[str, str]
+    values: dict[str, Json] = field(default_factory=dict)
+    rank_values: dict[int, dict[str, Json]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: ShardSource) -> _Saved:
+        indexes = source.indexes()
+        if not indexes:
+            raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
+        first = indexes[0]
+        saved = cls(
+            step=first.step,
+            generation=first.generation,
+            indexes=indexes,
+            specs=saved_specs(indexes),
+            aliases=saved_aliases(indexes),
+        )
+        for index in indexes:
+            if (index.step, index.generation) != (first.step, first.generation):
+                raise CorruptError(
+                    f"{source.origin}: writer {index.writer} holds step {index.step} of generation "
+                    f"{index.generation}, writer {first.writer} step {first.step} of "
+                    f"{first.generation}; use another restore point"
+                )
+            saved.values = index.values | saved.values
+            saved.rank_values[index.writer] = index.rank_values
+        return saved
+
+
+def restore(
+    state: Mapping[str, Any],
+    source: ShardSource,
+    *,
+    rank: int,
+    strict: Strict = "exact",
+    select: Select = None,
+    elsewhere: Collection[str] = (),
+) -> RestoreReport:
+    """Overwrite ``state`` with what ``source`` holds, whatever layout that was saved in.
+
+    Live tensors are filled in place, DTensors in their own sharding; optimizer state is created
+    where missing; plain values are replaced and Stateful objects loaded. No communication.
+    ``strict`` says which keys may be missing or extra (see ``holdfast.ckpt.state.strictness``),
+    ``select`` which keys of the state to restore; keys in ``elsewhere`` (``live_keys`` of other
+    ranks, such as other pipeline stages) are not extra.
+
+    Nothing is touched before names, shapes and dtypes are found to fit (``MismatchError``). A
+    ``CorruptError`` may leave the state half overwritten: restore from another source.
+    """
+    started = time.perf_counter()
+    strictness, chosen = Strictness.of(strict), chooser(select)
+    saved, flat = _Saved.of(source), flatten(state)
+    live = live_keys(flat)
+    check_selected(select, [*live, *elsewhere])
+    job = _Job(flat, saved, rank=rank, chosen=chosen)
+    missing, extra = job.missing(), job.extra(frozenset(elsewhere))
+    verdict = strictness.judge(missing=missing, extra=extra)
+    if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
+        raise mismatch(problems, origin=source.origin)
+    nbytes = job.fill(source)
+    job.finish()
+    return RestoreReport(
+        step=saved.step,
+        generation=saved.generation,
+        bytes=nbytes,
+        seconds=time.perf_counter() - started,
+        tensors=len(job.targets),
+        origin=source.origin,
+        kept=job.kept,
+        missing=verdict.missing,
+        extra=verdict.extra,
+        skipped=tuple(key for key in live if not chosen(key)),
+    )
+
+
+def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wanted:
+    """Return which boxes of which saved tensors `restore` would read, as far as they were saved."""
+    saved = _Saved.of(source)
+    job = _Job(flatten(state), saved, rank=rank, chosen=chooser(None))
+    job.missing()
+    return {
+        fqn: (saved.specs[fqn], tuple(item.box for item in boxes))
+        for fqn, boxes in job.targets.items()
+    }
+
+
+def live_keys(flat: FlatState) -> list[str]:
+    """Return the keys that a state has, for ``select`` and for other ranks' ``elsewhere``.
+
+    An optimizer's parameter counts as ``<name>.state.<parameter>`` even before it has any state.
+    """
+    members = [
+        state_prefix(parts.name, member.fqn)[:-1]
+        for parts in flat.optimizers.values()
+        for group in parts.groups
+        for member in group
+    ]
+    return list(dict.fromkeys([*flat.tensors, *flat.aliases, *flat.values, *members]))
+
+
+class _Job:
+    """One restore: which live tensors receive which saved ones, then the rest of the state.
+
+    ``targets`` maps the name a tensor was stored under to the live boxes that it fills.
+    """
+
+    def __init__(
+        self, flat: FlatState, saved: _Saved, *, rank: int, chosen: Callable[[str], bool]
+    ) -> None:
+        self._flat, self._saved, self._chosen = flat, saved, chosen
+        self._own = saved.rank_values.get(rank, {})
+        self.kept = tuple(n for n in flat.rank_setters if n not in self._own and chosen(n))
+        self.targets: dict[str, list[Held]] = {}
+        self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
+        self._tree_tensors: dict[str, Leaf] = {}
+        self._live_names: dict[str, list[str]] = {}
+        for name, first in flat.aliases.items():
+            self._live_names.setdefault(first, []).append(name)
+        self._attached = {
+            name: attach(
+                parts,
+                SavedOptimizer(name, specs=saved.specs, values=saved.values),
+                names_of=self._saved_names,
+                chosen=chosen,
+            )
+            for name, parts in flat.optimizers.items()
+        }
+        self._alike = [names for found in self._attached.values() for names in found.alike]
+        self._collect()
+
+    def _saved_names(self, fqn: str) -> list[str]:
+        """Return the names that the live tensor ``fqn`` may have been stored under."""
+        names = [fqn, *self._live_names.get(fqn, ())]
+        return list(dict.fromkeys(self._saved.aliases.get(name, name) for name in names))
+
+    def _collect(self) -> None:
+        owned = set[str]()
+        for parts in self._flat.optimizers.values():
+            owned |= parts.keys
+        for name, tree in self._flat.trees.items():
+            owned |= {fqn for fqn in tree.tensors if fqn.startswith(f"{name}.")}
+        for fqn, leaf in self._flat.tensors.items():
+            if fqn not in owned and any(map(self._chosen, (fqn, *self._live_names.get(fqn, ())))):
+                names = self._saved_names(fqn)
+                stored = [name for name in names if name in self._saved.specs]
+                self._add(stored[0] if stored else fqn, fqn, leaf)
+                if len(stored) > 1:  # one tensor here, several when they were saved
+                    self._alike.append(tuple(stored))
+        for attachment in self._attached.values():
+            for fqn, leaf in attachment.targets:
+                self._add(fqn, fqn, leaf)
+        for name in filter(self._chosen, self._flat.trees):
+            for fqn in _tensor_names(self._saved.values.get(name)):
+                self._add_tree_tensor(name, fqn)
+
+    def _add(self, stored: str, name: str, leaf: Leaf) -> None:
+        local = local_of(leaf)
+        if local.is_conj() or local.is_neg():
+            raise StateError(
+                f"{name}: a lazy conjugate or negation cannot be filled in place; put the tensor "
+                "itself into the state, or its resolve_conj().resolve_neg()"
+            )
+        self._wanted.setdefault(stored, []).append((name, spec_of(stored, leaf)))
+        self.targets.setdefault(stored, []).extend(held(name, leaf))
+
+    def _add_tree_tensor(self, name: str, fqn: str) -> None:
+        """Make room for a tensor of a Stateful object: as its present one lies, else whole."""
+        spec = self._saved.specs.get(fqn)
+        if spec is None or fqn in self._tree_tensors:
+            return
+        live = self._flat.trees[name].tensors.get(fqn)
+        dtype = torch_dtypes.BY_NAME[spec.dtype]
+        if live is not None and tuple(live.shape) == spec.shape:
+            room = empty_like(live, dtype=dtype)
+        else:
+            device = local_of(live).device if live is not None else torch.device("cpu")
+            room = torch.empty(spec.shape, dtype=dtype, device=device)
+        self._tree_tensors[fqn] = room
+        self._add(fqn, fqn, room)
+
+    def differs(self) -> list[str]:
+        """Say in words which tensors have another dtype or shape than was saved."""
+        found = [text for attached in self._attached.values() for text in attached.differs]
+        for stored, wanted in self._wanted.items():
+            saved = self._saved.specs.get(stored)
+            found += [
+                f"{name} is {spec.dtype} {list(spec.shape)}, saved is "
+                f"{saved.dtype} {list(saved.shape)}"
+                for name, spec in wanted
+                if saved is not None and saved != spec
+            ]
+        return [f"differs: {text}" for text in found]
+
+    def missing(self) -> dict[str, str]:
+        """Return the selected live keys that were not saved, with words; drop their targets."""
+        found: dict[str, str] = {}
+        for stored in [name for name in self._wanted if name not in self._saved.specs]:
+            del self.targets[stored]
+            for name, spec in self._wanted.pop(stored):
+                found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
+        for name, attached in self._attached.items():
+            for key in attached.missing:
+                found[key] = f"{name} has no saved state for {key.removeprefix(name + '.state.')}"
+                if key.startswith(f"{name}.groups."):
+                    found[key] = f"value {key} was not saved: an optimizer of another kind was"
+                if key == name:
+                    found[key] = f"{name} (no optimizer of that name was saved)"
+        for key in self._flat.values:
+            if key not in self._saved.values and self._chosen(key) and not self._of_optimizer(key):
+                found[key] = f"value {key} was not saved"
+        return {key: f"missing: {text}" for key, text in found.items()}
+
+    def extra(self, elsewhere: Collection[str]) -> dict[str, str]:
+        """Return the selected saved keys that nobody wants, with words."""
+        saved, flat = self._saved, self._flat
+        used = {*self._wanted, *(name for names in self._alike for name in names)}
+        for name in saved.values:
+            if name in flat.trees or name in elsewhere:
+                used.update(_tensor_names(saved.values[name]))
+        known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
+        found: dict[str, str] = {}
+        for kind, keys in (("", saved.specs), ("value ", saved.values)):
+            for key in keys:
+                theirs = key in elsewhere or key.rpartition(".")[0] in elsewhere
+                if key not in known and not theirs and not self._of_optimizer(key):
+                    found[key] = f"extra: {kind}{key} was saved and is not wanted"
+        for name, attached in self._attached.items():
+            for key in attached.extra:
+                if key not in elsewhere:
+                    fqn = key.removeprefix(f"{name}.state.")
+                    found[key] = f"extra: {name} was saved with parameter {fqn}"
+        return {key: text for key, text in found.items() if self._chosen(key)}
+
+    def _of_optimizer(self, key: str) -> bool:
+        """Say whether ``key`` is state of a live optimizer: those are matched by parameter."""
+        return any(key.startswith((f"{n}.groups.", f"{n}.state.")) for n in self._attached)
+
+    def unlike(self, source: ShardSource) -> list[str]:
+        """Say in words which tensors, one here, were several and not equal when saved."""
+        wanted = [names for names in self._alike if names[0] in self.targets]
+        return [
+            f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
+            for names in wanted
+            if not _equal(source, self._saved, names)
+        ]
+
+    def fill(self, source: ShardSource) -> int:
+        """Read every wanted byte to where it belongs; return how many were read."""
+        targets = {
+            fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
+            for fqn, boxes in self.targets.items()
+        }
+        return landing.fill(source, self._saved.indexes, targets)
+
+    def finish(self) -> None:
+        """Put back everything that is not a tensor of its own."""
+        for attachment in self._attached.values():
+            attachment.apply()
+        flat, saved, chosen = self._flat, self._saved, self._chosen
+        for name, setter in flat.setters.items():
+            if name in saved.values and chosen(name):
+                setter(plain.decode(saved.values[name]))
+        for name, tree in flat.trees.items():
+            if name in saved.values and chosen(name):
+                tree.load(plain.decode(saved.values[name], leaf=self._tree_leaf))
+        for name, setter in flat.rank_setters.items():
+            if name in self._own and chosen(name):
+                setter(plain.decode(self._own[name], leaf=decode_small_tensor))
+
+    def _tree_leaf(self, tag: str, payload: Any) -> Any:
+        if tag == "$tensor":
+            return self._tree_tensors[payload]
+        if tag == "$rank":
+            mine = self._own.get(payload, self._flat.rank_values.get(payload))
+            return plain.decode(mine, leaf=decode_small_tensor)
+        return plain.no_tags(tag, payload)
+
+
+def _equal(source: ShardSource, saved: _Saved, names: Sequence[str]) -> bool:
+    """Say whether saved tensors hold the same, by their chunks' checksums where cut alike."""
+    first = saved.specs[names[0]]
+    specs = [saved.specs[name] for name in names]
+    if any((spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in specs):
+        return False
+    chunks = [
+        {
+            (chunk.box, chunk.crc32c)
+            for index in saved.indexes
+            if name in index.tensors
+            for chunk in index.tensors[name].chunks
+        }
+        for name in names
+    ]
+    if all({box for box, _ in found} == {box for box, _ in chunks[0]} for found in chunks):
+        return all(found == chunks[0] for found in chunks)
+    whole = read_tensors(source, names)
+    raw = [torch_dtypes.as_carrier(whole[name]).reshape(-1).view(torch.uint8) for name in names]
+    return all(torch.equal(other, raw[0]) for other in raw)
+
+
+def _tensor_names(value: Json) -> Iterator[str]:
+    """Yield the tensors a Stateful object's saved tree refers to."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _tensor_names(item)
+    elif isinstance(value, dict):
+        if value.keys() == {"$tensor"}:
+            yield value["$tensor"]
+            return
+        for item in value.values():
+            yield from _tensor_names(item)
+
+
+def read_tensor(source: ShardSource, fqn: str, box: Box | None = None) -> torch.Tensor:
+    """Return a saved tensor, or region ``box`` of it, as a fresh CPU tensor.
+
+    Raises ``NotFoundError`` where no tensor of that name was saved.
+    """
+    return read_tensors(source, [fqn], boxes={} if box is None else {fqn: box})[fqn]
+
+
+def read_tensors(
+    source: ShardSource, fqns: Iterable[str], *, boxes: Mapping[str, Box] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors."""
+    indexes = source.indexes()
+    specs, aliases = saved_specs(indexes), saved_aliases(indexes)
+    targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}
+    result: dict[str, torch.Tensor] = {}
+    for fqn in fqns:
+        spec = specs.get(aliases.get(fqn, fqn))
+        if spec is None:
+            raise NotFoundError(f"{source.origin}: no tensor {fqn} was saved; see its keys")
+        box = (boxes or {}).get(fqn) or Box(offset=(0,) * len(spec.shape), shape=spec.shape)
+        result[fqn] = torch.empty(box.shape, dtype=torch_dtypes.BY_NAME[spec.dtype])
+        targets[fqn] = (spec, [(_inside(fqn, box, spec), result[fqn])])
+    landing.fill(source, indexes, targets)
+    return result
+
+
+def _inside(fqn: str, box: Box, spec: TensorSpec) -> Box:
+    ends = [o + n for o, n in zip(box.offset, box.shape, strict=False)]
+    if len(ends) != len(spec.shape) or any(e > s for e, s in zip(ends, spec.shape, strict=True)):
+        raise MismatchError(f"{fqn}: {box} lies outside its shape {list(spec.shape)}")
+    return box

@@ -1,0 +1,169 @@
+"""A directory that appears under its name complete and durable, or not at all.
+
+It is filled beside its place under a hidden name, then renamed. A directory whose writer was
+killed is found and gone on with by the next writer of the same content (``tag``); one of other
+content is removed. Writers hold a lock on it, so none takes what another is still filling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Buffer
+
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import StoreError
+
+_PARTIAL: Final = ".partial"
+_THREADS: Final = 4
+
+
+class NewFolder(Closing):
+    """The directory ``target`` in the making; leaving the ``with`` block unpublished removes it.
+
+    Only a process that is killed or interrupted leaves it for the next writer. Raises
+    ``StoreError`` where ``target`` exists, or another process is writing it.
+    """
+
+    def __init__(self, target: str | Path, *, tag: str) -> None:
+        self.target = Path(target).absolute()
+        if "://" in str(target):
+            raise StoreError(f"{target}: only a directory of this machine can be written here")
+        self._refuse_existing()
+        self.path = self.target.parent / f".{self.target.name}.{tag}{_PARTIAL}"
+        with _refusals(self.path):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_others()
+            self.path.mkdir(exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not _locked(self._lock):
+            os.close(self._lock)
+            self._lock = -1
+            raise StoreError(f"{self.target}: another process is writing it; wait until it ends")
+
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self.target):
+            raise StoreError(f"{self.target}: exists; nothing is written over, choose another name")
+
+    def _remove_others(self) -> None:
+        prefix = f".{self.target.name}."
+        for path in self.target.parent.iterdir():
+            if not (path.name.startswith(prefix) and path.name.endswith(_PARTIAL)):
+                continue
+            if "." in path.name[len(prefix) : -len(_PARTIAL)] or path == self.path:
+                continue
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    if _locked(fd):
+                        shutil.rmtree(path)
+                finally:
+                    os.close(fd)
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write a file of the directory; its folders are made. Durable once it is published."""
+        path = self.path / name
+        with _refusals(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file.fileno(), part)
+
+    def room(self, name: str, nbytes: int) -> Path:
+        """Make a file of ``nbytes`` zeros, unless it is there; return its path.
+
+        Its blocks are taken from the disk, so that a mapping of it cannot fail for lack of room.
+        """
+        path = self.path / name
+        with _refusals(path):
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, nbytes)
+        return path
+
+    def append(self, name: str, data: Buffer) -> None:
+        """Write behind the end of a file."""
+        path = self.path / name
+        with _refusals(path), path.open("ab", buffering=0) as file:
+            _write_all(file.fileno(), data)
+
+    def publish(self) -> None:
+        """Make all durable and give the directory its name. This is the moment it is seen."""
+        with _refusals(self.target):
+            folders: list[Path] = []
+            files: list[Path] = []
+            for folder, _, names in os.walk(self.path, topdown=False):
+                folders.append(Path(folder))
+                files += (Path(folder, name) for name in names)
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-fsync") as pool:
+                list(pool.map(_fsync, files))
+            for path in folders:
+                _fsync(path)
+            self._refuse_existing()
+            self.path.rename(self.target)
+            _fsync(self.target.parent)
+        self._release()
+
+    def close(self) -> None:
+        """Remove the directory unless it was published."""
+        if self._lock >= 0:
+            with _refusals(self.path):
+                shutil.rmtree(self.path)
+            self._release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.close()
+        else:  # interrupted: the next writer goes on with it
+            self._release()
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_all(fd: int, data: Buffer) -> None:
+    left = memoryview(data).cast("B")
+    while left.nbytes:
+        left = left[os.write(fd, left) :]
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot write it: {error.strerror}; make room there or choose another place"
+        ) from error

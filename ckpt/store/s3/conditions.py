@@ -1,0 +1,129 @@
+"""Compare-and-set of a small object, on servers that can do it.
+
+A plain PUT with ``If-None-Match: *`` or ``If-Match``. Servers differ: some want the version quoted
+(AWS), some compare it literally and unquoted (Ceph 16), some answer 501, and some take no notice
+and overwrite. So each bucket is asked once, with an object of its own, before anything is entrusted
+to a condition.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Final
+
+from botocore.exceptions import ClientError
+
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.errors import FAILURES, is_missing, said, status_of
+from holdfast.ckpt.store.s3.read import fetch_once
+from holdfast.ckpt.store.s3.unfinished import Target
+from holdfast.ckpt.store.s3.upload import put, put_once
+
+_log = logging.getLogger(__name__)
+
+PROBE: Final = ".holdfast-probe-"
+"""What the names of the objects begin with that a server is tried with; never listed."""
+
+_NO_VERSION: Final = "0" * 32
+_TRYING: Final = b"Holdfast asks whether this server can write on a condition."
+
+
+def replace(connection: Connection, target: Target, data: bytes, *, expected: str | None) -> bool:
+    """Publish ``data`` if the object is still at version ``expected``; say whether it is there.
+
+    When a reply is lost the condition fails on the next try, and so it does behind a proxy that
+    tries again by itself. Therefore what is in place then decides: our very bytes count as
+    published by us, anything else as a lost race.
+    """
+    quoted = _quoted(connection, target)
+    condition = _is_absent() if expected is None else _is_at(expected, quoted=quoted)
+
+    def decide(deadline: Deadline) -> bool:
+        if _put_if(connection, target, data, deadline, condition):
+            return True
+        return _in_place(connection, target, deadline) == data
+
+    return connection.send(decide, where=target.where, doing="replace it")
+
+
+def _is_absent() -> dict[str, str]:
+    return {"IfNoneMatch": "*"}
+
+
+def _is_at(version: str, *, quoted: bool) -> dict[str, str]:
+    return {"IfMatch": f'"{version}"' if quoted else version}
+
+
+def _put_if(
+    connection: Connection,
+    target: Target,
+    data: bytes,
+    deadline: Deadline,
+    condition: dict[str, str],
+) -> bool:
+    """Write the object in one attempt; say whether the server found the condition to hold."""
+    try:
+        put_once(connection, target, [memoryview(data)], deadline, **condition)
+    except ClientError as error:
+        if status_of(error) != 412 and not is_missing(error):
+            raise
+        return False
+    return True
+
+
+def _in_place(connection: Connection, target: Target, deadline: Deadline) -> bytes | None:
+    try:
+        return fetch_once(connection, target, deadline)[0]
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+def _quoted(connection: Connection, target: Target) -> bool:
+    """Return whether the bucket's server wants versions quoted; ask it the first time."""
+    with connection.probing:
+        if (known := connection.quoted_versions.get(target.bucket)) is not None:
+            return known
+        folder = target.key.rpartition("/")[0]
+        name = f"{PROBE}{secrets.token_hex(8)}"
+        probe = Target(
+            bucket=target.bucket, key=f"{folder}/{name}" if folder else name, where=target.where
+        )
+        try:
+            found = _probed(connection, probe)
+        finally:
+            _remove(connection, probe)
+        connection.quoted_versions[target.bucket] = found
+        return found
+
+
+def _probed(connection: Connection, probe: Target) -> bool:
+    """Find out how the server takes conditions. Raises ``StoreError`` if it does not."""
+
+    def takes(condition: dict[str, str]) -> bool:
+        return connection.send(
+            lambda deadline: _put_if(connection, probe, _TRYING, deadline, condition),
+            where=probe.where,
+            doing="write it on a condition, which a commit needs",
+        )
+
+    version = put(connection, probe, [memoryview(_TRYING)])
+    if not takes(_is_absent()) and not takes(_is_at(_NO_VERSION, quoted=True)):
+        if takes(_is_at(version, quoted=True)):
+            return True
+        if takes(_is_at(version, quoted=False)) and not takes(_is_at(_NO_VERSION, quoted=False)):
+            return False
+    raise StoreError(
+        f"{probe.where}: the server takes no notice of If-None-Match and If-Match, so two writers "
+        "could overwrite each other's commit; use a server with conditional writes"
+    )
+
+
+def _remove(connection: Connection, probe: Target) -> None:
+    try:
+        connection.client.delete_object(**probe.address)
+    except FAILURES as error:
+        _log.info("%s: %s stays: %s", probe.where, probe.key, said(error))

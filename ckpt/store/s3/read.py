@@ -1,0 +1,149 @@
+"""Objects read in ranges, several at once, each going on where it was cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+from typing_extensions import Buffer
+
+from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.errors import status_of
+from holdfast.ckpt.store.s3.unfinished import Target
+
+_LEAST_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 32 << 20
+_BLOCK_BYTES: Final = 256 << 10
+Views = Sequence[memoryview]
+
+
+class CutOff(OSError):
+    """A reply ended before all its bytes had come."""
+
+
+class Sink:
+    """Buffers filled one after the other; knows how far it got when a reply breaks off."""
+
+    def __init__(self, views: Views) -> None:
+        self._left = [view for view in reversed(views) if view.nbytes]
+        self.done, self.nbytes = 0, sum(view.nbytes for view in views)
+
+    def receive(self, reply: dict[str, Any], deadline: Deadline) -> None:
+        """Take the body of ``reply`` until full. Raises ``CutOff`` where it ends before."""
+        with reply["Body"] as stream:
+            while self.done < self.nbytes:
+                deadline.check()
+                block = stream.read1(min(self.nbytes - self.done, _BLOCK_BYTES))
+                if not block:
+                    raise CutOff(f"the reply was cut off after {self.done} of {self.nbytes} bytes")
+                self._take(memoryview(block))
+
+    def _take(self, block: memoryview) -> None:
+        self.done += block.nbytes
+        while block.nbytes:
+            view = self._left.pop()
+            fits = min(view.nbytes, block.nbytes)
+            view[:fits] = block[:fits]
+            block = block[fits:]
+            if fits < view.nbytes:
+                self._left.append(view[fits:])
+
+
+def _pieces(views: Views, nbytes: int, piece: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """Cut the first ``nbytes`` of ``views`` into pieces: where each starts, and its views."""
+    start, at, found = 0, 0, list[memoryview]()
+    for view in views:
+        while view.nbytes and at < nbytes:
+            fits = min(view.nbytes, start + piece - at, nbytes - at)
+            found.append(view[:fits])
+            view, at = view[fits:], at + fits  # noqa: PLW2901 - what is left of it
+            if at == start + piece or at == nbytes:
+                yield start, found
+                start, found = at, []
+
+
+def fetch(connection: Connection, target: Target) -> tuple[bytes, str]:
+    """Return an object's bytes and its version."""
+    return connection.send(
+        lambda deadline: fetch_once(connection, target, deadline),
+        where=target.where,
+        doing="read it",
+    )
+
+
+def fetch_once(connection: Connection, target: Target, deadline: Deadline) -> tuple[bytes, str]:
+    """As `fetch`, in one attempt: raises what boto3 raises."""
+    reply = connection.client.get_object(**target.address)
+    data = bytearray(reply["ContentLength"])
+    Sink([memoryview(data)]).receive(reply, deadline)
+    return bytes(data), str(reply["ETag"]).strip('"')
+
+
+class S3File:
+    """An object as it was when it was opened; reads fail once it is replaced or removed."""
+
+    run_bytes = 16 << 20
+
+    def __init__(self, connection: Connection, target: Target) -> None:
+        self._connection, self._target = connection, target
+        head = connection.send(
+            lambda _: connection.client.head_object(**target.address),
+            where=target.where,
+            doing="open it for reading",
+        )
+        self.nbytes = int(head["ContentLength"])
+        self._tag = str(head["ETag"])
+
+    def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
+        """Fill ``buffers`` from offset ``at``; return the bytes read.
+
+        Raises ``NotFoundError`` when another object took the place of the one opened.
+        """
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        wanted = min(sum(view.nbytes for view in views), max(0, self.nbytes - at))
+        if not wanted:
+            return 0
+        share = -(-wanted // self._connection.config.threads)
+        piece = min(max(share, _LEAST_BYTES), _MOST_BYTES)
+        self._connection.each(
+            [
+                partial(self._fill, found, at + start)
+                for start, found in _pieces(views, wanted, piece)
+            ]
+        )
+        return wanted
+
+    def close(self) -> None:
+        """Do nothing: connections belong to the store."""
+
+    def _fill(self, views: Views, at: int) -> None:
+        """Fill ``views`` from ``at``, going on behind what came before a connection broke."""
+        sink = Sink(views)
+        end = at + sink.nbytes
+        self._connection.send(
+            lambda deadline: sink.receive(self._range(at + sink.done, end), deadline),
+            where=self._target.where,
+            doing=f"read bytes {at} to {end} of it",
+        )
+
+    def _range(self, at: int, end: int) -> dict[str, Any]:
+        """Ask for the bytes from ``at`` to before ``end`` of the very object that was opened."""
+        try:
+            reply: dict[str, Any] = self._connection.client.get_object(
+                **self._target.address, Range=f"bytes={at}-{end - 1}", IfMatch=self._tag
+            )
+        except ClientError as error:
+            if status_of(error) not in (412, 416):
+                raise
+            raise NotFoundError(
+                f"{self._target.where}: was replaced since it was opened; open it again"
+            ) from error
+        if (found := reply.get("ContentRange")) != f"bytes {at}-{end - 1}/{self.nbytes}":
+            raise StoreError(
+                f"{self._target.where}: asked for bytes {at}-{end - 1}/{self.nbytes}, the server "
+                f"sent {found or 'no range'}; use a server with ranged reads"
+            )
+        return reply

@@ -1,0 +1,260 @@
+"""Files on their way into a bucket: one request for a small one, parts in parallel for others.
+
+A file shows when its upload is completed, whole or not at all. An upload that a killed writer left
+under the same key is taken up again: parts of it that have the right size and MD5 are not sent a
+second time. Taking up the upload of a writer that still lives is harmless: an upload is completed
+with the MD5 of every part, so whoever completes it gets his own bytes or an error, and the other
+finds the very same file in place, or says that he did not.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from hashlib import md5
+from typing import Final
+
+from botocore.exceptions import ClientError
+from typing_extensions import Buffer
+
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.s3.calls import Body, Connection, Deadline, settle
+from holdfast.ckpt.store.s3.config import S3Config
+from holdfast.ckpt.store.s3.errors import code_of, is_missing
+from holdfast.ckpt.store.s3.unfinished import Target, abort, parts_of, unfinished
+
+_log = logging.getLogger(__name__)
+
+_MOST_PARTS: Final = 10_000
+Views = list[memoryview]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    number: int
+    nbytes: int
+    tag: str
+
+
+def write(connection: Connection, target: Target, parts: Iterable[Buffer]) -> int:
+    """Publish a file made of ``parts``; return its size in bytes.
+
+    Raises ``StoreError``; the parts that arrived are then kept for the next try. When ``parts``
+    raises, nothing is kept.
+    """
+    pieces = _pieces(parts, connection.config)
+    first = next(pieces, [])
+    if (nbytes := _nbytes(first)) < connection.config.nbytes_of_part(1):
+        put(connection, target, first)
+        return nbytes
+    return _Upload(connection, target).run(first, pieces)
+
+
+def put(connection: Connection, target: Target, views: Views) -> str:
+    """Publish a small file in one request; return its version."""
+    return connection.send(
+        lambda deadline: put_once(connection, target, views, deadline),
+        where=target.where,
+        doing="write it",
+    )
+
+
+def put_once(
+    connection: Connection, target: Target, views: Views, deadline: Deadline, **condition: str
+) -> str:
+    """As `put`, in one attempt: raises what boto3 raises. The server checks the bytes' MD5."""
+    body = Body(views, deadline)
+    reply = connection.sender.put_object(
+        **target.address,
+        Body=body,
+        ContentLength=len(body),
+        ContentMD5=base64.b64encode(_md5(views)).decode(),
+        **condition,
+    )
+    return str(reply["ETag"]).strip('"')
+
+
+def _nbytes(views: Views) -> int:
+    return sum(view.nbytes for view in views)
+
+
+def _md5(views: Views) -> bytes:
+    digest = md5(usedforsecurity=False)
+    for view in views:
+        digest.update(view)
+    return digest.digest()
+
+
+def _pieces(parts: Iterable[Buffer], config: S3Config) -> Iterator[Views]:
+    """Group ``parts`` into the parts of an upload, cut where need be, without copying.
+
+    Where a piece ends depends on the configuration alone, so that an upload can be taken up.
+    """
+    number, piece, room = 1, Views(), config.nbytes_of_part(1)
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while view.nbytes >= room:
+            yield [*piece, view[:room]]
+            view, piece, number = view[room:], [], number + 1
+            room = config.nbytes_of_part(number)
+        if view.nbytes:
+            piece.append(view)
+            room -= view.nbytes
+    if piece:
+        yield piece
+
+
+def _tag_of(parts: list[_Part]) -> str:
+    """Return the tag of a completed upload: the MD5 of its parts' MD5s, and their number."""
+    try:
+        digests = b"".join(bytes.fromhex(part.tag) for part in parts)
+    except ValueError:  # the server has tags of its own, where it encrypts for example
+        return "unknown"
+    return f"{md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+class _Upload:
+    """One multipart upload."""
+
+    def __init__(self, connection: Connection, target: Target) -> None:
+        self._connection, self._target = connection, target
+        self._window = threading.BoundedSemaphore(connection.config.threads)
+        self._gone = threading.Event()
+        self._failed = threading.Event()
+        self._id, self._there = "", dict[int, tuple[str, int]]()
+
+    def run(self, first: Views, pieces: Iterator[Views]) -> int:
+        """Send all pieces, publish the file, return its size."""
+        taken_up = self._taken_up()
+        self._id = taken_up or self._created()
+        futures: list[Future[_Part]] = []
+        try:
+            self._submit(first, futures)
+            first = []
+            while not self._failed.is_set() and (piece := next(pieces, None)):
+                self._submit(piece, futures)
+                del piece
+        except BaseException:  # the source broke: nobody will go on with this upload of ours
+            self._failed.set()
+            settle(futures, raising=False)
+            if taken_up is None:
+                abort(self._connection, self._target, self._id)
+            raise
+        sent = settle(futures)
+        self._complete(sent)
+        return sum(part.nbytes for part in sent)
+
+    def _submit(self, piece: Views, futures: list[Future[_Part]]) -> None:
+        """Hand a piece to the threads once fewer than their number are under way."""
+        number = len(futures) + 1
+        if number > _MOST_PARTS:
+            raise StoreError(
+                f"{self._target.where}: more than {_MOST_PARTS} parts, which no S3 server takes; "
+                "save with more writers, or configure larger parts"
+            )
+        self._window.acquire()
+        futures.append(self._connection.pool.submit(self._send, number, piece))
+
+    def _send(self, number: int, views: Views) -> _Part:
+        """Send a part, unless the upload has it already."""
+        try:
+            nbytes, digest = _nbytes(views), _md5(views)
+            tag = digest.hex()
+            if self._there.get(number) != (tag, nbytes) and not self._failed.is_set():
+                tag = self._connection.send(
+                    lambda deadline: self._upload_part(number, Body(views, deadline), digest),
+                    where=self._target.where,
+                    doing=f"write part {number} of it",
+                )
+            return _Part(number=number, nbytes=nbytes, tag=tag)
+        except BaseException:
+            self._failed.set()
+            raise
+        finally:
+            views.clear()
+            self._window.release()
+
+    def _upload_part(self, number: int, body: Body, digest: bytes) -> str:
+        """Send a part; return the tag the server knows it by."""
+        if self._gone.is_set():
+            return digest.hex()
+        try:
+            reply = self._connection.sender.upload_part(
+                **self._target.address,
+                UploadId=self._id,
+                PartNumber=number,
+                Body=body,
+                ContentLength=len(body),
+                ContentMD5=base64.b64encode(digest).decode(),
+            )
+        except ClientError as error:
+            if code_of(error) != "NoSuchUpload":
+                raise
+            self._gone.set()  # completed by another writer, or swept: the end will show
+            return digest.hex()
+        return str(reply["ETag"]).strip('"')
+
+    def _complete(self, parts: list[_Part]) -> None:
+        """Publish the file. A lost reply is told from the file that is there."""
+
+        def request(deadline: Deadline) -> None:
+            if self._gone.is_set():
+                return self._must_be_there(parts)
+            try:
+                self._connection.client.complete_multipart_upload(
+                    **self._target.address, UploadId=self._id, MultipartUpload={"Parts": listed}
+                )
+            except ClientError as error:
+                if code_of(error) not in ("NoSuchUpload", "InvalidPart", "404"):
+                    raise
+                return self._must_be_there(parts)
+
+        listed = [{"PartNumber": part.number, "ETag": part.tag} for part in parts]
+        self._connection.send(request, where=self._target.where, doing="complete it")
+
+    def _must_be_there(self, parts: list[_Part]) -> None:
+        """Raise ``StoreError`` unless the file in place is what was written."""
+        wanted = (_tag_of(parts), sum(part.nbytes for part in parts))
+        try:
+            head = self._connection.client.head_object(**self._target.address)
+        except ClientError as error:
+            if not is_missing(error):
+                raise
+            found = "nothing"
+        else:
+            if (head["ETag"].strip('"'), head["ContentLength"]) == wanted:
+                return
+            found = f"{head['ContentLength']} bytes, ETag {head['ETag']}"
+        raise StoreError(
+            f"{self._target.where}: the unfinished upload was completed or removed by somebody "
+            f"else, and in its place is {found}, not {wanted[1]} bytes with ETag {wanted[0]}; "
+            "write it again, and let nobody else write that name"
+        )
+
+    def _created(self) -> str:
+        def request(deadline: Deadline) -> str:
+            reply = self._connection.client.create_multipart_upload(**self._target.address)
+            return str(reply["UploadId"])
+
+        return self._connection.send(request, where=self._target.where, doing="begin to write it")
+
+    def _taken_up(self) -> str | None:
+        """Return the newest upload of this key that somebody left, and learn its parts."""
+        try:
+            found = unfinished(self._connection, self._target)
+            there = [upload for upload in found if upload.target.key == self._target.key]
+            if not there:
+                return None
+            newest = max(there, key=lambda upload: upload.began)
+            self._there = {
+                part["PartNumber"]: (part["ETag"].strip('"'), part["Size"])
+                for part in parts_of(self._connection, newest)
+            }
+        except StoreError as error:
+            _log.info("%s: starting anew: %s", self._target.where, error)
+            return None
+        return newest.upload_id

@@ -1,0 +1,177 @@
+"""Messages of the transport as bytes: the header of each, the envelope of the sealed ones. Pure.
+
+A control message is a header and frames. A sealed one is an envelope in clear, then the header,
+then the frames cut into pieces of a megabyte, each part sealed for itself. The envelope is
+authenticated with every part and the number of a part is in its nonce, so parts cannot be changed,
+swapped, dropped or moved to another message. The lengths of the frames are in the header.
+
+Nothing here believes a length or a count it has not seen: what decoding allocates is bounded by
+the bytes that were passed, and the only error is `EnvelopeError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.ckpt.types import Json, learn
+
+HEADER_BYTES: Final = 32 << 20
+"""Of the JSON of one message at most."""
+
+CONTROL_BYTES: Final = 32 << 20
+"""Of one control message at most, header and frames together."""
+
+BULK_BYTES: Final = 128 << 20
+"""Of one sealed message at most, seals included."""
+
+MAX_FRAMES: Final = 1024
+"""Of one sealed message at most."""
+
+PIECE_BYTES: Final = 1 << 20
+"""Frames are sealed and sent in pieces of at most this size: they stay in the processor's cache,
+and what receives them need not map fresh memory for each."""
+
+MAX_PARTS: Final = MAX_FRAMES + BULK_BYTES // PIECE_BYTES
+
+TAG_BYTES: Final = 16
+SESSION_BYTES: Final = 16
+_MAGIC: Final = b"HF1"
+_LAYOUT: Final = struct.Struct(">3sBH16sQ")
+ENVELOPE_BYTES: Final = _LAYOUT.size
+
+
+class Reason(Enum):
+    """Why a message is refused; its value is the name under which refusals are counted."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    MALFORMED = "malformed"
+    OVERSIZED = "oversized"
+    UNKNOWN_SESSION = "unknown_session"
+    REPLAYED = "replayed"
+    TAMPERED = "tampered"
+    BUSY = "busy"
+
+
+class EnvelopeError(Exception):
+    """A message is refused: ``reason`` is what it is counted as. Not for users of the package."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a message says, beside its frames; ``error`` only in an answer.
+
+    ``lengths`` are those of the frames of a sealed message.
+    """
+
+    id: int
+    op: str = ""
+    body: Json = None
+    error: str | None = None
+    error_kind: str | None = None
+    lengths: tuple[int, ...] = ()
+
+
+encode_header = msgspec.json.encode
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
+def decode_header(data: Any) -> Header:
+    """Return the header that bytes say."""
+    if len(data) > HEADER_BYTES:
+        raise EnvelopeError(Reason.OVERSIZED, f"a header of {len(data):,} bytes")
+    try:
+        return _decode_header(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EnvelopeError(Reason.MALFORMED, f"no header: {error}") from None
+
+
+class Kind(Enum):
+    """What a sealed message is; ``UNKNOWN`` says only that its session is not known there."""
+
+    REQUEST = 0
+    REPLY = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What of a sealed message travels in clear: 30 bytes.
+
+    ``session`` names the key, ``counter`` grows with every request of the session, and ``pieces``
+    is how many parts there are besides the header.
+    """
+
+    kind: Kind
+    session: bytes
+    counter: int
+    pieces: int = 0
+
+    def encode(self) -> bytes:
+        """Return the bytes, which are the associated data of every sealed part too."""
+        return _LAYOUT.pack(_MAGIC, self.kind.value, self.pieces, self.session, self.counter)
+
+    def nonce(self, part: int) -> bytes:
+        """Return the 12 bytes that no other part under the session's key is sealed with.
+
+        ``part`` is 0 for the header, then counts the pieces.
+        """
+        return struct.pack(">BQ", self.kind.value, self.counter) + part.to_bytes(3, "big")
+
+
+def decode_envelope(data: Any) -> Envelope:
+    """Return the envelope that bytes say."""
+    if len(data) != ENVELOPE_BYTES:
+        raise EnvelopeError(Reason.MALFORMED, f"an envelope of {len(data)} bytes")
+    magic, kind, pieces, session, counter = _LAYOUT.unpack(data)
+    if magic != _MAGIC or kind not in _KINDS:
+        raise EnvelopeError(Reason.MALFORMED, "no envelope of this version")
+    if pieces > MAX_PARTS:
+        raise EnvelopeError(Reason.OVERSIZED, f"{pieces} pieces, more than {MAX_PARTS}")
+    return Envelope(kind=_KINDS[kind], session=session, counter=counter, pieces=pieces)
+
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
+
+
+def parse_sealed(parts: Sequence[Any], *, limit_bytes: int = BULK_BYTES) -> Envelope:
+    """Return the envelope of a message whose parts have the number and sizes it allows."""
+    if not parts:
+        raise EnvelopeError(Reason.MALFORMED, "a message without parts")
+    envelope = decode_envelope(parts[0])
+    sealed = 0 if envelope.kind is Kind.UNKNOWN else envelope.pieces + 1
+    if len(parts) != sealed + 1:
+        raise EnvelopeError(Reason.MALFORMED, f"{len(parts)} parts, not {sealed + 1}")
+    sizes = [len(part) for part in parts[1:]]
+    if sum(sizes) > limit_bytes:
+        raise EnvelopeError(Reason.OVERSIZED, f"{sum(sizes):,} bytes, more than {limit_bytes:,}")
+    if sizes and min(sizes) < TAG_BYTES:
+        raise EnvelopeError(Reason.MALFORMED, "a part too short for its seal")
+    return envelope
+
+
+def cut(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths of the pieces that frames are cut into; an empty frame has none."""
+    return [
+        min(PIECE_BYTES, length - at) for length in lengths for at in range(0, length, PIECE_BYTES)
+    ]
+
+
+def check_lengths(lengths: Sequence[int], sealed: Sequence[int]) -> None:
+    """Refuse lengths of frames that do not make pieces of just the ``sealed`` sizes."""
+    if len(lengths) > MAX_FRAMES:
+        raise EnvelopeError(Reason.OVERSIZED, f"{len(lengths)} frames, more than {MAX_FRAMES}")
+    plain = [size - TAG_BYTES for size in sealed]
+    if min(lengths, default=0) < 0 or sum(lengths) != sum(plain) or cut(lengths) != plain:
+        raise EnvelopeError(Reason.MALFORMED, "pieces that do not make the frames announced")
+
+
+learn(globals())

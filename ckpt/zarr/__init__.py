@@ -1,0 +1,1 @@
+"""Zarr-python's view of a checkpoint."""

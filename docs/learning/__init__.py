@@ -1,0 +1,1 @@
+"""Scripts that draw the curves of the documents."""

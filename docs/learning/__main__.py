@@ -1,0 +1,361 @@
+"""The learning curves of the documents: run, compared and drawn by one command each.
+
+``python -m learning.__main__ curves`` (also ``kills``, ``bounded``, ``study``) writes pictures and
+numbers to ``docs/learning``; ``pairs`` compares what ``bounded`` wrote once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+
+from holdfast.adapters.rl.config import RLConfig, WarmStart, preset, save_config
+from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.ledger.plan import Mode
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.adapters.rl.weights import warm_up
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.demo.job import JobRecord, run_job
+from holdfast.tools.demo.schedule import Kill
+from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
+from learning.charts import Points, mean_line, paired_interval, paired_p_value, picture
+from learning.lagged import LaggedRun
+
+Outcome = dict[str, Json]
+
+_MAIN: Final = (sys.executable, "-m", "holdfast.adapters.rl.main")
+_WANTED: Final = {TRAINER: 2, "rollout": 2}
+_KILLS: Final = (KILL_ROLLOUT, KILL_TRAINER, KILL_ROLLOUT, KILL_TRAINER, KILL_NODE)
+_SEEDS: Final = 6
+_CONFIDENCE: Final = 0.9
+"""Of the interval of a difference: one that lies within a margin is a test of equivalence at 5 %
+(two one-sided tests)."""
+
+
+STUDY: Final = RLConfig(
+    task="reverse",
+    model=ModelConfig(width=64, layers=1),
+    warm=WarmStart(steps=100, rows=64, lr=3e-3),
+    exact_weight=0.5,
+    steps=60,
+    microbatches=2,
+    eta=4,
+    lr=2e-3,
+    slots=64,
+    held_out=256,
+    evaluate_every=10,
+)
+"""The job of the study: a lag of four steps, and a rate of learning at which that shows."""
+
+STABLE: Final = msgspec.structs.replace(STUDY, mode=Mode.BOUNDED, eta=2, lr=1e-3, exact_weight=1.0)
+"""The job that is hurt in `bounded`: at a rate at which runs of other seeds end alike."""
+
+BASE: Final = "current, token, mean"
+VARIANTS: Final = {
+    BASE: LossConfig(),
+    "proximal ewma": LossConfig(proximal="ewma"),
+    "proximal recomputed": LossConfig(proximal="recomputed"),
+    "correction prefix": LossConfig(correction="prefix"),
+    "correction sequence": LossConfig(correction="sequence"),
+    "baseline median": LossConfig(baseline="median"),
+    "baseline minimum_variance": LossConfig(baseline="minimum_variance"),
+}
+"""What the study compares: the default, and each setting changed on its own."""
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's held-out exact match over steps, and the processor time of the whole job."""
+
+    name: str
+    seed: int
+    held_out: list[tuple[int, float]]
+    final_hash: str | None = None
+    cpu_s: float | None = None
+
+    @property
+    def end(self) -> float:
+        """The last value."""
+        return self.held_out[-1][1]
+
+    @property
+    def mean(self) -> float:
+        """The mean of all values: how early it rose, and how far."""
+        return fmean(value for _, value in self.held_out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of the comparisons."""
+    parser = argparse.ArgumentParser(description="Make the learning curves of the documents.")
+    parser.add_argument("which", choices=[*_COMMANDS])
+    parser.add_argument("--out", type=Path, default=Path("docs/learning"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds (bounded, study)")
+    parser.add_argument("--kills", type=int, default=22, metavar="N", help="in a hurt job (22)")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdfast-learning-") as place:
+            _COMMANDS[options.which](options, Path(place))
+    except (ConfigError, JobFailed) as error:
+        sys.stderr.write(f"learning: {error}\n")
+        return 1
+    return 0
+
+
+def _curves(options: argparse.Namespace, place: Path) -> None:
+    """From nothing, warm-up included, in one process: each task family."""
+    found = [_alone(name, preset(name), place / name) for name in ("reversal", "spiral")]
+    for curve in found:
+        title = f"{curve.name}: held-out exact match ({preset(curve.name).task})"
+        _draw(options.out / f"{curve.name}.svg", {curve.name: curve.held_out}, title)
+        print(f"{curve.name}: {curve.held_out[0][1]:.3f} to {curve.end:.3f}, {curve.cpu_s:.0f} s")
+    _write(options.out / "curves.json", found)
+
+
+def _kills(options: argparse.Namespace, place: Path) -> None:
+    """The preset reversal, undisturbed and hurt all along: the same curve, bit for bit."""
+    config = _warmed(preset("reversal"), place / "warm")
+    calm = _alone("undisturbed", config, place / "calm")
+    record = _job("hurt", config, place / "hurt", kills=options.kills)
+    hurt = _curve("hurt", config, record.result)
+    steps = _fault_steps(record)
+    title = f"{len(steps)} kills in fixed_lag: the same curve, the same weights"
+    lines = {"undisturbed, one process": calm.held_out, "hurt": hurt.held_out}
+    _draw(options.out / "kills.svg", lines, title, faults=steps)
+    told: Outcome = {"same": hurt.held_out == calm.held_out and hurt.final_hash == calm.final_hash}
+    told |= {"kills": _told_kills(record), "curves": msgspec.to_builtins([calm, hurt])}
+    print(f"kills {told['kills']}, same curve and weights: {told['same']}")
+    _write(options.out / "kills.json", told)
+    if not told["same"]:
+        raise JobFailed("the hurt job's curve or weights are not the undisturbed one's")
+
+
+def _bounded(options: argparse.Namespace, place: Path) -> None:
+    """The same question in bounded, where it is one of chance: pairs of jobs, seed by seed.
+
+    Asked are the last values and the means of the curves, by `paired_p_value`, and within what the
+    difference that kills make lies, by `paired_interval`.
+    """
+    pairs: list[tuple[Curve, Curve]] = []
+    told: Outcome = {"kills": []}
+    for seed in range(options.seeds or _SEEDS):
+        config = msgspec.structs.replace(STABLE, seed=seed)
+        config = _warmed(config, place / f"warm-{seed}")
+        calm = _job("undisturbed", config, place / f"calm-{seed}")
+        hurt = _job("hurt", config, place / f"hurt-{seed}", kills=options.kills, seed=seed)
+        told["kills"].append(_told_kills(hurt))
+        pairs.append(
+            (_curve("undisturbed", config, calm.result), _curve("hurt", config, hurt.result))
+        )
+        print(f"seed {seed}: {[c.end for c in pairs[-1]]}, {told['kills'][-1]}", flush=True)
+        _tell_pairs(options, pairs, told)
+
+
+def _pairs(options: argparse.Namespace, _: Path) -> None:
+    """Compare once more the pairs of jobs that were run."""
+    told = msgspec.json.decode((options.out / "bounded.json").read_bytes(), type=Outcome)
+    _tell_pairs(options, msgspec.convert(told["curves"], list[tuple[Curve, Curve]]), told)
+
+
+def _tell_pairs(
+    options: argparse.Namespace, pairs: Sequence[tuple[Curve, Curve]], told: Outcome
+) -> None:
+    """Compare the pairs that there are so far."""
+    columns = [[*column] for column in zip(*pairs, strict=True)]
+    for name in ("end", "mean"):
+        calm, hurt = ([getattr(curve, name) for curve in each] for each in columns)
+        told[f"p_{name}"] = paired_p_value(hurt, calm)
+        told[f"interval_{name}"] = _interval(hurt, calm)
+    told["curves"] = msgspec.to_builtins(pairs)
+    lines = {each[0].name: mean_line([curve.held_out for curve in each]) for each in columns}
+    kills = sum(told["kills"][0].values())
+    title = f"bounded(2), mean of {len(pairs)} seeds, {kills} kills each or none"
+    _draw(options.out / "bounded.svg", lines, title)
+    print(*_told_differences(told), sep="\n", flush=True)
+    _write(options.out / "bounded.json", told)
+
+
+def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, float] | None:
+    """Return within what the difference lies, None while there are too few pairs to tell."""
+    try:
+        return paired_interval(hurt, calm, confidence=_CONFIDENCE)
+    except ValueError:
+        return None
+
+
+def _told_differences(told: Outcome) -> list[str]:
+    """Return in words what the comparison of the pairs says."""
+    lines = []
+    for name, what in (("end", "last value"), ("mean", "mean of the curve")):
+        line, interval = f"{what}: p = {told[f'p_{name}']:.3f}", told[f"interval_{name}"]
+        if interval is not None:
+            low, high = interval
+            line += f", hurt less undisturbed {low:+.3f} to {high:+.3f} ({_CONFIDENCE:.0%})"
+        lines.append(line)
+    return lines
+
+
+def _study(options: argparse.Namespace, place: Path) -> None:
+    """The same run with one setting of the loss changed at a time, over the same seeds."""
+    found: dict[str, list[Curve]] = {name: [] for name in VARIANTS}
+    for seed in range(options.seeds or _SEEDS):
+        config = msgspec.structs.replace(STUDY, seed=seed)
+        task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
+        warmed = warm_up.warm_up(config, task)
+        for name, loss in VARIANTS.items():
+            run = LaggedRun(msgspec.structs.replace(config, loss=loss), warmed)
+            found[name].append(Curve(name=name, seed=seed, held_out=run.held_out_curve()))
+            print(f"{name}, seed {seed}: {found[name][-1].end:.3f}", flush=True)
+    lines = {name: mean_line([c.held_out for c in curves]) for name, curves in found.items()}
+    title = f"{STUDY.described}, mean of {len(found[BASE])} seeds"
+    _draw(options.out / "study.svg", lines, title)
+    print(*_table(found), sep="\n")
+    _write(options.out / "study.json", [curve for curves in found.values() for curve in curves])
+
+
+def _table(found: dict[str, list[Curve]]) -> list[str]:
+    """Return the study as a Markdown table; p is of the means of curves, paired by seed."""
+    base = [curve.mean for curve in found[BASE]]
+    rows = ["| setting | mean of the curve | last value | p |", "|---|---|---|---|"]
+    for name, curves in found.items():
+        means, ends = [curve.mean for curve in curves], [curve.end for curve in curves]
+        p = "" if name == BASE else f"{paired_p_value(means, base):.2f}"
+        columns = " | ".join(f"{fmean(each):.3f} ± {stdev(each):.3f}" for each in (means, ends))
+        rows.append(f"| {name} | {columns} | {p} |")
+    return rows
+
+
+def _warmed(config: RLConfig, place: Path) -> RLConfig:
+    """Return ``config`` with a warm start, made now."""
+    config = msgspec.structs.replace(config, warm_start=str(place))
+    warm_up.prepare(config)
+    return config
+
+
+def _alone(name: str, config: RLConfig, place: Path) -> Curve:
+    """Run a job in one process, and count the processor time of it and of its sidecar."""
+    files = _files(config, place)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([*_MAIN, *files], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise JobFailed(f"{name} failed: {done.stderr[-2000:]}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _curve(name, config, _result(place), cpu_s=cpu_s)
+
+
+def _job(name: str, config: RLConfig, place: Path, *, kills: int = 0, seed: int = 0) -> JobRecord:
+    """Run a job of two trainers and two rollout workers, on a node more than die of them."""
+    plan = _plan(kills, steps=config.steps)
+    hold = place / "hold"
+    files = _files(msgspec.structs.replace(config, hold=str(hold)), place)
+    dying = sum(kill.kind == KILL_NODE for kill in plan)
+    nodes = [f"n{at}" for at in range(dying + 3)]
+    launch = LaunchConfig(
+        command=(*_MAIN, *files),
+        nodes=tuple(
+            NodeSpec(name=node, domain=node, slots=dict.fromkeys(_WANTED, 1)) for node in nodes
+        ),
+        wanted=_WANTED,
+        run_dir=place / "run",
+        capture_output=True,
+    )
+    record = run_job(
+        launch,
+        result_file=place / "result.json",
+        hold_file=hold,
+        steps=config.steps,
+        title=f"{name}, {kills} kills",
+        console=Console(highlight=False, quiet=True),
+        plan=plan,
+        seed=seed,
+    )
+    ledger = record.result["ledger"]
+    if not ledger["ok"] or record.kills_pending:
+        raise JobFailed(f"{name}: {record.kills_pending} kills left, {ledger['violations']}")
+    return record
+
+
+def _plan(kills: int, *, steps: int) -> tuple[Kill, ...]:
+    """Spread kills evenly from a twentieth of the steps to nine tenths."""
+    return tuple(
+        Kill(kind=kind, step=int(steps * (0.05 + 0.85 * at / kills)), delay=(at % 4) / 4)
+        for at, kind in enumerate(islice(cycle(_KILLS), kills))
+    )
+
+
+def _files(config: RLConfig, place: Path) -> tuple[str, ...]:
+    """Write the settings; return the arguments that name them and the result."""
+    place.mkdir()
+    save_config(config, place / "config.json")
+    return ("--config", str(place / "config.json"), "--result", str(place / "result.json"))
+
+
+def _result(place: Path) -> Outcome:
+    return msgspec.json.decode((place / "result.json").read_bytes(), type=Outcome)
+
+
+def _curve(name: str, config: RLConfig, result: Outcome, *, cpu_s: float | None = None) -> Curve:
+    return Curve(
+        name=name,
+        seed=config.seed,
+        held_out=[(step, value) for step, value in result["heldout"]],
+        final_hash=result["final_hash"],
+        cpu_s=cpu_s,
+    )
+
+
+def _fault_steps(record: JobRecord) -> list[float]:
+    """Return the step that was complete when each blow fell."""
+    steps, done = [], 0
+    for event in record.events:
+        if event["kind"] == "step":
+            done = max(done, event["step"])
+        elif event["kind"] == "fault":
+            steps.append(float(done))
+    return steps
+
+
+def _told_kills(record: JobRecord) -> dict[str, int]:
+    return dict(Counter(str(e["what"]) for e in record.events if e["kind"] == "fault"))
+
+
+def _draw(
+    path: Path,
+    lines: Mapping[str, Points],
+    title: str,
+    *,
+    faults: Sequence[float] = (),
+) -> None:
+    path.write_text(picture(lines, title=title, faults=faults) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+_COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Path], None]]] = {
+    "curves": _curves,
+    "kills": _kills,
+    "bounded": _bounded,
+    "pairs": _pairs,
+    "study": _study,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+from .config import Batch as Batch
+from .config import Mesh as Mesh
+from .data.loaders import Loader as Loader
+from .data.order import Weighted as Weighted
+from .errors import ConfigError as ConfigError
+from .errors import CoordinatorError as CoordinatorError
+from .errors import ElasticError as ElasticError
+from .errors import Fenced as Fenced
+from .errors import JobFailed as JobFailed
+from .errors import LeaseExpired as LeaseExpired
+from .errors import Stopped as Stopped
+from .groups.alltoall import all_to_all as all_to_all
+from .loop.generations import resilient as resilient
+from .loop.run import Run as Run
+from .loss import LossGuard as LossGuard

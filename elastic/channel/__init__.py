@@ -1,0 +1,1 @@
+"""How a worker talks to the job: under an agent, under torchrun or Slurm, alone."""

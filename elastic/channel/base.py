@@ -1,0 +1,355 @@
+"""How a worker talks to the rest of the job: the one thing the training loop programs against.
+
+`connect()` gives the channel to this node's agent when one started the process, and a channel that
+plays agent and coordinator itself (`holdfast.elastic.channel.solo`) when the script was started by
+hand.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ElasticError, Stopped
+from holdfast.elastic.membership import messages
+from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
+from holdfast.elastic.processes.control_page import ControlPage
+
+if TYPE_CHECKING:
+    from holdfast.elastic.channel.launched import LaunchedChannel
+    from holdfast.elastic.channel.solo import SoloChannel
+
+__all__ = [
+    "STACK_SIGNAL",
+    "WORKER_ENV",
+    "AgentChannel",
+    "Channel",
+    "Phase",
+    "WorkerConfig",
+    "connect",
+]
+
+WORKER_ENV = "HOLDFAST_WORKER"
+"""Environment variable by which an agent tells a worker who it is (JSON of `WorkerConfig`)."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 11
+"""Has a worker write the stacks of all its threads; none that scripts or schedulers use."""
+
+_ORPHANED_STATUS = 113
+_RECEIVE_BYTES = 1 << 16
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker is given at its start; ``stack_fd`` -1 has no stacks written.
+
+    ``memory_of`` is as in `SidecarConfig`; one that ``rehearses`` may do so
+    (`holdfast.elastic.loop.rehearsal`).
+    """
+
+    channel_fd: int
+    page_fd: int
+    stack_fd: int = -1
+    run: str
+    node: str
+    seat: str
+    attempt: int
+    incarnation: str
+    sidecar: str
+    key_file: str
+    settings: dict[str, Json] = {}
+    memory_of: str = ""
+    rehearses: bool = True
+
+
+class Channel(Protocol):
+    """A worker's view of the job. All methods may be called from any thread.
+
+    ``seat`` is ``"<role>/<number>"``; ``sidecar`` is the address of the local sidecar (it can
+    change between generations); ``settings`` are the launcher's overrides for the loop;
+    ``memory_of`` is this host where it is not the machine, else empty.
+    """
+
+    run: str
+    node: str
+    seat: str
+    incarnation: str
+    sidecar: str
+    key: RunKey
+    settings: dict[str, Json]
+    memory_of: str
+
+    @property
+    def role(self) -> str:
+        """The seat's role: ``"trainer"``, or what else the job names."""
+
+    def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
+        """Say that this worker is parked and takes part in any generation newer than ``after``.
+
+        Roles other than trainers call it once, with ``after=0``, to publish ``info``.
+        """
+
+    def await_generation(self, *, after: int) -> GenerationRecord:
+        """Block until a generation newer than ``after`` contains this worker, and return it.
+
+        The newest is returned when several passed. Raises ``Stopped`` when the job ends.
+        """
+
+    def fenced(self, generation: int) -> bool:
+        """Whether ``generation`` is over (or the job is); two reads of shared memory.
+
+        It is over as well when the agent did not renew the node's right to act in time.
+        """
+
+    def stopped(self) -> bool:
+        """Whether the job is over for this worker."""
+
+    def leaving(self) -> bool:
+        """Whether this node is to leave; one read of shared memory.
+
+        Trainers hear of it when it is their turn, and leave after the present step; other roles at
+        once, and have about two seconds to hand over what would be missed.
+        """
+
+    def halts(self, generation: int) -> bool:
+        """Whether the trainers of ``generation`` are to stand at the end of the present step.
+
+        Others join then: it undoes nothing. One read of shared memory.
+        """
+
+    def halted(self, *, generation: int, step: int) -> None:
+        """Say that this trainer stands at the end of ``step``, as every other does."""
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """Say that ``step`` is safe without this worker, whose node may leave now."""
+
+    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+        """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang.
+
+        ``limit_s``: how long it may be silent now, where it is not for the agent to say.
+        """
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event of this worker in the node's event file."""
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard: nodes (without inventories) and generation."""
+
+    def roster_version(self) -> int:
+        """Return a number that grows whenever the roster changes."""
+
+    def await_roster(self, *, after: int, timeout_s: float) -> int:
+        """Block until the roster's version is beyond ``after`` or the time is up; return it.
+
+        Raises ``Stopped`` when the job ends.
+        """
+
+    def done(self, result: Json = None) -> None:
+        """Say that this worker's part is complete; the job ends when every rank said so."""
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        """Say why this worker ends: a ``user_error`` ends the job, anything else is retried."""
+
+    def close(self) -> None:
+        """Release what the channel holds; the process may go on without it."""
+
+
+_connected: Channel | None = None
+
+
+def connect() -> Channel:
+    """Return this process's one channel: the agent's, or its own when run by hand.
+
+    Every call returns the same one; a channel of its own that was closed is replaced.
+    """
+    global _connected  # noqa: PLW0603 - the process has one agent, so one channel
+    config = os.environ.get(WORKER_ENV)
+    if config is None:
+        kind = _kind_without_agent()
+        if not isinstance(_connected, kind) or _connected.stopped():
+            _connected = kind()
+    elif not isinstance(_connected, AgentChannel):
+        _connected = AgentChannel(msgspec.json.decode(config, type=WorkerConfig))
+    return _connected
+
+
+def _kind_without_agent() -> type[LaunchedChannel] | type[SoloChannel]:
+    """Return which channel serves a script that `holdfast run` did not start."""
+    from holdfast.elastic.channel.solo import SoloChannel
+    from holdfast.elastic.channel.surroundings import is_launched
+
+    if not is_launched(os.environ):
+        return SoloChannel
+    launched = importlib.import_module(
+        "holdfast.elastic.channel.launched"
+    )  # it needs torch, agents do not
+    return cast("type[LaunchedChannel]", launched.LaunchedChannel)
+
+
+class AgentChannel:
+    """The channel to this node's agent: a socket for messages, a shared page for the rest.
+
+    When the agent is gone the process ends at once: a worker without an agent cannot be fenced.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.run, self.node, self.seat = config.run, config.node, config.seat
+        self.incarnation, self.sidecar = config.incarnation, config.sidecar
+        self.key = RunKey.load(Path(config.key_file))
+        self.settings, self.memory_of = config.settings, config.memory_of
+        self.rehearses = config.rehearses
+        self._page = ControlPage(config.page_fd)
+        self._page.hold_life()
+        self._socket = socket.socket(fileno=config.channel_fd)
+        fds = [config.page_fd, config.channel_fd]
+        if config.stack_fd >= 0:
+            fds.append(config.stack_fd)
+            faulthandler.register(STACK_SIGNAL, file=config.stack_fd, all_threads=True)
+        for fd in fds:
+            os.set_inheritable(fd, False)  # a grandchild must not hold the lifeline open
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._record: GenerationRecord | None = None
+        self._roster, self._roster_version = Roster(), 0
+        self._stop_reason: str | None = None
+        threading.Thread(target=self._listen, name="agent-channel", daemon=True).start()
+
+    @property
+    def role(self) -> str:
+        """The part of the seat before the slash."""
+        return self.seat.partition("/")[0]
+
+    def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
+        """See `Channel.ready`."""
+        self._send(messages.Ready(after=after, spec=spec, info=info))
+
+    def await_generation(self, *, after: int) -> GenerationRecord:
+        """See `Channel.await_generation`."""
+        with self._changed:
+            while True:
+                self._check_stopped()
+                record = self._record
+                if record is not None and record.number > after:
+                    return record
+                self._changed.wait()
+
+    def fenced(self, generation: int) -> bool:
+        """See `Channel.fenced`."""
+        page = self._page
+        return page.fence >= generation or page.expired
+
+    def stopped(self) -> bool:
+        """See `Channel.stopped`."""
+        return self._stop_reason is not None
+
+    def leaving(self) -> bool:
+        """See `Channel.leaving`."""
+        return self._page.leaving
+
+    def halts(self, generation: int) -> bool:
+        """See `Channel.halts`."""
+        return self._page.halts(generation)
+
+    def halted(self, *, generation: int, step: int) -> None:
+        """See `Channel.halted`."""
+        self._send(messages.Halted(generation=generation, step=step))
+
+    def handed_over(self, *, generation: int, step: int) -> None:
+        """See `Channel.handed_over`."""
+        self._send(messages.HandedOver(generation=generation, step=step))
+
+    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+        """See `Channel.beat`."""
+        self._page.beat(step=step, phase=phase, limit_s=limit_s)
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """See `Channel.emit`."""
+        self._send(messages.Emit(t=time.time(), kind=kind, fields=fields))
+
+    def roster(self) -> Roster:
+        """See `Channel.roster`."""
+        with self._changed:
+            return self._roster
+
+    def roster_version(self) -> int:
+        """See `Channel.roster_version`."""
+        with self._changed:
+            return self._roster_version
+
+    def await_roster(self, *, after: int, timeout_s: float) -> int:
+        """See `Channel.await_roster`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._roster_version > after or self._stop_reason is not None, timeout_s
+            )
+            self._check_stopped()
+            return self._roster_version
+
+    def done(self, result: Json = None) -> None:
+        """See `Channel.done`."""
+        self._send(messages.Done(result=result))
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        """See `Channel.fail`."""
+        self._send(messages.Fail(message=message, user_error=user_error))
+
+    def close(self) -> None:
+        """See `Channel.close`: the socket stays open, since its end is the worker's lifeline."""
+
+    def _check_stopped(self) -> None:
+        if self._stop_reason is not None:
+            raise Stopped(self._stop_reason)
+
+    def _send(self, message: messages.FromWorker) -> None:
+        line = messages.encode(message)
+        if len(line) > messages.MAX_LINE_BYTES:
+            raise ElasticError(
+                f"a message of {len(line)} bytes to the agent exceeds {messages.MAX_LINE_BYTES}: "
+                "announce or emit less"
+            )
+        with self._send_lock:
+            try:
+                self._socket.sendall(line)
+            except OSError:
+                os._exit(_ORPHANED_STATUS)
+
+    def _listen(self) -> None:
+        reader = messages.LineReader()
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(_ORPHANED_STATUS)
+            for line in reader.feed(data):
+                self._receive(messages.from_agent.decode(line))
+
+    def _receive(self, message: messages.FromAgent) -> None:
+        with self._changed:
+            match message:
+                case messages.Begin(record=record):
+                    self._record = record
+                    self._move_sidecar({p.node: p.address for p in record.snapshots.peers})
+                case messages.RosterChanged(roster=roster):
+                    self._roster, self._roster_version = roster, self._roster_version + 1
+                    self._move_sidecar({n.node: n.sidecar for n in roster.nodes})
+                case messages.Stop(reason=reason):
+                    self._stop_reason = reason
+                case messages.Fence():
+                    pass  # the control page says it already; this wakes whoever waits
+            self._changed.notify_all()
+
+    def _move_sidecar(self, addresses: dict[str, Any]) -> None:
+        self.sidecar = addresses.get(self.node) or self.sidecar

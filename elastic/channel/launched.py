@@ -1,0 +1,392 @@
+"""The channel of a process that another launcher started, beside a sidecar that stands alone.
+
+torchrun, Slurm or Kubernetes decide who runs, and start all processes anew after a failure; the
+sidecars live on. So there is one generation per start: rank 0 asks the sidecars of all nodes what
+they hold, chooses the restore point and tells everybody. That goes through a store of rank 0's own,
+because a launcher's may still have the keys of an earlier start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.records import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.parity.groups import form_groups
+from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json, learn
+from holdfast.elastic.channel.shared_key import shared_key
+from holdfast.elastic.channel.sidecar_file import SidecarFile
+from holdfast.elastic.channel.surroundings import SIDECAR_ENV, Surroundings, surroundings
+from holdfast.elastic.channel.unwatched import Unwatched
+from holdfast.elastic.errors import ConfigError, JobFailed, Stopped
+from holdfast.elastic.events import EventWriter
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    GenerationRecord,
+    JobSpec,
+    Member,
+    MeshSize,
+    NodeRecord,
+    Roster,
+    WorkerRecord,
+    WorkerState,
+)
+from holdfast.elastic.planning.meshes import choose_mesh
+
+_FILE_WAIT_S = 60.0
+_MEET_S = 300.0
+_CONNECT_S = 3.0
+_BOARD_S = 10.0
+_POLL_S = 0.05
+_LEADER = "holdfast/leader"
+_starts = itertools.count()
+
+
+class Joiner(msgspec.Struct, frozen=True, kw_only=True):
+    """What each rank tells rank 0."""
+
+    rank: int
+    incarnation: str
+    sidecar: SidecarFile
+    spec: JobSpec | None
+    info: dict[str, Json]
+
+
+class LaunchedChannel(Unwatched):
+    """Agent and coordinator of a world whose size a launcher decides (see `Channel`)."""
+
+    def __init__(self) -> None:
+        """Find the sidecar. Raises ``ConfigError`` when the environment is contradictory."""
+        self._where = surroundings(os.environ)
+        self._start = next(_starts)  # the same at every rank: of this many calls of connect()
+        self._parent = os.getppid()
+        self._file = Path(os.environ[SIDECAR_ENV]).expanduser()
+        self._found = found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
+        super().__init__(node=found.node, seat=f"{TRAINER}/{self._where.rank}")
+        self.run, self.sidecar = found.run, found.address
+        self.incarnation = uuid.uuid4().hex
+        self.settings: dict[str, Json] = {}
+        self.key: RunKey = shared_key(Path(found.key_file))
+        self._spec: JobSpec | None = None
+        self._info: dict[str, Json] = {}
+        self._record: GenerationRecord | None = None
+        self._nodes: tuple[NodeRecord, ...] = ()
+        self._closed = False
+
+    @property
+    def role(self) -> str:
+        """Always a trainer."""
+        return TRAINER
+
+    def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
+        """Note what to tell the others."""
+        self._spec, self._info = spec, info
+
+    def await_generation(self, *, after: int) -> GenerationRecord:
+        """Meet all ranks and return the generation they form.
+
+        Raises ``ConfigError`` when they contradict each other, ``JobFailed`` when not all come.
+        """
+        if self.stopped():
+            raise Stopped("the launcher of this process has ended")
+        if self._record is None or self._record.number <= after:
+            self._found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
+            self.sidecar = self._found.address  # another one since, where it was started anew
+            with _explained(self._where):
+                self._record = self._meet(after)
+            self._nodes = _nodes(self._record)
+        return self._record
+
+    def _meet(self, after: int) -> GenerationRecord:
+        mine = Joiner(
+            rank=self._where.rank,
+            incarnation=self.incarnation,
+            sidecar=self._found,
+            spec=self._spec,
+            info=self._info,
+        )
+        if self._where.size == 1:
+            return form([mine], key=self.key, events=self._events)
+        meeting = f"{self._start}/{after}"
+        store = self._lead(meeting) if mine.rank == 0 else self._follow(meeting)
+        store.set(f"{meeting}/rank/{mine.rank}", msgspec.json.encode(mine).decode())
+        if mine.rank == 0:
+            return self._answer(store, meeting)
+        if not (text := store.get(f"{meeting}/record")):
+            raise ConfigError(store.get(f"{meeting}/refused").decode())
+        return msgspec.json.decode(text, type=GenerationRecord)
+
+    def _answer(self, store: TCPStore, meeting: str) -> GenerationRecord:
+        said = [store.get(f"{meeting}/rank/{rank}") for rank in range(self._where.size)]
+        joiners = [msgspec.json.decode(text, type=Joiner) for text in said]
+        try:
+            record = form(joiners, key=self.key, events=self._events)
+        except (ConfigError, CkptError) as error:
+            store.set(f"{meeting}/refused", str(error))
+            store.set(f"{meeting}/record", "")
+            raise
+        store.set(f"{meeting}/record", msgspec.json.encode(record).decode())
+        return record
+
+    def _lead(self, meeting: str) -> TCPStore:
+        """Say where this meeting's store is: the worker's own, which is as new as the process."""
+        address = str(self._info.get("store", ""))
+        host, _, port = address.rpartition(":")
+        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_MEET_S))
+        store.set(meeting, "")
+        self._board = self._board_of(serve=not self._where.served)  # kept: others come later
+        self._board.set(_LEADER, address)
+        return store
+
+    def _follow(self, meeting: str) -> TCPStore:
+        """Return the store of the living rank 0: what an earlier one wrote leads nowhere."""
+        deadline_s = time.monotonic() + _MEET_S
+        while time.monotonic() < deadline_s and not self.stopped():
+            try:
+                address = self._board_of(serve=False).get(_LEADER).decode()
+                host, _, port = address.rpartition(":")
+                store = TCPStore(
+                    host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S)
+                )
+                if store.check([meeting]):
+                    store.set_timeout(timedelta(seconds=_MEET_S))
+                    return store
+            except RuntimeError:  # all of torch's errors of connections are
+                pass
+            time.sleep(_POLL_S)
+        raise JobFailed(f"rank 0 was not found through {self._where.master}: look at its output")
+
+    def _board_of(self, *, serve: bool) -> TCPStore:
+        host, _, port = self._where.master.rpartition(":")
+        return TCPStore(
+            host,
+            int(port),
+            is_master=serve,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_MEET_S if serve else _BOARD_S),
+            multi_tenant=True,
+        )
+
+    def fenced(self, generation: int) -> bool:
+        """Only when the launcher is gone: it ends the processes of a generation itself."""
+        return self.stopped()
+
+    def stopped(self) -> bool:
+        """Whether this channel is closed, or torchrun's agent has ended and its worker has not."""
+        return self._closed or (self._where.tied and os.getppid() != self._parent)
+
+    def roster(self) -> Roster:
+        """Return the nodes with ranks, and the generation."""
+        return Roster(nodes=self._nodes, generation=self._record)
+
+    def roster_version(self) -> int:
+        """Return the generation's number."""
+        return self._record.number if self._record else 0
+
+    def await_roster(self, *, after: int, timeout_s: float) -> int:
+        """Return at once when there is something new, else after the time is up."""
+        if self.roster_version() <= after:
+            time.sleep(timeout_s)
+        return self.roster_version()
+
+    def done(self, result: Json = None) -> None:
+        """Nobody waits for it: the script goes on."""
+
+    def fail(self, message: str, *, user_error: bool) -> None:
+        """The error reaches the user as it is, and the launcher by the exit status."""
+
+    def close(self) -> None:
+        """Close the event file; the sidecar stays."""
+        self._closed = True
+        if self._events:
+            self._events.close()
+
+
+def form(
+    joiners: Sequence[Joiner], *, key: RunKey, events: EventWriter | None = None
+) -> GenerationRecord:
+    """Have the ranks' sidecars enter one generation, and return it.
+
+    It follows on the newest that any of them knows, and restores the newest step that they can
+    serve together. Raises ``ConfigError`` for ranks that contradict each other, ``CkptError`` when
+    a sidecar does not answer.
+    """
+    spec, files = _agreed(joiners)
+    mesh = _mesh(spec, len(joiners))
+    clients = {file.node: SidecarClient(file.address, key) for file in files}
+    try:
+        newest = max(_generation(client) for client in clients.values())
+        for client in clients.values():
+            client.fence(newest)
+        inventories = [client.inventory() for client in clients.values()]
+        points, why = choose(inventories)
+        record = _record(
+            joiners, files, spec=spec, mesh=mesh, number=newest + 1, points=points, why=why
+        )
+        for client in clients.values():
+            client.adopt(record.snapshots, restore=record.restore)
+    finally:
+        for client in clients.values():
+            client.close()
+    if events:
+        restored = record.restore.step if record.restore else None
+        fields: dict[str, Json] = {
+            "generation": record.number,
+            "ranks": [member.seat for member in record.members],
+            "restore_step": restored,
+            "reason": record.reason,
+        }
+        events.write("proposed", source="launched", fields=fields)
+    return record
+
+
+def choose(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
+    """Return the restore points, newest first, and why; none of a future that was rolled back.
+
+    What an older generation holds beyond a younger one's newest step is such a future: the younger
+    went on from before it, on other nodes than hold it still.
+    """
+    found, why = restore_points(inventories)
+    valid: list[RestorePoint] = []
+    for point in found:  # younger generations come first
+        if not valid or point.step <= valid[0].step:
+            valid.append(point)
+    return valid, why
+
+
+def _agreed(joiners: Sequence[Joiner]) -> tuple[JobSpec, list[SidecarFile]]:
+    first = joiners[0]
+    spec = first.spec or JobSpec()
+    files: dict[str, SidecarFile] = {}
+    for joiner in joiners:
+        if joiner.spec != first.spec:
+            raise ConfigError(
+                f"rank {first.rank} asks for {first.spec}, rank {joiner.rank} for {joiner.spec}: "
+                "run the same script with the same settings everywhere"
+            )
+        file = files.setdefault(joiner.sidecar.node, joiner.sidecar)
+        if file.run != first.sidecar.run or file.address != joiner.sidecar.address:
+            raise ConfigError(
+                f"rank {joiner.rank} belongs to {joiner.sidecar}, others to {file} and "
+                f"{first.sidecar}: give all sidecars one --run, and each node one --node"
+            )
+    return spec, [files[node] for node in sorted(files)]
+
+
+def _mesh(spec: JobSpec, processes: int) -> MeshSize:
+    """Return the mesh of all processes: there are no spares among those of a launcher."""
+    mesh, _ = choose_mesh(spec, trainers=processes)
+    if mesh is None or mesh.ranks != processes:
+        best = f", of which a mesh of {mesh.text} would use {mesh.ranks}" if mesh else ""
+        wanted = spec.most if spec.dp is not None else f"at least {spec.least}"
+        raise ConfigError(
+            f"the launcher started {processes} processes{best}, the script asks for {wanted}: "
+            "change the one or the other"
+        )
+    return mesh
+
+
+def _generation(client: SidecarClient) -> int:
+    number = client.status().get("generation", 0)
+    return number if isinstance(number, int) else 0
+
+
+def _record(
+    joiners: Sequence[Joiner],
+    files: Sequence[SidecarFile],
+    *,
+    spec: JobSpec,
+    mesh: MeshSize,
+    number: int,
+    points: Sequence[RestorePoint],
+    why: str,
+) -> GenerationRecord:
+    parity = min(spec.parity, len(files) - 1)
+    columns = min(spec.columns, len(files) - parity) if parity else 0
+    domains = {file.node: file.domain for file in files}
+    groups, survives = form_groups(domains, parity=parity, size=spec.parity_group, columns=columns)
+    world = SnapshotWorld(
+        run=files[0].run,
+        generation=number,
+        peers=tuple(
+            SidecarPeer(node=file.node, address=file.address, domain=file.domain) for file in files
+        ),
+        rank_nodes=tuple(joiner.sidecar.node for joiner in joiners),
+        parity=parity,
+        keep=spec.keep,
+        groups=groups,
+        columns=columns,
+        memory_bytes=spec.memory_bytes,
+    )
+    members = tuple(
+        Member(
+            rank=joiner.rank,
+            seat=f"{TRAINER}/{joiner.rank}",
+            node=joiner.sidecar.node,
+            incarnation=joiner.incarnation,
+            info=joiner.info,
+        )
+        for joiner in joiners
+    )
+    return GenerationRecord(
+        number=number,
+        members=members,
+        snapshots=world,
+        restore=points[0] if points else None,
+        fallbacks=tuple(points[1:]),
+        reason=f"{len(joiners)} processes of a launcher on {len(files)} nodes; {survives}; {why}",
+        mesh=mesh,
+    )
+
+
+def _nodes(record: GenerationRecord) -> tuple[NodeRecord, ...]:
+    """Return the nodes as a roster shows them."""
+    return tuple(
+        NodeRecord(
+            node=peer.node,
+            incarnation=peer.address,
+            domain=peer.domain,
+            sidecar=peer.address,
+            slots={TRAINER: record.snapshots.rank_nodes.count(peer.node)},
+            workers=tuple(
+                WorkerRecord(
+                    seat=member.seat,
+                    incarnation=member.incarnation,
+                    pid=0,
+                    state=WorkerState.ACTIVE,
+                    info=member.info,
+                )
+                for member in record.members
+                if member.node == peer.node
+            ),
+        )
+        for peer in record.snapshots.peers
+    )
+
+
+@contextmanager
+def _explained(where: Surroundings) -> Iterator[None]:
+    """Say of torch's errors of stores what they mean here."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise JobFailed(
+            f"rank {where.rank} of {where.size} did not meet the others through {where.master} "
+            f"within {_MEET_S:g} s ({error}): check that all of them started"
+        ) from error
+
+
+learn(globals())

@@ -1,0 +1,88 @@
+"""Where an etcd is and how to speak to it, as one line of text. Pure.
+
+``etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?OPTION=FILE&...]``; with ``etcds://`` by TLS. The
+options are files on every node: ``password`` (of USER), ``ca`` (whom to trust; the system's
+authorities by default), ``cert`` and ``key`` (this side's own certificate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+from holdfast.elastic.errors import ConfigError
+
+PLAIN: Final = "etcd"
+SECURE: Final = "etcds"
+DEFAULT_PREFIX: Final = "holdfast/"
+_DEFAULT_PORT: Final = 2379
+_OPTIONS: Final = ("password", "ca", "cert", "key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAddress:
+    """The members' ``host:port``, what every key starts with, and the files of who we are."""
+
+    endpoints: tuple[str, ...]
+    prefix: str = DEFAULT_PREFIX
+    secure: bool = False
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("no etcd member is named: write etcd://HOST:PORT")
+        if bool(self.user) != bool(self.password):
+            raise ConfigError(
+                "etcd needs both a user and the file with the password: write "
+                "etcd://USER@HOST:PORT?password=FILE"
+            )
+        if bool(self.cert) != bool(self.key):
+            raise ConfigError(
+                "a certificate for etcd needs its key, and a key its certificate: give cert=FILE "
+                "and key=FILE"
+            )
+        if not self.secure and (self.ca or self.cert):
+            raise ConfigError("certificates are given, but etcd:// is without TLS: write etcds://")
+
+    @classmethod
+    def parse(cls, url: str) -> EtcdAddress:
+        """Return the address that ``url`` says. Raises ``ConfigError`` naming what is wrong."""
+        scheme, _, rest = url.partition("://")
+        if scheme not in (PLAIN, SECURE) or not rest:
+            raise ConfigError(f"{url}: not an address of etcd; write etcd://HOST:PORT")
+        place, _, query = rest.partition("?")
+        authority, _, prefix = place.partition("/")
+        user, _, hosts = authority.rpartition("@")
+        if ":" in user:
+            raise ConfigError(
+                "an address of etcd has a password in it, which others could read: write "
+                "etcd://USER@HOST:PORT?password=FILE"
+            )
+        options = dict(parse_qsl(query))
+        if unknown := sorted(set(options) - set(_OPTIONS)):
+            raise ConfigError(f"{url}: no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
+        return cls(
+            endpoints=tuple(_endpoint(url, host) for host in hosts.split(",")),
+            prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else DEFAULT_PREFIX,
+            secure=scheme == SECURE,
+            user=unquote(user),
+            **options,
+        )
+
+    def __str__(self) -> str:
+        """Return what messages call it."""
+        return f"etcd at {','.join(self.endpoints)}"
+
+
+def _endpoint(url: str, text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(_DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{url}: {text!r} is not HOST:PORT")
+    return f"{host}:{port}"

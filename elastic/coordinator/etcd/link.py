@@ -1,0 +1,234 @@
+"""Requests to etcd: one member at a time, another when it fails, each with a deadline.
+
+A gRPC channel of its own per member instead of one over all addresses, because TLS checks the name
+of the member that is spoken to. A request that certainly was not done goes to the next member; one
+of which nobody knows is repeated only where that changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.coordinator.etcd.failures import Failure, Meaning, advice, judge
+from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
+from holdfast.elastic.errors import ConfigError, CoordinatorError
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
+_TOKEN_TRIES = 3
+_OPTIONS = (
+    # etcd takes more than one ping in 5 s for an attack, and any while there is no call
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a channel made anew is a connection made anew
+    ("grpc.enable_http_proxy", 0),
+)
+
+Metadata = tuple[tuple[str, str], ...]
+_WITH_LEADER: Metadata = (("hasleader", "true"),)
+"""Has a member that lost its majority say so, instead of answering from what it last knew."""
+
+
+class RequestFailed(CoordinatorError):
+    """A request to etcd failed; ``failure`` says what is known of it."""
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class Line:
+    """A connection to one member; closed when it is retired and nobody waits on it."""
+
+    def __init__(self, endpoint: str, credentials: Any) -> None:
+        self.endpoint = endpoint
+        target = f"dns:///{endpoint}"
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        self.kv, self.lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
+        self.watch, self.auth = rpc.WatchStub(self._channel), rpc.AuthStub(self._channel)
+        self._lock = threading.Lock()
+        self._users, self._retired = 0, False
+
+    def enter(self) -> bool:
+        """Begin to use it; False when it is retired."""
+        with self._lock:
+            self._users += not self._retired
+            return not self._retired
+
+    def leave(self) -> None:
+        """End to use it."""
+        with self._lock:
+            self._users -= 1
+            last = self._retired and not self._users
+        if last:
+            self._channel.close()
+
+    def retire(self) -> None:
+        """Let nobody use it any more; its streams end."""
+        with self._lock:
+            last = not self._retired and not self._users
+            self._retired = True
+        if last:
+            self._channel.close()
+
+
+Ask = Callable[[Line, float, Metadata], Any]
+"""Make a request by a line, within so many seconds, with that metadata, and return the answer."""
+
+
+class Link:
+    """The way to an etcd for all threads of a process. Raises ``ConfigError`` for bad files."""
+
+    def __init__(self, address: EtcdAddress, *, timeout_s: float) -> None:
+        self.address, self.timeout_s = address, timeout_s
+        self._credentials = _credentials(address) if address.secure else None
+        self._password = _read(address.password).decode().strip() if address.password else ""
+        self._lock = threading.Lock()
+        self._lines: list[Line | None] = [None] * len(address.endpoints)
+        self._at = 0
+        self._closed = False
+        self._token: str | None = None
+        self._token_lock = threading.RLock()
+
+    def call(self, ask: Ask, *, repeatable: bool) -> Any:
+        """Return the answer, from whichever member gives one in time.
+
+        ``repeatable``: doing it twice is as good as once. Raises ``RequestFailed``.
+        """
+        return self._call(ask, repeatable=repeatable, metadata=self.metadata)
+
+    def _call(self, ask: Ask, *, repeatable: bool, metadata: Callable[[], Metadata]) -> Any:
+        deadline_s = time.monotonic() + self.timeout_s
+        pause_s, refused_tokens = _PAUSE_S, 0
+        while True:
+            said = metadata()
+            line = self.enter()
+            try:
+                return ask(line, self._attempt_s(deadline_s, repeatable=repeatable), said)
+            except grpc.RpcError as error:
+                failure = judge(error.code().name, error.details() or "")
+            finally:
+                line.leave()
+            self.note(line, failure, said)
+            if failure.meaning is Meaning.TOKEN and self.address.user:
+                refused_tokens += 1
+                again = refused_tokens < _TOKEN_TRIES
+            else:
+                again = failure.meaning is Meaning.NOT_DONE or (
+                    failure.meaning is Meaning.LOST and repeatable
+                )
+            if not again or time.monotonic() + pause_s > deadline_s:
+                raise self.error(failure)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _attempt_s(self, deadline_s: float, *, repeatable: bool) -> float:
+        """Leave time for a second member where it may be asked."""
+        left_s = max(deadline_s - time.monotonic(), _PAUSE_S)
+        several = repeatable and len(self._lines) > 1
+        return min(left_s, self.timeout_s / 2) if several else left_s
+
+    def enter(self) -> Line:
+        """Return the line to the member in use; `Line.leave` it afterwards."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise CoordinatorError(f"{self.address}: this connection is closed")
+                line = self._lines[self._at]
+                if line is None:
+                    line = Line(self.address.endpoints[self._at], self._credentials)
+                    self._lines[self._at] = line
+            if line.enter():
+                return line
+
+    def note(self, line: Line, failure: Failure, said: Metadata) -> None:
+        """Draw the consequences of a request's failure for whoever asks next."""
+        if failure.meaning is Meaning.TOKEN:
+            self.forget_token(said)
+        if not failure.member_fails:
+            return
+        with self._lock:
+            if self._lines[self._at] is not line:
+                return  # another thread has drawn them
+            if failure.connection_fails:
+                self._lines[self._at] = None
+            self._at = (self._at + 1) % len(self._lines)
+        if failure.connection_fails:
+            line.retire()
+
+    def error(self, failure: Failure) -> RequestFailed:
+        """Return the error to raise for a failure."""
+        found = "refuses" if failure.meaning is Meaning.REFUSED else "does not answer"
+        text = f"{failure.code}: {failure.text}"
+        return RequestFailed(f"{self.address} {found}: {text}; {advice(failure.text)}", failure)
+
+    # -- who we are -----------------------------------------------------------------------------
+
+    def metadata(self) -> Metadata:
+        """Return what every request says beside itself; asks for a token where one is missing."""
+        if not self.address.user:
+            return _WITH_LEADER
+        with self._token_lock:
+            if self._token is None:
+                self._token = self._authenticate()
+            return (*_WITH_LEADER, ("token", self._token)) if self._token else _WITH_LEADER
+
+    def forget_token(self, said: Metadata) -> None:
+        """Ask for a token before the next request, unless there is one newer than ``said``."""
+        with self._token_lock:
+            if not self._token or ("token", self._token) in said:
+                self._token = None
+
+    def _authenticate(self) -> str:
+        request = rpc.AuthenticateRequest(name=self.address.user, password=self._password)
+
+        def ask(line: Line, timeout_s: float, metadata: Metadata) -> Any:
+            return line.auth.Authenticate(request, timeout=timeout_s, metadata=metadata)
+
+        try:
+            answer = self._call(ask, repeatable=True, metadata=lambda: _WITH_LEADER)
+        except RequestFailed as error:
+            if "authentication is not enabled" in error.failure.text:
+                return ""
+            raise
+        return str(answer.token)
+
+    def close(self) -> None:
+        """Close every connection; requests under way fail."""
+        with self._lock:
+            self._closed = True
+            lines = [line for line in self._lines if line]
+            self._lines = [None] * len(self._lines)
+        for line in lines:
+            line.retire()
+
+
+def _credentials(address: EtcdAddress) -> Any:
+    files = (address.ca, address.key, address.cert)
+    ca, key, cert = (_read(file) if file else None for file in files)
+    return grpc.ssl_channel_credentials(
+        root_certificates=ca, private_key=key, certificate_chain=cert
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; the address of etcd needs this file on every node"
+        ) from error

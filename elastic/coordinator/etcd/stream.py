@@ -1,0 +1,177 @@
+"""One watch of etcd: a stream of changes that is known to be alive, or known to be broken."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from holdfast.elastic.coordinator.etcd.failures import Failure, Meaning, judge
+from holdfast.elastic.coordinator.etcd.link import Line, Metadata
+from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
+
+_ASK_AFTER_S = 1.0
+_MOST_WAITING = 64
+_LOOK_S = 0.5
+
+
+class StreamBroken(Exception):
+    """The stream ended; what it had not delivered comes again on the next one."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class Compacted(Exception):
+    """The store no longer remembers the revision that was asked for."""
+
+
+class WatchStream:
+    """The changes of the keys that start with ``prefix``, newer than revision ``after``.
+
+    ``after`` moves on with what `take` returned. A thread reads ahead, a bounded number of
+    messages. A silent stream is asked whether it is alive; one that does not answer within
+    ``patience_s`` is broken.
+    """
+
+    def __init__(
+        self, line: Line, metadata: Metadata, *, prefix: bytes, after: int, patience_s: float
+    ) -> None:
+        self.line, self.said, self.prefix, self.after = line, metadata, prefix, after
+        self._patience_s = patience_s
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        create = rpc.WatchCreateRequest(
+            key=prefix, range_end=prefix_end(prefix), start_revision=after + 1
+        )
+        self._requests.put(rpc.WatchRequest(create_request=create))
+        self._changed = threading.Condition()
+        self._waiting: deque[Any] = deque()
+        self._failure: Failure | None = None
+        self._closed = False
+        self._heard_s = time.monotonic()
+        self._asked_s: float | None = None
+        self._taken_at: int | None = None
+        self.proven = False
+        """Whether the store has been seen to be as new as ``after``; the user's to set."""
+        self._call = line.watch.Watch(iter(self._requests.get, None), metadata=metadata)
+        threading.Thread(target=self._read, name="etcd-watch", daemon=True).start()
+
+    def await_start(self, deadline_s: float) -> int:
+        """Wait for the member to take the watch; return its store's revision when it did.
+
+        Raises ``StreamBroken``.
+        """
+        with self._changed:
+            while self._taken_at is None:
+                self._check()
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise StreamBroken(_silent("it did not take a watch in time"))
+                self._changed.wait(left_s)
+            return self._taken_at
+
+    def take(self, deadline_s: float) -> list[Any]:
+        """Return the next changes, in order; none when the time is up.
+
+        Raises ``Compacted`` and ``StreamBroken``.
+        """
+        while True:
+            response = self._next(deadline_s)
+            if response is None:
+                return []
+            if response.compact_revision:
+                raise Compacted
+            events = [event for event in response.events if event.kv.mod_revision > self.after]
+            if events:
+                self.after = events[-1].kv.mod_revision
+                return events
+
+    def _next(self, deadline_s: float) -> Any:
+        with self._changed:
+            while not self._waiting:
+                self._check()
+                now_s = time.monotonic()
+                if now_s >= deadline_s:
+                    return None
+                self._probe(now_s)
+                self._changed.wait(min(deadline_s - now_s, _LOOK_S))
+            response = self._waiting.popleft()
+            self._changed.notify_all()
+            return response
+
+    def _probe(self, now_s: float) -> None:
+        """Ask for a sign of life; its revision is not used (it can run ahead of changes)."""
+        if self._asked_s is not None and self._asked_s > self._heard_s:
+            if now_s - self._asked_s > self._patience_s:
+                raise StreamBroken(_silent(f"a watch is silent for {self._patience_s:g} s"))
+        elif now_s - self._heard_s > _ASK_AFTER_S:
+            self._asked_s = now_s
+            self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+
+    def _check(self) -> None:
+        if self._failure is not None and not self._waiting:
+            raise StreamBroken(self._failure)
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                if not self._receive(response):
+                    return
+            failure = judge("UNAVAILABLE", "the member ended a watch")
+        except grpc.RpcError as error:
+            failure = judge(error.code().name, error.details() or "")
+        self._fail(failure)
+
+    def _receive(self, response: Any) -> bool:
+        """Take one message; whether more may come."""
+        with self._changed:
+            self._heard_s = time.monotonic()
+            if response.created and not response.canceled:
+                self._taken_at = response.header.revision
+            elif response.canceled and not response.compact_revision:
+                self._failure = _refusal(response.cancel_reason)
+            else:
+                while len(self._waiting) >= _MOST_WAITING and not self._closed:
+                    self._changed.wait()
+                self._waiting.append(response)
+            self._changed.notify_all()
+            return self._failure is None and not self._closed
+
+    def _fail(self, failure: Failure) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it; a `take` under way in another thread raises ``StreamBroken``."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._failure = self._failure or _silent("this connection is closed")
+            self._changed.notify_all()
+        self._requests.put(None)
+        self._call.cancel()
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the first key behind all that start with ``prefix``, as etcd's ranges want it."""
+    for index in reversed(range(len(prefix))):
+        if prefix[index] < 0xFF:
+            return prefix[:index] + bytes([prefix[index] + 1])
+    return b"\0"
+
+
+def _silent(text: str) -> Failure:
+    return judge("DEADLINE_EXCEEDED", text)
+
+
+def _refusal(reason: str) -> Failure:
+    """Return what a refused watch means; older members call a stale token a denied permission."""
+    if "no leader" in reason:
+        return judge("UNAVAILABLE", "etcdserver: no leader")
+    meaning = Meaning.TOKEN if "permission denied" in reason or "token" in reason else None
+    found = judge("PERMISSION_DENIED", reason)
+    return Failure(code=found.code, text=found.text, meaning=meaning or found.meaning)

@@ -1,0 +1,84 @@
+"""How a loader's worker processes are started, and what is done when that goes wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from holdfast.elastic.data.workers.feed import DataWorkerDied, DataWorkerStuck
+from holdfast.elastic.data.workers.startable import startable
+from holdfast.elastic.data.workers.starter import StarterContext
+from holdfast.elastic.errors import JobFailed
+
+_MAX_FAILURES = 3
+
+
+class Starting:
+    """The starts of one loader's workers; ``tell(kind, **fields)`` records an event.
+
+    Where the user does not say how, they come from the starter, or are forked from the rank: where
+    they cannot be given what they need, and where nothing came of the starter's. A starter that is
+    needed begins at once, so that it is ready when samples are.
+    """
+
+    def __init__(
+        self, dataset: Any, options: Mapping[str, Any], *, name: str, tell: Callable[..., None]
+    ) -> None:
+        self._name, self._tell, self._failures = name, tell, 0
+        asked: BaseContext | str | None = options.get("multiprocessing_context")
+        self._asked = asked or _asked_of_all()
+        self._why_forked, self._imports_main = "", False
+        if not options.get("num_workers") or self._asked:
+            return
+        found = startable((dataset, options.get("worker_init_fn"), options.get("collate_fn")))
+        self._why_forked, self._imports_main = found.why, found.imports_main
+        if not found.why:
+            StarterContext(imports_main=found.imports_main).run()
+
+    def context(self) -> BaseContext | str:
+        """Return how they are started now."""
+        if self._asked:
+            return self._asked
+        if not self._why_forked:
+            return StarterContext(imports_main=self._imports_main)
+        self._tell("data_workers_forked", loader=self._name, why=self._why_forked)
+        return "fork"
+
+    @property
+    def patience(self) -> int:
+        """By what the time for a first batch is multiplied: twice as much after each failure."""
+        return 1 << self._failures
+
+    def worked(self) -> None:
+        """Note that a batch has come."""
+        self._failures = 0
+
+    def failed(self, died: DataWorkerDied, *, gave: int) -> None:
+        """Note that they died after they ``gave`` so many batches; next time they may be forked.
+
+        Raises ``JobFailed`` when that has happened too often.
+        """
+        self._failures += 1
+        stuck = isinstance(died, DataWorkerStuck)
+        kind = "data_worker_stuck" if stuck else "data_worker_died"
+        self._tell(kind, loader=self._name, how=str(died), times=self._failures)
+        if not gave:
+            self._why_forked = f"nothing came of those that were not: {died}"
+        if self._failures < _MAX_FAILURES:
+            return
+        what = "were stuck" if stuck else "died"
+        remedy = "look at the node's memory and at /dev/shm, or lower num_workers"
+        if stuck:
+            remedy = "if its first samples take so long, give run.loader(first_batch_s=...)"
+        raise JobFailed(
+            f"loader {self._name!r}: its worker processes {what} {self._failures} times before "
+            f"one batch was there, the last by {died}; {remedy}"
+        ) from died
+
+
+def _asked_of_all() -> str | None:
+    """Return how the script has all processes started, None where it leaves that to Python."""
+    asked = multiprocessing.get_start_method(allow_none=True)
+    return None if asked in (None, "fork") else asked

@@ -1,0 +1,1 @@
+"""Pure decisions of an agent: agree, seat, detect, probe, leave."""

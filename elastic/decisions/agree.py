@@ -1,0 +1,569 @@
+"""When a generation ends and the next begins: what one agent is to do now. Pure.
+
+Every agent asks `decide` after every change of its view, and again when the moment comes that
+the answer names. The path is *fence → agree*: as soon as one agent finds the newest generation
+stale it fences its node and says so in its record, which makes the generation stale for all
+others too. When every node of the group has fenced (or is gone) and enough trainers are READY,
+each agent could propose the same next record; they do so one after the other, and the first
+compare-and-set wins. A loser, like anyone after a second failure, just decides again.
+
+Why it is safe: a record is only proposed from a view in which every node of the old group is
+gone or has fenced. A node that is gone lost its lease, and its agent had killed its workers
+before that. ``fenced`` never falls, and comes in one record with the workers' states. So no
+worker of an older generation acts any more when the next one is born.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from holdfast.elastic.decisions.seating import pending_trainers
+from holdfast.elastic.membership.incremental import by_node, by_nodes, once, while_same
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    GenerationRecord,
+    JobSpec,
+    Member,
+    NodeRecord,
+    Outcome,
+    WorkerRecord,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import (
+    View,
+    late_nodes,
+    lost_nodes,
+    member_incarnations,
+    odd_nodes,
+    outside_trainers,
+    ready_trainers,
+    role_of,
+)
+from holdfast.elastic.planning.holdoff import (
+    Patience,
+    announced,
+    held_off,
+    setbacks_after,
+    strangers,
+)
+from holdfast.elastic.planning.meshes import choose_mesh
+from holdfast.elastic.planning.plan import (
+    RestorePoints,
+    asked,
+    changed_nodes,
+    changes,
+    keep_ready,
+    plan,
+    some_spec,
+    think_ahead,
+    weigh,
+)
+from holdfast.elastic.planning.reach import all_asked, left_out, parted, told, why_left_out
+
+MANY_NODES = 1000
+"""From so many nodes on a plan takes two looks, so that none of them takes long."""
+
+_Members = Mapping[str, Sequence[Member]]
+
+STEP_S = 60.0
+"""So long a node that has no trainers of its own leaves to those of others to end their step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """The generation stands; ask again at ``until_s`` at the latest (None: at the next change)."""
+
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """Have the local trainers of ``generation`` stand at the end of their step: others join.
+
+    So the change undoes nothing. Ask again when they do, and at ``until_s`` at the latest."""
+
+    generation: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Park or kill the local workers of ``generation`` and older, take the sidecar's inventory,
+    and publish both with ``fenced = generation``. DONE workers stay as they are. Asked again
+    while that is under way, the answer is the same."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """This node has fenced, others have yet to; ask again at ``until_s`` at the latest."""
+
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose:
+    """Compare-and-set ``record`` as the newest generation against revision ``expected``."""
+
+    record: GenerationRecord
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Write the job's outcome (compare-and-set from absent)."""
+
+    outcome: Outcome
+
+
+Decision = Idle | Halt | Fence | Wait | Propose | Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How patient agents are, in seconds.
+
+    ``join_settle_s``: how long no further trainer became ready before joiners are let in;
+    ``join_settle_max_s`` bounds it. ``holdoff_s``: the least life of a generation that only a
+    join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a trainer to come.
+    ``start_wait_s``: how long the first generation waits for trainers still starting once one
+    is ready. ``newcomer_wait_s``: how long a re-form waits for nodes outside the old group.
+    ``stagger_s``: by how much each next node proposes later. ``patience``: how long nodes that
+    come and go are held off. ``reach_settle_s``: how long, from the first word that two nodes of
+    the group do not reach each other, all of them have to say whom they reach: one whom nobody
+    reaches is known from its neighbours only by what all say.
+    """
+
+    join_settle_s: float = 0.1
+    join_settle_max_s: float = 1.0
+    holdoff_s: float = 0.5
+    node_settle_s: float = 1.0
+    start_wait_s: float = 30.0
+    newcomer_wait_s: float = 0.5
+    stagger_s: float = 0.05
+    patience: Patience = field(default_factory=Patience)
+    reach_settle_s: float = 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """When this agent first saw what debounces count from (its own monotonic seconds).
+
+    ``looks`` counts how often this node has looked since all of the group had fenced.
+    ``since`` maps the incarnation of a READY trainer outside the generation, or the mark of a node
+    that its group does not know (`holdoff.strangers`), to the time; ``leavers`` are the nodes of
+    the group that said they would leave (`holdoff.announced`). It is threaded through `observe`.
+    """
+
+    number: int = -1
+    number_s: float = 0.0
+    fenced_s: float | None = None
+    parted_s: float | None = None
+    looks: int = 0
+    since: Mapping[str, float] = field(default_factory=dict)
+    leavers: Mapping[str, str] = field(default_factory=dict)
+
+
+def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
+    """Return what was seen up to now; call it with every new view before `decide`."""
+    keep_ready(view)
+    _asking_else(view)
+    out = left_out(view)  # who is back in reach counts as new
+    names = [worker.incarnation for node, worker in outside_trainers(view) if node.node not in out]
+    names += [mark for name, mark in strangers(view).items() if name not in out]
+    same = seen.number == view.number
+    parted_s = None
+    if parted(view):
+        parted_s = seen.parted_s if same and seen.parted_s is not None else now_s
+    fenced_s = seen.fenced_s if same else None
+    if fenced_s is None and not _unfenced(view, group=True):
+        fenced_s = now_s
+    return Seen(
+        number=view.number,
+        number_s=seen.number_s if same else now_s,
+        fenced_s=fenced_s,
+        parted_s=parted_s,
+        looks=(seen.looks if same else 0) + (fenced_s is not None),
+        since={name: seen.since.get(name, now_s) for name in names},
+        leavers=announced(view, seen.leavers),
+    )
+
+
+def decide(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy | None = None,
+    restore_points: RestorePoints | None = None,
+    stand: bool = False,
+    step_s: float = STEP_S,
+) -> tuple[Decision, str]:
+    """Return what the agent of ``node`` is to do now, and why.
+
+    ``stand``: the node's trainers stand at the end of a step, as `Halt` asked them to; ``step_s``
+    is how long that may take before who joins waits no longer.
+    """
+    policy = policy or Policy()
+    me = view.nodes.get(node)
+    if view.outcome:
+        return Idle(), "the job has ended"
+    if me is None:
+        return Idle(), f"node {node} is not registered"
+    if view.generation is None:
+        return _first(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
+    stale = is_stale(view)
+    if (finished := _finish(view)) and (not stale or isinstance(finished[0], Finish)):
+        return finished
+    joins: list[str] = []
+    if stale and not _is_broken(view):
+        until_s = now_s if seen.parted_s is None else seen.parted_s + policy.reach_settle_s
+        if now_s < until_s and not all_asked(view):
+            clauses = [*told(parted(view)), "waiting for what the others reach"]
+            return Idle(until_s=until_s), "; ".join(clauses)
+    if not stale:
+        joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
+        if stand and not me.leaving:
+            joins = joins or ["who wanted to join is gone, but the trainers stand"]
+        elif not joins:
+            return Idle(until_s=at_s), f"generation {view.number} stands"
+        elif at_s is not None and now_s < at_s + step_s:
+            return Halt(generation=view.number, until_s=at_s + step_s), "; ".join(joins)
+    if me.fenced < view.number:
+        return Fence(generation=view.number), "; ".join(joins or faults(view))
+    if finished:
+        return Wait(), finished[1]
+    return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
+
+
+def is_stale(view: View) -> bool:
+    """Say whether the newest generation cannot go on, as `faults` would tell."""
+    return _is_broken(view) or bool(parted(view))
+
+
+def _is_broken(view: View) -> bool:
+    """Say so whatever the nodes say of each other."""
+    if view.generation is None:
+        return False
+    fenced = len(late_nodes(view)) < len(view.nodes)
+    return bool(fenced or lost_nodes(view) or changed_nodes(view) or _lost_members(view))
+
+
+def faults(view: View) -> list[str]:
+    """Return why the newest generation cannot go on, as clauses; nothing while it can.
+
+    It cannot when a node of its group is gone or was started again, when two of them do not reach
+    each other, when a member's worker is dead or has left it, and when some node has fenced it.
+    """
+    if view.generation is None:
+        return []
+    clauses = [*changes(view), *told(parted(view))]
+    lost = [member for members in _lost_members(view).values() for member in members]
+    clauses += [_how_lost(view, member) for member in sorted(lost, key=lambda each: each.rank)]
+    if not clauses and (fenced := _first_fenced(view)):
+        clauses.append(f"node {fenced} fenced generation {view.number}")
+    return clauses
+
+
+def _first_fenced(view: View) -> str:
+    late = late_nodes(view)
+    return next((name for name in view.nodes if name not in late), "")
+
+
+@while_same(lambda view: (view.generation,))
+def _members_at(generation: GenerationRecord | None) -> _Members:
+    """Return by node the members of the newest generation."""
+    found: dict[str, list[Member]] = defaultdict(list)
+    for member in generation.members if generation else ():
+        found[member.node].append(member)
+    return dict(found)
+
+
+def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
+    for worker in node.workers:
+        if worker.incarnation == member.incarnation:
+            return worker
+    return None
+
+
+@by_node(lambda view: (view.generation, _members_at(view)))
+def _lost_members(
+    node: NodeRecord, generation: GenerationRecord | None, members: _Members
+) -> tuple[Member, ...] | None:
+    """Return by node the members who are lost to the newest generation.
+
+    Those of lost nodes are passed over: the node says it.
+    """
+    found: tuple[Member, ...] = ()
+    for member in members.get(node.node, ()):
+        worker = _worker(node, member)
+        if worker is None or worker.state is WorkerState.DEAD or _has_left(worker, generation):
+            found = (*found, member)
+    return found or None
+
+
+def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool:
+    if generation is None or worker.state is not WorkerState.READY:
+        return False
+    return worker.ready_after >= generation.number
+
+
+@by_nodes()
+def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
+    """Return the nodes with a worker that is DONE."""
+    done = WorkerState.DONE
+    return {node.node: True for node in nodes for worker in node.workers if worker.state is done}
+
+
+def _how_lost(view: View, member: Member) -> str:
+    """Say how a member is lost to the newest generation."""
+    worker = _worker(view.nodes[member.node], member)
+    if worker is None:
+        return f"{member.seat} on {member.node} is gone"
+    if worker.state is WorkerState.DEAD:
+        ending = f" ({worker.ending})" if worker.ending else ""
+        return f"{member.seat} on {member.node} died{ending}"
+    return f"{member.seat} on {member.node} left generation {view.number}"
+
+
+def _finish(view: View) -> tuple[Finish | Idle, str] | None:
+    """Return how far the job's end is, None while no member of the generation is DONE.
+
+    A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
+    of one means that the work of all is complete. The job ends when no member works any more.
+    """
+    if view.generation is None or not _with_done(view):
+        return None
+    members = view.generation.members
+    homes = [view.nodes.get(member.node) for member in members]
+    workers = [
+        None if home is None else _worker(home, member)
+        for home, member in zip(homes, members, strict=True)
+    ]
+    done = [worker for worker in workers if worker and worker.state is WorkerState.DONE]
+    if not done:
+        return None
+    working = [
+        member.seat
+        for member, worker in zip(members, workers, strict=True)
+        if worker is not None
+        and worker.state not in (WorkerState.DEAD, WorkerState.DONE)
+        and not _has_left(worker, view.generation)
+    ]
+    if working:
+        return Idle(), f"the work is complete; waiting for {', '.join(working)}"
+    result = next((worker.result for worker in done if worker.result is not None), None)
+    message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
+    return Finish(outcome=Outcome(ok=True, message=message, result=result)), message
+
+
+def _unfenced(view: View, *, group: bool) -> list[str]:
+    """Return who has not fenced the newest generation, in its group or outside it."""
+    inside = view.generation.nodes if view.generation else view.nodes
+    return [name for name in late_nodes(view) if (name in inside) is group]
+
+
+def _outside_nodes(view: View) -> dict[str, NodeRecord]:
+    """Return the live nodes with a sidecar that are not in the newest generation's group."""
+    inside = view.generation.nodes if view.generation else {}
+    return {n: node for n, node in odd_nodes(view).items() if node.sidecar and n not in inside}
+
+
+def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
+    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
+    if out := left_out(view):  # their time begins when they are back in reach
+        held = {name: until_s for name, until_s in held.items() if name not in out}
+    return held
+
+
+def _joins(
+    view: View, seen: Seen, *, now_s: float, policy: Policy
+) -> tuple[list[str], float | None]:
+    """Return who may join now, as clauses, and since when; or until when to wait for that."""
+    held, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
+    absent = {*held, *out}
+    trainers = [pair for pair in outside_trainers(view) if pair[0].node not in absent]
+    if view.generation and trainers:
+        members = len(view.generation.members)
+        mesh, _ = choose_mesh(_spec_of_generation(view), trainers=members + len(trainers))
+        if mesh is None or mesh.ranks <= members:
+            trainers = []  # they are spares
+    marks = strangers(view)
+    nodes = [node for name, node in _outside_nodes(view).items() if name not in absent]
+    if nodes:
+        waiting = set(pending_trainers(view).values())
+        nodes = [node for node in nodes if node.node not in waiting]
+    ready_s = [seen.since.get(worker.incarnation, now_s) for _, worker in trainers]
+    nodes_s = [seen.since.get(marks[node.node], now_s) for node in nodes]
+    due_s = []
+    if ready_s:
+        settled_s = max(ready_s) + policy.join_settle_s
+        due_s.append(min(settled_s, min(ready_s) + policy.join_settle_max_s))
+    if nodes_s:
+        due_s.append(max(nodes_s) + policy.node_settle_s)
+    again_s = min(held.values(), default=None)
+    if not due_s:
+        return [], again_s
+    until_s = max(min(due_s), seen.number_s + policy.holdoff_s)
+    if now_s < until_s:
+        return [], until_s if again_s is None else min(until_s, again_s)
+    clauses = [f"{worker.seat} on {node.node} wants to join" for node, worker in trainers]
+    return clauses + [f"node {node.node} wants to join" for node in nodes], until_s
+
+
+def _spec_of_generation(view: View) -> JobSpec:
+    for member in view.generation.members if view.generation else ():
+        home = view.nodes.get(member.node)
+        worker = None if home is None else _worker(home, member)
+        if worker is not None and worker.spec is not None:
+            return worker.spec
+    return JobSpec()
+
+
+@by_nodes(lambda view: (some_spec(view),))
+def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
+    """Return the nodes of which a worker asks for anything else than one of the first does."""
+    return {
+        node.node: True
+        for node in nodes
+        for worker in node.workers
+        if worker.spec is not spec and worker.spec is not None and worker.spec != spec
+    }
+
+
+def _discord(view: View) -> str:
+    """Return how the READY trainers disagree about the job, empty when they do not."""
+    if not _asking_else(view):
+        return ""
+    ready = [(node, worker) for node, worker in ready_trainers(view) if worker.spec]
+    for (first_node, first), (node, worker) in zip(ready[:1] * len(ready), ready, strict=True):
+        if worker.spec != first.spec:
+            return (
+                f"{first.seat} on {first_node.node} asks for {first.spec} but {worker.seat} on "
+                f"{node.node} for {worker.spec}: run the same script with the same settings "
+                "everywhere"
+            )
+    return ""
+
+
+def _first(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy,
+    points: RestorePoints | None,
+) -> tuple[Decision, str]:
+    """Decide before the first generation: wait for the trainers that are still starting."""
+    seated = [order for order in view.seating if role_of(order.seat) == TRAINER]
+    workers = (view.worker_of(order) for order in seated)
+    if seated and all(worker and worker.state is WorkerState.DONE for worker in workers):
+        message = "every trainer has ended well without asking for a generation"
+        return Finish(outcome=Outcome(ok=True, message=message)), message
+    ready = ready_trainers(view)
+    if ready and asked(view).dp is None and (pending := pending_trainers(view)):
+        first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
+        if now_s < first_s + policy.start_wait_s:
+            why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
+            return Wait(until_s=first_s + policy.start_wait_s), why
+    return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=points)
+
+
+def _gather(
+    view: View,
+    seen: Seen,
+    *,
+    node: str,
+    now_s: float,
+    policy: Policy,
+    points: RestorePoints | None,
+) -> tuple[Decision, str]:
+    """Decide once this node has fenced: wait for the others and for trainers, then propose."""
+    if lagging := _unfenced(view, group=True):
+        think_ahead(view)
+        return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
+    held = _held_off(view, seen, now_s=now_s, policy=policy)
+    quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
+    out = left_out(view)
+    absent = {*held, *out}
+    if newcomers := [name for name in _unfenced(view, group=False) if name not in absent]:
+        until_s = quorum_s + policy.newcomer_wait_s
+        if now_s < until_s:
+            return Wait(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
+    if text := _discord(view):
+        return Finish(outcome=Outcome(ok=False, message=text)), text
+    ready = ready_trainers(view)
+    if out:
+        ready = [pair for pair in ready if pair[0].node not in out]
+    least = asked(view).least
+    seats = view.wanted.get(TRAINER, 0)
+    if ready and least > seats:
+        text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
+        return Finish(outcome=Outcome(ok=False, message=text)), text
+    if len(ready) < least:
+        return Wait(), _shortage(view, ready=len(ready), least=least)
+    if pending := _starting_together(view, ready):
+        first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
+        until_s = max(first_s, quorum_s) + policy.join_settle_max_s
+        if now_s < until_s:
+            return Wait(until_s=until_s), f"nobody survived, {_names(pending)} still starting"
+    turn_s = quorum_s + policy.stagger_s * _turn(view, node)
+    if now_s < turn_s:
+        return Wait(until_s=turn_s), "another node proposes first"
+    if len(view.nodes) >= MANY_NODES and seen.looks == 1:
+        weigh(view)
+        return Wait(until_s=now_s), "weighing what can be restored"
+    setbacks = setbacks_after(
+        view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
+    )
+    record, reason = plan(view, restore_points=points, held=held, setbacks=setbacks)
+    return Propose(record=record, expected=view.generation_revision), reason
+
+
+def _turn(view: View, node: str) -> int:
+    """Return how many nodes propose before ``node``."""
+    late = sum(name < node for name in late_nodes(view))
+    return bisect_left(_names_in_order(view), node) - late
+
+
+@once
+def _names_in_order(view: View) -> list[str]:
+    return sorted(view.nodes)
+
+
+def _shortage(view: View, *, ready: int, least: int) -> str:
+    """Say how many trainers are missing, where they are, and what would help."""
+    text = f"{ready} of {least} trainers are ready, waiting for {least - ready} more"
+    seats = [order for order in view.seating if role_of(order.seat) == TRAINER]
+    where = []
+    if pending := pending_trainers(view):
+        where.append(f"{_names(pending)} starting")
+    if unseated := [order.seat for order in seats if order.node not in view.nodes]:
+        where.append(f"no free slot for {_names(unseated)}: start another node")
+    if out := why_left_out(view):
+        where.append(out)
+    return f"{text} ({', '.join(where)})" if where else text
+
+
+def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> list[str]:
+    """Return who is still starting when nobody survived: all started anew at the same time.
+
+    A world of the first of them would end at once, when the next one joins.
+    """
+    old = member_incarnations(view)
+    survived = any(worker.incarnation in old for _, worker in ready)
+    if survived or view.generation is None or asked(view).dp is not None:
+        return []
+    return list(pending_trainers(view))
+
+
+def _names(names: Iterable[str]) -> str:
+    few = list(islice(names, 9))
+    return ", ".join(few) if len(few) <= 8 else f"{', '.join(few[:8])} and others"

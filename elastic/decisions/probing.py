@@ -1,0 +1,109 @@
+"""Whom a node asks whether it reaches them, and when. Pure: somebody else asks and has the clock.
+
+Nobody is asked while all goes well. When a node's trainers wait for others for too long, or another
+node says that its do, the node asks all others of the group, again and again until that is over.
+Who did not answer is asked on, whatever becomes of the generation, until it does or is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.planning.reach import is_wondering
+
+_PAUSES_S = (2.0, 10.0)
+_GROWTH = 1.5
+_EACH_S = 0.01
+"""A round of all nodes is begun no sooner than this for each: so no sidecar has to answer more than
+a hundred times a second, however many nodes wait for one that compiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A node as it is asked: where its sidecar serves, and its `membership.identity`."""
+
+    address: str
+    mark: str
+
+
+class Probing:
+    """What one node knows of whom it reaches; ``unreachable`` and ``probed`` as in its record."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self.unreachable: dict[str, str] = {}
+        self._all_in = 0
+        self._under_way: Mapping[str, Asked] | None = None
+        self._whole = 0
+        self._next_s = 0.0
+        self._pause_s = _PAUSES_S[0]
+        self._wonders = False
+
+    def probed(self, view: View) -> int:
+        """Return what the record is to say: nothing while nobody wants to know it."""
+        wanted = is_wondering(view) or self.unreachable
+        return self._all_in if wanted and self._all_in == view.number else 0
+
+    def due(self, view: View, *, waits: bool, now_s: float) -> Mapping[str, Asked]:
+        """Return whom to ask now, nobody when there is nothing to ask; then `answered` follows.
+
+        In this order: every node begins behind itself, so that not all ask the same one first.
+
+        ``waits``: the node's trainers have waited for others for too long.
+        """
+        self._forget(view)
+        wonders = bool(self._inside(view) and (waits or is_wondering(view)))
+        if not wonders:
+            self._all_in = 0
+        elif not self._wonders:
+            self._next_s, self._pause_s = now_s, _PAUSES_S[0]
+        self._wonders = wonders
+        if self._under_way is not None or now_s < self._next_s:
+            return {}
+        if not wonders and not self.unreachable:
+            return {}
+        names = {*self.unreachable, *(view.generation.nodes if wonders and view.generation else ())}
+        self._under_way = {
+            name: Asked(address=node.sidecar, mark=identity(node))
+            for name in sorted(names, key=lambda name: (name <= self._node, name))
+            if name != self._node and (node := view.nodes.get(name)) is not None and node.sidecar
+        }
+        self._whole = view.number if wonders else 0
+        return self._under_way or self._none_to_ask(now_s)
+
+    def _none_to_ask(self, now_s: float) -> Mapping[str, Asked]:
+        self.answered((), now_s=now_s)
+        return {}
+
+    def _inside(self, view: View) -> bool:
+        return view.generation is not None and self._node in view.generation.nodes
+
+    def _forget(self, view: View) -> None:
+        """Drop who is gone, or another than was asked."""
+        if self.unreachable:
+            self.unreachable = {
+                name: mark
+                for name, mark in self.unreachable.items()
+                if (node := view.nodes.get(name)) is not None and identity(node) == mark
+            }
+
+    def answered(self, names: Collection[str], *, now_s: float) -> None:
+        """Take it that of those asked last ``names`` have answered, and no others.
+
+        Silence is held against nobody when all is well by now: it then says more of this node's
+        processors than of the network.
+        """
+        asked, self._under_way = self._under_way or {}, None
+        before = self.unreachable
+        silent = {name: each.mark for name, each in asked.items() if name not in names}
+        self.unreachable = {
+            name: mark for name, mark in before.items() if name not in asked or name in silent
+        }
+        if self._whole and self._wonders:
+            self.unreachable = dict(sorted({**self.unreachable, **silent}.items()))
+            self._all_in = self._whole
+        same = self.unreachable == before
+        self._pause_s = min(self._pause_s * _GROWTH, _PAUSES_S[1]) if same else _PAUSES_S[0]
+        self._next_s = now_s + max(self._pause_s, _EACH_S * len(asked))

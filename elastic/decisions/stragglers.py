@@ -1,0 +1,149 @@
+"""Who holds the others up: robust outliers among the ranks' times for a microbatch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from holdfast.elastic.membership.view import View
+
+_MAD_TO_DEVIATION = 1.4826
+_LEAST_SPREAD = 0.05
+_DEVIATIONS = 5.0
+_TIMES = 1.3
+_MUCH = 0.5
+_SHARED_FROM = 32  # among more, one rank does not move the median
+
+STEPS = 16
+"""Over so many steps a rank's pace is taken; one slow step is nothing to speak of."""
+
+_LEAST_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a rank's last steps were spent on.
+
+    ``speed`` is in microbatches per second of computing; ``waits`` is the share of a step that it
+    waited for others; ``data`` the share of its own part that it waited for its data; ``busy`` the
+    processor time per second of its own part: near 0 it waits for something else, as a device.
+    """
+
+    speed: float
+    waits: float
+    data: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """One step of a rank, in seconds: of these it waited for others, for a snapshot, for data."""
+
+    seconds: float
+    waited_s: float
+    stalled_s: float
+    data_s: float
+    cpu_s: float
+    microbatches: int
+
+    @property
+    def computes_s(self) -> float:
+        """What neither others nor a snapshot kept it waiting for."""
+        return max(0.0, self.seconds - self.waited_s - self.stalled_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that takes ``times`` as long for a microbatch as the median of the others."""
+
+    seat: str
+    node: str
+    times: float
+    microbatch_s: float
+    others_s: float
+    waits: float
+    data: float
+    busy: float
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes all that time, rather than waiting for something of its own."""
+        return self.data < _MUCH and self.busy >= _MUCH
+
+    def __str__(self) -> str:
+        why = "it computes all that time"
+        if self.data >= _MUCH:
+            why = f"it waits for its data {self.data:.0%} of it"
+        elif not self.computes:
+            why = f"its processor is idle {1 - self.busy:.0%} of it: look at its device and disks"
+        return (
+            f"{self.seat} on {self.node} takes {self.times:.1f} times as long as the others for a "
+            f"microbatch ({self.microbatch_s:.3g} s against {self.others_s:.3g} s); {why}; it "
+            f"waits for others {self.waits:.0%} of a step"
+        )
+
+
+def pace(steps: Iterable[StepTimes]) -> Pace | None:
+    """Return the pace of a rank's newest steps, None while there are too few."""
+    newest = [step for step in steps if step.microbatches and step.computes_s > 0]
+    if len(newest) < _LEAST_STEPS:
+        return None
+    each_s = median(step.computes_s / step.microbatches for step in newest)
+    waits = median(step.waited_s / step.seconds if step.seconds else 0.0 for step in newest)
+    busy = median(min(1.0, step.cpu_s / step.computes_s) for step in newest)
+    data = median(min(1.0, step.data_s / step.computes_s) for step in newest)
+    return Pace(speed=1.0 / each_s, waits=min(1.0, waits), data=data, busy=busy)
+
+
+def outliers(seconds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Return who takes too long, with the factor and the median of the others.
+
+    A rank is compared with all others without itself, so two ranks are enough and a slow one does
+    not hide in the spread it makes: it must be `_DEVIATIONS` robust deviations (1.4826 × the
+    median absolute deviation, at least 5 % of the median) and `_TIMES` as slow as their median.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    shared = _usual(list(seconds.values())) if len(seconds) > _SHARED_FROM else None
+    for name, mine in seconds.items():
+        others = () if shared else [each for other, each in seconds.items() if other != name]
+        if not shared and not others:
+            continue
+        middle, deviation = shared or _usual(others)
+        far = mine > middle + _DEVIATIONS * max(deviation, _LEAST_SPREAD * middle)
+        if middle > 0 and far and mine >= _TIMES * middle:
+            found[name] = (mine / middle, middle)
+    return found
+
+
+def _usual(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the robust deviation from it."""
+    middle = median(values)
+    return middle, _MAD_TO_DEVIATION * median([abs(each - middle) for each in values])
+
+
+def stragglers(view: View) -> list[Straggler]:
+    """Return the ranks of the newest generation that hold the others up, slowest first."""
+    if view.generation is None:
+        return []
+    inside = {member.incarnation for member in view.generation.members}
+    ranks = {
+        worker.seat: (node, worker)
+        for node, worker in view.workers()
+        if worker.incarnation in inside and worker.speed > 0
+    }
+    seconds = {seat: 1.0 / worker.speed for seat, (_, worker) in ranks.items()}
+    found = [
+        Straggler(
+            seat=seat,
+            node=ranks[seat][0].node,
+            times=times,
+            microbatch_s=seconds[seat],
+            others_s=others_s,
+            waits=ranks[seat][1].waits,
+            data=ranks[seat][1].data,
+            busy=ranks[seat][1].busy,
+        )
+        for seat, (times, others_s) in outliers(seconds).items()
+    ]
+    return sorted(found, key=lambda each: (-each.times, each.seat))

@@ -1,0 +1,1 @@
+"""One mean gradient per step, exact on request."""

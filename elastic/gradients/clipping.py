@@ -1,0 +1,32 @@
+"""Clipping gradients by their norm over all ranks, whatever part of them each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from holdfast.elastic.gradients.exact import exact_norm
+from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.shards import local_of
+
+
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, *, world: World) -> float:
+    """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
+
+    Every element counts once, at one of the ranks that hold it. Collective.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [local_of(gradient) for gradient in gradients]
+    counted = [world.counts(gradient) for gradient in gradients]
+    norm = exact_norm(
+        [part for part, counts in zip(parts, counted, strict=True) if counts],
+        terms=max(1, world.over_stages(sum(gradient.numel() for gradient in gradients))),
+        reduce_max=world.max_,
+        reduce_sum=world.sum_,
+    )
+    if norm > max_norm:
+        with torch.no_grad():
+            torch._foreach_mul_(parts, max_norm / norm)
+    return norm

@@ -1,0 +1,210 @@
+"""One mean gradient per step out of microbatches that several ranks run, exact on request.
+
+Works on FSDP2 modules, HSDP included (their own reductions, once per step, summing), and on plain
+ones and DDP's (summed here, in buckets under the last backward), each of them cut by tensor
+parallelism or not, and with experts that ranks have between them. With ``exact`` every
+microbatch's gradient is rounded to its parameter's grid before anything is added to it, so the
+sum is the same in any grouping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.elastic.config import Exact
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients.buckets import Buckets
+from holdfast.elastic.gradients.rounding import Rounding
+from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sum_whole
+from holdfast.elastic.gradients.wrapped import Parameters, Wrapped
+from holdfast.elastic.groups.shards import (
+    experts_of,
+    is_reduced_by_fsdp,
+    local_of,
+    settle,
+    with_local,
+)
+
+_ABSENT, _WHOLE, _BESIDE = 0, 1, 2
+"""Where a parameter's gradient of the pass is: nowhere (or with FSDP2), in ``.grad``, beside it."""
+
+
+class Gradients:
+    """The gradients of the tracked modules, over one pass of microbatches at a time.
+
+    ``reducer`` reduces over all ranks; ``replicas`` (without it the same) over those that run the
+    other microbatches with the same part of the model. ``unite`` makes of a rank's names those of
+    all ranks, where they have other parts of the model.
+    ``bounds`` is the state of `Rounding`, for ``exact``. ``check`` is called between the parts of
+    a backward pass and may raise to leave it.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module | ModelParts],
+        reducer: Reducer,
+        *,
+        microbatches: int,
+        exact: Exact,
+        bounds: dict[str, int],
+        replicas: Replicas | None = None,
+        unite: Callable[[list[str]], list[str]] = list,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._reducer, self._microbatches = reducer, microbatches
+        self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
+        self.wished = 0
+        self._wrapped = Wrapped(modules)
+        self._unite, self._mine = unite, [name for name, _ in self._wrapped.parameters()]
+        self._names = unite(self._mine)
+        # other collectives in the backward have an order of their own, which would have to fit in
+        early = self._replicas.experts is reducer and not self._wrapped.is_sharded
+        self._buckets = Buckets(self._reducer_of, early=early)
+        self._expected: set[str] = set()
+        self._rounding: Rounding | None = None
+        if exact:
+            self._rounding = Rounding(
+                self._wrapped, exact=exact, terms=microbatches, bounds=bounds, check=check
+            )
+
+    def _reducer_of(self, parameter: nn.Parameter) -> Reducer:
+        replicas = self._replicas
+        return replicas.dense if experts_of(parameter) is None else replicas.experts
+
+    def begin_pass(self) -> None:
+        """Start a pass over this rank's microbatches."""
+        self._wrapped.begin_pass()
+        if self._rounding is not None:
+            self._rounding.begin_pass()
+        expected = [p for name, p in self._wrapped.parameters() if name in self._expected]
+        self._buckets.begin_pass(expected)
+
+    def begin_microbatch(self, *, last: bool) -> None:
+        """Communicate only in the last backward of the share."""
+        self._wrapped.begin_microbatch(last=last)
+        self._buckets.begin_microbatch(last=last)
+
+    def begin_schedule(self) -> None:
+        """Leave the microbatches to the stages of a pipeline: nothing is complete before the end.
+
+        They have FSDP2 communicate when their schedule says so.
+        """
+        self._wrapped.begin_microbatch(last=True)
+
+    def end_backward(self) -> None:
+        """Say that a backward is over, before anything else may communicate."""
+        self._buckets.end_backward()
+
+    def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> bool:
+        """Make the mean gradients, or drop them and return False: then repeat the pass.
+
+        ``agree`` is a number that must be the same on all ranks (of whatever the pass did);
+        ``wished`` is afterwards the largest ``wish`` of any rank. Raises ``NotFinite`` on all ranks
+        alike.
+        """
+        self._wrapped.reshard()
+        parameters = [(n, p) for n, p in self._wrapped.parameters() if p.requires_grad]
+        for _, parameter in parameters:
+            if not is_reduced_by_fsdp(parameter):
+                settle(parameter)
+        rounding = self._rounding
+        if rounding is not None and backwards:
+            rounding.check_hooks(backwards)
+        peaks, places = self._agree(parameters, agree=agree, wish=wish)
+        if backwards == 0:
+            self._buckets.drop()
+            return True
+        if rounding is not None and not rounding.judge(peaks):
+            self.clear()
+            return False
+        self._sum_whole([pair for pair in parameters if places[pair[0]] == _WHOLE])
+        self._divide([p for name, p in parameters if places[name] != _BESIDE])
+        if rounding is not None:
+            self._sum_beside([pair for pair in parameters if places[pair[0]] == _BESIDE], rounding)
+        return True
+
+    def _agree(
+        self, parameters: Parameters, *, agree: int, wish: int
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Return every parameter's peak, and where its gradient is, over all ranks."""
+        if self._mine != (mine := [name for name, _ in self._wrapped.parameters()]):
+            self._mine, self._names = mine, self._unite(mine)
+        own = {name: self._place(name, parameter) for name, parameter in parameters}
+        places = torch.tensor([own.get(name, _ABSENT) for name in self._names], dtype=torch.float64)
+        peaks = torch.zeros_like(places)
+        if self._rounding is not None and self._names:
+            peaks = torch.stack([self._rounding.peak(name).cpu() for name in self._names])
+        seen = torch.tensor([wish, agree, -agree], dtype=torch.float64)
+        vector = torch.cat([peaks, places, seen])
+        vector.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        self._reducer.max_(vector)
+        values = vector.tolist()
+        if values[-2] != -values[-1]:
+            raise ConfigError(
+                "the ranks did different things in the same step: every microbatch must call "
+                "run.backward equally often and run.log with the same names"
+            )
+        self.wished = int(values[-3])
+        count = len(self._names)
+        found = dict(zip(self._names, values[:count], strict=True))
+        return found, dict(zip(self._names, map(int, values[count:-3]), strict=True))
+
+    def _place(self, name: str, parameter: nn.Parameter) -> int:
+        if self._rounding is not None and self._rounding.has_total(name):
+            return _BESIDE
+        return _ABSENT if parameter.grad is None or is_reduced_by_fsdp(parameter) else _WHOLE
+
+    def _sum_whole(self, present: Parameters) -> None:
+        """Finish the buckets; sum as well what was not in them, and will be next time."""
+        self._buckets.finish({id(parameter) for _, parameter in present})
+        late = [parameter for name, parameter in present if name not in self._expected]
+        for parameter in late:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        self._sum_now(late, [local_of(p.grad) for p in late if p.grad is not None])
+        self._expected = {name for name, _ in present}
+
+    def _sum_now(self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
+        """Add up a tensor of each parameter over the ranks that hold the same of it, in place."""
+        pairs = list(zip(parameters, tensors, strict=True))
+        replicas = self._replicas
+        sum_whole([t for p, t in pairs if experts_of(p) is None], replicas.dense.sum_)
+        sum_whole([t for p, t in pairs if experts_of(p) is not None], replicas.experts.sum_)
+
+    def _divide(self, parameters: Sequence[nn.Parameter]) -> None:
+        gradients = [local_of(p.grad) for p in parameters if p.grad is not None]
+        with torch.no_grad():
+            if gradients and self._microbatches > 1:
+                torch._foreach_div_(gradients, float(self._microbatches))
+            if gradients and self._rounding is not None:
+                torch._foreach_add_(gradients, 0.0)  # -0 is what order can still show in
+
+    def _sum_beside(self, parameters: Parameters, rounding: Rounding) -> None:
+        """Sum what was added up beside ``.grad``, and put its mean there."""
+        sharded = [(n, p) for n, p in parameters if is_reduced_by_fsdp(p)]
+        whole = [(n, p) for n, p in parameters if not is_reduced_by_fsdp(p)]
+        totals = [rounding.take_total(name, p) for name, p in whole]
+        self._sum_now([p for _, p in whole], totals)
+        like = [p for _, p in sharded if isinstance(p, DTensor)]
+        totals += sum_shards([rounding.take_total(name, p) for name, p in sharded], like)
+        for (name, parameter), total in zip(whole + sharded, totals, strict=True):
+            mean = rounding.mean(name, total).to(parameter.dtype)
+            parameter.grad = with_local(parameter, mean)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        self._buckets.drop()
+        self._wrapped.reshard()
+        for _, parameter in self._wrapped.parameters():
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._buckets.close()
+        if self._rounding is not None:
+            self._rounding.close()

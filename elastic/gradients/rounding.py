@@ -1,0 +1,230 @@
+"""Hooks that round every microbatch's gradient to its parameter's grid before it is added."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from holdfast.ckpt.state.names import clean
+from holdfast.elastic.config import Exact
+from holdfast.elastic.errors import ConfigError, NotFinite
+from holdfast.elastic.gradients.exact import (
+    FLOAT32,
+    INT64,
+    MIN_EXPONENT,
+    Method,
+    exponent_above,
+    method_for,
+    next_bound,
+    round_to_grid,
+)
+from holdfast.elastic.gradients.wrapped import Wrapped
+from holdfast.elastic.groups.shards import is_reduced_by_fsdp, local_of, settled, with_local
+
+
+@dataclass(slots=True)
+class _Hooked:
+    """A parameter with a hook, and what the hook saw in the pass."""
+
+    parameter: weakref.ref[nn.Parameter]
+    method: Method
+    grid: int
+    peak: torch.Tensor
+    fired: int = 0
+    total: torch.Tensor | None = None
+
+
+class Rounding:
+    """Makes the gradients of one pass exact to add up, and knows whether they kept their bounds.
+
+    ``bounds`` maps a parameter's name to the exponent of the bound its microbatch gradients are
+    assumed to keep; it is state of the run and is updated in place. Gradients whose sum ``.grad``
+    could not hold exactly are taken out of it and added up beside: see `take_total`.
+    """
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        *,
+        exact: Exact,
+        terms: int,
+        bounds: dict[str, int],
+        check: Callable[[], None],
+    ) -> None:
+        self._wrapped, self._exact, self._terms = wrapped, exact, terms
+        self._bounds, self._check = bounds, check
+        self._beside = INT64 if exact == "int64" else FLOAT32
+        self._began = dict(bounds)
+        self._wanted = 0
+        self._hooked: dict[str, _Hooked] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        for prefix, shard in wrapped.shards():
+            on_forward = functools.partial(self._on_forward, prefix)
+            self._handles.append(cast(nn.Module, shard).register_forward_hook(on_forward))
+        self._hook_plain()
+
+    def _hook_plain(self) -> None:
+        """Hook what is not hooked yet; FSDP2's parameters are hooked when they appear whole."""
+        parameters = [(name, p) for name, p in self._wrapped.parameters() if p.requires_grad]
+        self._wanted = len(parameters)
+        for name, parameter in parameters:
+            if not is_reduced_by_fsdp(parameter):
+                self._hook(name, parameter)
+
+    def _on_forward(self, prefix: str, part: nn.Module, _args: object, _output: object) -> None:
+        if len(self._hooked) >= self._wanted:
+            return
+        for fqn, parameter in part.named_parameters():
+            if parameter.requires_grad and not is_reduced_by_fsdp(parameter):
+                beside = self._hook(prefix + clean(fqn), parameter)
+                if beside and isinstance(part, FSDPModule):
+                    part.set_reduce_scatter_unused_params(False, recurse=False)
+
+    def _hook(self, name: str, parameter: nn.Parameter) -> bool:
+        """Hook a parameter unless it is; say whether its gradients will be added up beside."""
+        known = self._hooked.get(name)
+        if known is not None and known.parameter() is parameter:
+            return False
+        method, beside = method_for(self._exact, parameter.dtype, name=name)
+        hooked = _Hooked(weakref.ref(parameter), method, self._grid(name, method), _nothing())
+        if beside:
+            on_whole = functools.partial(self._on_whole, hooked)
+            handle = parameter.register_post_accumulate_grad_hook(on_whole)  # type: ignore[no-untyped-call]
+        else:
+            on_gradient = functools.partial(self._on_gradient, hooked)
+            handle = parameter.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+        self._handles.append(handle)
+        self._hooked[name] = hooked
+        return beside
+
+    def _on_gradient(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = self._seen(hooked, gradient)
+        return with_local(gradient, round_to_grid(local_of(gradient), hooked.grid))
+
+    def _on_whole(self, hooked: _Hooked, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            local = local_of(self._seen(hooked, gradient))
+            hooked.total = hooked.method.added(hooked.total, local, hooked.grid)
+
+    def _seen(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
+        """Take note of a gradient, and return it with nothing partial about it."""
+        self._check()
+        hooked.fired += 1
+        parameter = hooked.parameter()
+        assert parameter is not None, "its gradient is being made"
+        gradient = settled(gradient, parameter)
+        local = local_of(gradient)
+        if local.numel():
+            low, high = torch.aminmax(local)
+            hooked.peak = torch.maximum(hooked.peak.to(local.device), torch.maximum(-low, high))
+        return gradient
+
+    def _grid(self, name: str, method: Method) -> int:
+        return method.grid(self._began.get(name, MIN_EXPONENT), terms=self._terms)
+
+    def begin_pass(self) -> None:
+        """Start a pass: forget the last one, and see to parameters that came or thawed."""
+        self._began = dict(self._bounds)
+        self._hook_plain()
+        for name, hooked in self._hooked.items():
+            hooked.fired, hooked.total, hooked.peak = 0, None, _nothing()
+            hooked.grid = self._grid(name, hooked.method)
+
+    def peak(self, name: str) -> torch.Tensor:
+        """Return the largest magnitude of this rank's microbatch gradients, float64."""
+        hooked = self._hooked.get(name)
+        return _nothing() if hooked is None else hooked.peak
+
+    def has_total(self, name: str) -> bool:
+        """Whether this rank has gradients of the parameter that were added up beside."""
+        hooked = self._hooked.get(name)
+        return hooked is not None and hooked.total is not None
+
+    def take_total(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
+        """Return what was added up beside ``.grad``, and drop it.
+
+        Of FSDP2's parameters it is whole, of others what this rank holds of them.
+        """
+        hooked = self._hooked.get(name)
+        if hooked is None or hooked.total is None:
+            whole = parameter if is_reduced_by_fsdp(parameter) else local_of(parameter)
+            return torch.zeros(whole.shape, dtype=self._beside.total, device=whole.device)
+        total, hooked.total = hooked.total, None
+        return total
+
+    def mean(self, name: str, total: torch.Tensor) -> torch.Tensor:
+        """Return the mean over all microbatches out of all ranks' totals; may reuse their sum."""
+        return self._beside.mean(total, self._grid(name, self._beside), terms=self._terms)
+
+    def check_hooks(self, backwards: int) -> None:
+        """Raise ``ConfigError`` where gradients passed by the hooks, or met them too often."""
+        self._wrapped.refuse_moving_buffers()
+        for name, parameter in self._wrapped.parameters():
+            hooked = self._hooked.get(name)
+            if hooked is None and parameter.grad is not None:
+                raise ConfigError(
+                    f"exact={self._exact!r} cannot see the gradient of {name}: its FSDP2 module "
+                    "was not entered through its forward; call the module itself, not its parts"
+                )
+            if hooked is not None and hooked.fired > backwards:
+                raise ConfigError(
+                    f"exact={self._exact!r} met {hooked.fired} gradients of {name} in {backwards} "
+                    "backward passes: use non-reentrant activation checkpointing"
+                )
+
+    def judge(self, peaks: Mapping[str, float]) -> bool:
+        """Update the bounds by all ranks' peaks; say whether the pass kept to them.
+
+        Raises ``NotFinite``, naming the parameter.
+        """
+        for name, peak in peaks.items():
+            self._refuse_too_large(name, peak)
+        above = {name: peak for name, peak in peaks.items() if peak > 2.0 ** self._bound(name)}
+        for name, peak in above.items():
+            highest = self._method(name).largest_peak(terms=self._terms)
+            self._bounds[name] = min(exponent_above(peak) + self._beside.headroom_bits, highest)
+        if above:
+            return False
+        for name, peak in peaks.items():
+            bound = next_bound(self._bound(name), peak, headroom_bits=self._beside.headroom_bits)
+            self._bounds[name] = min(bound, self._method(name).largest_peak(terms=self._terms))
+        return True
+
+    def _bound(self, name: str) -> int:
+        return self._bounds.get(name, MIN_EXPONENT)
+
+    def _method(self, name: str) -> Method:
+        hooked = self._hooked.get(name)
+        return self._beside if hooked is None else hooked.method
+
+    def _refuse_too_large(self, name: str, peak: float) -> None:
+        if peak == math.inf:
+            raise NotFinite(
+                f"the gradient of {name} is not finite: lower the learning rate or look at "
+                "the data; a repetition would meet the same"
+            )
+        if exponent_above(peak) > self._method(name).largest_peak(terms=self._terms):
+            raise NotFinite(
+                f"the gradient of {name} is as large as {peak:.3g}, so that the sum of "
+                f"{self._terms} may overflow: lower the learning rate, scale the loss down, or "
+                'set exact="int64", whose sums do not'
+            )
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _nothing() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64)

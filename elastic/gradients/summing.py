@@ -1,0 +1,128 @@
+"""Sums over ranks: of whole tensors in flat buckets, of sharded ones to where their shards are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from holdfast.elastic.errors import ConfigError
+
+BUCKET_BYTES = 32 << 20
+"""How much is summed in one collective at most, unless one tensor is larger."""
+
+
+class Reducer(Protocol):
+    """Reduces a tensor over some ranks, in place."""
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Take the largest."""
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add."""
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add; return what waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Who sums a gradient: the ranks with the same ``dense`` part, those with the same experts."""
+
+    dense: Reducer
+    experts: Reducer
+
+
+def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], None]) -> None:
+    """Add up every rank's ``tensors``, in place, by ``sum_`` of flat ones; any dtypes."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        sum_(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:
+    """Return this rank's shard of every sum over the ranks of the parameters' mesh.
+
+    ``totals`` are of the whole parameters on every rank; ``like`` says how each is sharded: along
+    one axis of its mesh at most, in chunks as FSDP2's. Raises ``ConfigError`` for other placements.
+    """
+    found: list[torch.Tensor] = []
+    at = 0
+    for bucket in _buckets(totals, keys=[(p.device_mesh, p.placements) for p in like]):
+        found += _sum_shards(bucket, like[at : at + len(bucket)])
+        at += len(bucket)
+    return found
+
+
+def _sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:
+    mesh, placements = like[0].device_mesh, like[0].placements
+    axis = _sharded_axis(placements)
+    if axis is None:
+        mine = torch.cat([total.reshape(-1) for total in totals])
+    else:
+        shard = cast(Shard, placements[axis])
+        ranks = mesh.size(axis)
+        rows = torch.cat([_chunked(total, ranks, dim=shard.dim) for total in totals], dim=1)
+        mine = rows[0]
+        if ranks > 1:
+            mine = torch.empty_like(mine)
+            dist.reduce_scatter_single(mine, rows.reshape(-1), group=mesh.get_group(axis))
+    for other in range(mesh.ndim):
+        if other != axis and mesh.size(other) > 1:
+            dist.all_reduce(mine, group=mesh.get_group(other))
+    return list(_cut(mine, totals, like, ranks=1 if axis is None else mesh.size(axis)))
+
+
+def _chunked(total: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
+    """Return a row for every rank: its chunk of ``total``, flat, with zeros behind a short one."""
+    chunks = total.chunk(ranks, dim)
+    rows = total.new_zeros(ranks, chunks[0].numel())
+    for row, chunk in zip(rows, chunks, strict=False):
+        row[: chunk.numel()] = chunk.reshape(-1)
+    return rows
+
+
+def _cut(
+    flat: torch.Tensor, totals: Sequence[torch.Tensor], like: Sequence[DTensor], *, ranks: int
+) -> Iterator[torch.Tensor]:
+    at = 0
+    for total, parameter in zip(totals, like, strict=True):
+        local = parameter.to_local()
+        yield flat[at : at + local.numel()].view(local.shape)
+        dims = [each.dim for each in parameter.placements if isinstance(each, Shard)]
+        at += total.chunk(ranks, dims[0])[0].numel() if dims else total.numel()
+
+
+def _sharded_axis(placements: tuple[Placement, ...]) -> int | None:
+    axes = [axis for axis, each in enumerate(placements) if type(each) is Shard]
+    if len(axes) > 1 or not all(type(each) in (Shard, Replicate) for each in placements):
+        raise ConfigError(
+            f"gradients placed as {placements} cannot be summed beside their parameters: shard "
+            "along one axis of the mesh, or use exact=True with parameters in float32"
+        )
+    return axes[0] if axes else None
+
+
+def _buckets(
+    tensors: Sequence[torch.Tensor], keys: Sequence[object] | None = None
+) -> Iterator[Sequence[torch.Tensor]]:
+    """Cut a sequence into runs of one dtype, and one key, that are not too large."""
+    start, size_bytes = 0, 0
+    for at, tensor in enumerate(tensors):
+        before = tensors[at - 1] if at > start else tensor
+        differs = before.dtype is not tensor.dtype or before.device != tensor.device
+        if keys is not None and at > start:
+            differs = differs or keys[at] != keys[at - 1]
+        if at > start and (differs or size_bytes + tensor.nbytes > BUCKET_BYTES):
+            yield tensors[start:at]
+            start, size_bytes = at, 0
+        size_bytes += tensor.nbytes
+    if start < len(tensors):
+        yield tensors[start:]

@@ -1,0 +1,155 @@
+"""The tracked modules and what wraps them: FSDP2's and DDP's own reductions, put in our hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.names import clean
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.shards import EXPERTS, experts_of, is_reduced_by_fsdp
+
+Parameters = list[tuple[str, nn.Parameter]]
+
+
+class Wrapped:
+    """Modules by the names they are tracked under, and the wrappers in them.
+
+    FSDP2 modules sum in the last backward of a pass, and never divide. DDP modules do not
+    communicate in a backward at all: their gradients are summed like a plain module's, so options
+    of DDP for its own reduction have no effect. Their buffers are broadcast once per pass.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
+        self._modules = [
+            (key, module)
+            for key, tracked in modules.items()
+            for module in (tracked if isinstance(tracked, ModelParts) else (tracked,))
+        ]
+        parts = [(key, part) for key, module in self._modules for part in module.modules()]
+        for key, part in parts:
+            _refuse(key, part)
+        self._fsdp = [part for _, part in parts if isinstance(part, FSDPModule)]
+        self._ddp = [part for _, part in parts if isinstance(part, DistributedDataParallel)]
+        self._refuse_loose()
+        self.reshard()
+        for fsdp in self._fsdp:
+            fsdp.set_reshard_after_forward(False, recurse=False)
+            fsdp.set_gradient_divide_factor(1.0)
+            fsdp.set_force_sum_reduction_for_comms(True)
+            fsdp.set_reduce_scatter_unused_params(True, recurse=False)
+        for ddp in self._ddp:
+            ddp.require_backward_grad_sync = False
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 communicates for any of the modules."""
+        return bool(self._fsdp)
+
+    def parameters(self) -> Parameters:
+        """Return every parameter once, with its name free of wrappers."""
+        seen: set[int] = set()
+        found = []
+        for key, module in self._modules:
+            wrappers = _module_attributes(module)
+            for fqn, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found.append((f"{key}.{_bare(fqn, wrappers)}", parameter))
+        return found
+
+    def shards(self) -> Iterator[tuple[str, FSDPModule]]:
+        """Yield every FSDP2 module, with the name that its parameters begin with."""
+        for key, module in self._modules:
+            wrappers = _module_attributes(module)
+            for path, part in module.named_modules():
+                if isinstance(part, FSDPModule):
+                    yield f"{key}.{_bare(path + '.' if path else '', wrappers)}", part
+
+    def begin_pass(self) -> None:
+        """Have DDP broadcast its buffers, if it has any, in the first forward of the pass."""
+        for ddp in self._ddp:
+            ddp.require_forward_param_sync = True
+
+    def begin_microbatch(self, *, last: bool) -> None:
+        """Let FSDP2 communicate only in the last backward of the share."""
+        for part in self._fsdp:
+            part.set_requires_gradient_sync(last, recurse=False)
+            part.set_reshard_after_backward(last, recurse=False)
+
+    def reshard(self) -> None:
+        """Put FSDP2's parameters back into shards, wherever a forward left them whole."""
+        for part in self._fsdp:
+            part.reshard()
+
+    def _refuse_loose(self) -> None:
+        """Raise ``ConfigError`` for parameters whose gradients nobody would sum rightly."""
+        reduced = {id(p) for part in self._fsdp for p in cast(nn.Module, part).parameters()}
+        for name, parameter in self.parameters():
+            if not parameter.requires_grad:
+                continue
+            along = experts_of(parameter)
+            if along is not None and not along.is_shard():
+                raise ConfigError(
+                    f"{name} is a DTensor that lies {along} along the axis {EXPERTS!r}, whose "
+                    "ranks see other samples: cut it by Shard, or leave it a plain tensor"
+                )
+            if is_reduced_by_fsdp(parameter) and id(parameter) not in reduced:
+                raise ConfigError(
+                    f"{name} is a DTensor over data-parallel axes and not one of fully_shard's, "
+                    "so nobody sums its gradient: distribute it along 'tp' or "
+                    f"{EXPERTS!r} alone, and give the other axes to fully_shard"
+                )
+
+    def refuse_moving_buffers(self) -> None:
+        """Raise ``ConfigError`` for statistics that follow a rank's own microbatches."""
+        for key, module in self._modules:
+            for path, part in module.named_modules():
+                if isinstance(part, _BatchNorm) and part.training and part.track_running_stats:
+                    raise ConfigError(
+                        f"exact: the running statistics of {key}.{path} ({type(part).__name__}) "
+                        "depend on which rank ran which microbatches; use a norm without them "
+                        "(GroupNorm, LayerNorm), freeze it by .eval(), or set exact=False"
+                    )
+
+
+def _module_attributes(module: nn.Module) -> list[str]:
+    """Return where DDP's attribute ``module`` stands in names, the innermost first."""
+    return [
+        f"{path}.module." if path else "module."
+        for path, part in reversed(list(module.named_modules()))
+        if isinstance(part, DistributedDataParallel)
+    ]
+
+
+def _bare(fqn: str, wrappers: list[str]) -> str:
+    for prefix in wrappers:
+        if fqn.startswith(prefix):
+            fqn = prefix.removesuffix("module.") + fqn.removeprefix(prefix)
+    return clean(fqn)
+
+
+def _refuse(key: str, part: nn.Module) -> None:
+    """Raise ``ConfigError`` for wrappers that reduce gradients in ways that cannot be stopped."""
+    if isinstance(part, FullyShardedDataParallel):
+        raise ConfigError(
+            f"{key} is wrapped in FullyShardedDataParallel, which averages gradients itself: use "
+            "fully_shard (FSDP2), whose checkpoints are the same here"
+        )
+    if not isinstance(part, DistributedDataParallel):
+        return
+    for option, is_set in (
+        ("static_graph=True", part.static_graph),
+        ("mixed_precision", part.mixed_precision is not None),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{key} is wrapped in DistributedDataParallel with {option}, which averages "
+                f"gradients behind our back: leave it out (torch.autocast works as well)"
+            )

@@ -1,0 +1,1 @@
+"""Process groups and meshes of one generation, interruptible."""

@@ -1,0 +1,512 @@
+"""A process-group backend whose every wait can be interrupted: ``"holdfast"``, over gloo.
+
+gloo cannot be aborted: a rank whose peer stopped waits out the timeout, whatever is done to the
+group. So each collective is started asynchronously underneath, and waiting for it means looking
+at the fence every few milliseconds. A fenced rank leaves with `Fenced`; the abandoned operation
+may still write its buffers when the stopped peer wakes, so the group and everything it touched
+are kept, never used again, and never destructed while an operation is under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    ProcessGroup,
+    ProcessGroupGloo,
+    ReduceScatterOptions,
+    Store,
+    Work,
+)
+
+from holdfast.elastic.channel.base import WORKER_ENV
+from holdfast.elastic.errors import Fenced
+
+BACKEND = "holdfast"
+
+POLL_S = 0.004
+"""How long a wait sleeps between looks at the fence; completion wakes it at once."""
+
+PEER_LOSS_GRACE_S = 3.0
+"""How long a broken connection may precede the fence that explains it."""
+
+_EXIT_WAIT_S = 1.0
+
+_P = ParamSpec("_P")
+
+_left_behind: list[threading.Thread] = []
+
+
+@atexit.register
+def _end_without_left_behind() -> None:
+    """End a worker here and now while a call that was left behind is not back.
+
+    A thread that comes back from C++ to an interpreter that ends is ended by unwinding its stack,
+    which C++ takes for an error: the process would abort. What the script registered to be done at
+    its end has been done, as this was registered before.
+    """
+    deadline_s = time.monotonic() + _EXIT_WAIT_S
+    for thread in _left_behind:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    if WORKER_ENV in os.environ and any(thread.is_alive() for thread in _left_behind):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1 if hasattr(sys, "last_value") else 0)
+
+
+def leave_behind(thread: threading.Thread) -> None:
+    """Give up a thread inside C++: the end of the process does not wait for it for long."""
+    _left_behind[:] = [each for each in _left_behind if each.is_alive()] + [thread]
+
+
+class Guard:
+    """What interrupts a generation's waits, and whom they tell that this rank only waits."""
+
+    def __init__(
+        self,
+        generation: int,
+        fenced: Callable[[], bool],
+        *,
+        waiting: Callable[[bool], None] = lambda _: None,
+        grace_s: float = PEER_LOSS_GRACE_S,
+    ) -> None:
+        self.generation, self._fenced, self._waiting = generation, fenced, waiting
+        self._grace_s = grace_s
+        self._waited_s = self._all_waited_s = 0.0
+
+    def own_s(self) -> float:
+        """Read a clock that stands still while this rank waits for others, in seconds."""
+        return time.perf_counter() - self._all_waited_s
+
+    def take_waited_s(self) -> float:
+        """Return the seconds waited for others since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the generation is over."""
+        return self._fenced()
+
+    def check(self) -> None:
+        """Raise ``Fenced`` when the generation is over."""
+        if self._fenced():
+            raise Fenced(f"generation {self.generation} is over")
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Mark what runs inside as waiting for others."""
+        start = time.perf_counter()
+        self._waiting(True)
+        try:
+            yield
+        finally:
+            self._waiting(False)
+            waited_s = time.perf_counter() - start
+            self._waited_s += waited_s
+            self._all_waited_s += waited_s
+
+    def explained(self) -> bool:
+        """Wait a little for the fence that explains an error; say whether it came."""
+        deadline = time.monotonic() + self._grace_s
+        with self.wait():
+            while not self._fenced():
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
+        return True
+
+    def call(self, blocking: Callable[[], Any], *, name: str) -> Any:
+        """Run a call that cannot be interrupted in a thread; leave it behind when fenced."""
+        box: list[Any] = []
+        errors: list[Exception] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                box.append(blocking())
+            except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+                errors.append(error)
+            done.set()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        with self.wait():
+            while not done.wait(POLL_S):
+                if self._fenced():
+                    leave_behind(thread)
+                self.check()
+        if errors:
+            self.reraise(errors[0])
+        return box[0]
+
+    def reraise(self, error: Exception) -> NoReturn:
+        """Raise the error, or ``Fenced`` when a fence explains it."""
+        if self.explained():
+            raise Fenced(f"generation {self.generation} is over: {error}") from error
+        raise error
+
+    def await_work(self, work: Work, *, timeout_s: float = 0.0) -> None:
+        """Wait for a gloo operation; its error becomes ``Fenced`` when a fence explains it."""
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        poll = timedelta(seconds=POLL_S)
+        try:
+            while not work.is_completed():
+                self.check()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"collective not complete after {timeout_s:g} s")
+                try:
+                    work.wait(poll)
+                except RuntimeError:
+                    if work.is_completed():
+                        break
+            work.wait()
+        except RuntimeError as error:
+            self.reraise(error)
+
+
+class InterruptibleWork(Work):
+    """A gloo operation whose wait leaves when the generation is over."""
+
+    def __init__(
+        self,
+        inner: Work,
+        group: InterruptibleGroup,
+        after: Callable[[], None] | None = None,
+        *,
+        lazy: bool = False,
+    ) -> None:
+        super().__init__()
+        self._inner, self._group, self._after = inner, group, after
+        self._lazy = lazy
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for completion, the fence, or the timeout (0: none)."""
+        guard = self._group.guard
+        if self._inner.is_completed():
+            guard.await_work(self._inner)
+        elif self._lazy:
+            guard.call(self._inner.wait, name="await-peer")
+        else:
+            with guard.wait():
+                guard.await_work(self._inner, timeout_s=timeout.total_seconds())
+        if self._after is not None:
+            after, self._after = self._after, None
+            after()
+        return True
+
+    def synchronize(self) -> None:
+        """Same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether nothing is left to do; what follows the operation still needs `wait`."""
+        return self._after is None and self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        """Whether it completed without an error."""
+        return self.is_completed() and self._inner.is_success()
+
+    def get_future(self) -> Any:
+        """Return a future of the operation."""
+        self.wait()
+        return self._inner.get_future()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs."""
+        self.wait()
+        return self._inner.result()
+
+
+class Several(Work):
+    """Several operations as one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for all of them."""
+        return all(work.wait(timeout) for work in self._works)
+
+    def synchronize(self) -> None:
+        """Same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all are."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all are, without an error."""
+        return all(work.is_success() for work in self._works)
+
+
+class DeviceGroup(Protocol):
+    """The same ranks once more, for tensors that lie on a device."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it must not be destructed yet."""
+
+    def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
+        """Start the operation that `torch.distributed.ProcessGroup` calls ``name``."""
+
+    def close(self) -> None:
+        """Give it up, without waiting."""
+
+
+Connect: TypeAlias = Callable[[Store, int, int, timedelta, Guard], DeviceGroup]
+"""Makes a `DeviceGroup` of a store, a rank, a size and the time a collective may take."""
+
+
+def on_device(value: Any) -> bool:
+    """Say whether the first tensor among the arguments of a collective lies on a device."""
+    return (found := _first_tensor(value)) is not None and found.device.type != "cpu"
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list | tuple):
+        return next((t for each in value if (t := _first_tensor(each)) is not None), None)
+    return None
+
+
+def _by_device(
+    name: str,
+) -> Callable[
+    [Callable[Concatenate[InterruptibleGroup, _P], Work]],
+    Callable[Concatenate[InterruptibleGroup, _P], Work],
+]:
+    """Make a method start ``name`` of the device's group for tensors that lie there."""
+
+    def dispatch(
+        on_cpu: Callable[Concatenate[InterruptibleGroup, _P], Work],
+    ) -> Callable[Concatenate[InterruptibleGroup, _P], Work]:
+        @functools.wraps(on_cpu)
+        def start(self: InterruptibleGroup, /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
+            if self._device is not None and on_device((*args, *kwargs.values())):
+                return self._device.start(name, *args, **kwargs)
+            return on_cpu(self, *args, **kwargs)
+
+        return start
+
+    return dispatch
+
+
+def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
+    """Return a method that starts gloo's operation ``name``, or the device's.
+
+    A ``lazy`` one makes progress only inside its own wait, as gloo's send and receive do.
+    """
+
+    @_by_device(name)
+    def start(self: InterruptibleGroup, *args: Any) -> Work:
+        return self._work(getattr(self._gloo, name)(*args), *args, lazy=lazy)
+
+    return start
+
+
+class InterruptibleGroup(ProcessGroup):
+    """gloo, with waits that poll a `Guard`. Made by `create` through ``init_process_group``.
+
+    It serves all devices itself, as torch asks of a group that is written in Python: tensors that
+    are not the CPU's go to ``device``, where there is one.
+    """
+
+    def __init__(
+        self, gloo: Any, rank: int, size: int, *, guard: Guard, device: DeviceGroup | None = None
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._gloo, self.guard, self._device = gloo, guard, device
+        self._flight: deque[tuple[Work, Any]] = deque()
+        self._name: Any = ""
+
+    def _work(
+        self,
+        inner: Work,
+        *buffers: Any,
+        after: Callable[[], None] | None = None,
+        lazy: bool = False,
+    ) -> InterruptibleWork:
+        while self._flight and self._flight[0][0].is_completed():
+            self._flight.popleft()
+        if not inner.is_completed():
+            self._flight.append((inner, buffers))
+        return InterruptibleWork(inner, self, after, lazy=lazy)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is still under way."""
+        if self._device is not None and self._device.busy:
+            return True
+        return not all(work.is_completed() for work, _ in self._flight)
+
+    def close(self) -> None:
+        """Give it up: nothing is started any more."""
+        if self._device is not None:
+            self._device.close()
+
+    def getBackendName(self) -> str:
+        """Name the backend."""
+        return BACKEND
+
+    def _set_group_name(self, name: Any) -> None:
+        self._name = name
+        super()._set_group_name(name)
+
+    @property
+    def group_name(self) -> Any:
+        """The name torch gave this group."""
+        return self._name
+
+    def rank(self) -> int:
+        """Return this process's rank."""
+        return int(self._gloo.rank())
+
+    def size(self) -> int:
+        """Return the world size."""
+        return int(self._gloo.size())
+
+    def shutdown(self) -> None:
+        """Nothing to do: see `bury`."""
+
+    def abort(self) -> None:
+        """Nothing to do: see `bury`."""
+
+    allreduce = _forward("allreduce")
+    allreduce_coalesced = _forward("allreduce_coalesced")
+    broadcast = _forward("broadcast")
+    reduce = _forward("reduce")
+    gather = _forward("gather")
+    scatter = _forward("scatter")
+    allgather = _forward("allgather")
+    allgather_coalesced = _forward("allgather_coalesced")
+    all_gather_single = _allgather_base = _forward("_allgather_base")
+    all_to_all_single = alltoall_base = _forward("alltoall_base")
+    alltoall = _forward("alltoall")
+    send = _forward("send", lazy=True)
+    recv = _forward("recv", lazy=True)
+    recv_anysource = _forward("recv_anysource", lazy=True)
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *opts: Any) -> Work:
+        """Collect every rank's tensors into one tensor each."""
+        pairs = zip(outputs, inputs, strict=True)
+        return Several([self._allgather_base(output, input) for output, input in pairs])
+
+    def all_gather_single_coalesced(self, *args: Any, **kwargs: Any) -> Work:
+        """Same as ``allgather_into_tensor_coalesced``."""
+        return self.allgather_into_tensor_coalesced(*args, **kwargs)
+
+    @_by_device("_reduce_scatter_base")
+    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """All-reduce a copy and take a part: gloo's own is not complete before it is waited for."""
+        reduce = AllreduceOptions()
+        reduce.reduceOp = (opts or ReduceScatterOptions()).reduceOp
+        buffer = input.clone(memory_format=torch.contiguous_format)
+        start = self.rank() * output.numel()
+
+        def take() -> None:
+            part = buffer.view(-1)[start : start + output.numel()]
+            output.copy_(part.view_as(output))
+
+        return self._work(self._gloo.allreduce([buffer], reduce), buffer, after=take)
+
+    def reduce_scatter_single(self, *args: Any, **kwargs: Any) -> Work:
+        """Reduce one tensor, one part per rank."""
+        return self._reduce_scatter_base(*args, **kwargs)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        """Reduce several tensors, one part of each per rank."""
+        pairs = zip(outputs, inputs, strict=True)
+        return Several([self._reduce_scatter_base(output, input, opts) for output, input in pairs])
+
+    def reduce_scatter_single_coalesced(self, *args: Any, **kwargs: Any) -> Work:
+        """Same as ``reduce_scatter_tensor_coalesced``."""
+        return self.reduce_scatter_tensor_coalesced(*args, **kwargs)
+
+    @_by_device("reduce_scatter")
+    def reduce_scatter(self, *args: Any, **kwargs: Any) -> Work:
+        """Reduce lists of tensors, one part per rank."""
+        outputs, inputs, *opts = args
+        flat = torch.stack([part.reshape(-1) for part in inputs[0]])
+        return self._reduce_scatter_base(outputs[0], flat, *opts)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> Work:
+        """Wait for all ranks; not for what their devices still do."""
+        token = torch.zeros(1)
+        return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
+
+
+_guard: Guard | None = None
+_host = "127.0.0.1"
+_connect: Connect | None = None
+_groups: list[InterruptibleGroup] = []
+_graves: list[InterruptibleGroup] = []
+
+
+def _create(store: Store, rank: int, size: int, timeout: timedelta) -> InterruptibleGroup:
+    guard = _guard
+    if guard is None:
+        raise RuntimeError("the holdfast backend serves elastic.resilient; wrap the loop with it")
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=_host)]
+    options._timeout = timeout
+    gloo = guard.call(
+        lambda: ProcessGroupGloo(store, rank, size, options),
+        name="form-group",
+    )
+    device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
+    group = InterruptibleGroup(gloo, rank, size, guard=guard, device=device)
+    _groups.append(group)
+    return group
+
+
+def use(guard: Guard, *, host: str, connect: Connect | None = None) -> None:
+    """Make groups formed from now on wait under ``guard`` and listen at ``host``.
+
+    ``connect`` makes what serves them on a device; without it they are the CPU's alone.
+    """
+    global _guard, _host, _connect
+    _guard, _host, _connect = guard, host, connect
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+
+
+def bury() -> int:
+    """Give up every group made so far; return how many had an operation under way.
+
+    A group is destructed only when it has none; one that never comes to rest is kept for the
+    life of the process, also beyond the interpreter's own clean-up.
+    """
+    for group in _groups:
+        group.close()
+    _graves.extend(_groups)
+    _groups.clear()
+    busy = [group for group in _graves if group.busy]
+    for group in busy:
+        if not getattr(group, "_immortal", False):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            group._immortal = True  # type: ignore[attr-defined]
+    for group in _graves:
+        if not group.busy and getattr(group, "_immortal", False):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+            group._immortal = False  # type: ignore[attr-defined]
+    count = len(busy)
+    _graves[:] = busy
+    return count

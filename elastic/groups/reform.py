@@ -1,0 +1,361 @@
+"""Form the process group and mesh of a generation, and leave them again, in a living process."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.snapshot.store_gather import StoreGather
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ElasticError
+from holdfast.elastic.groups import collectives, devices
+from holdfast.elastic.groups.collectives import Connect, Guard
+from holdfast.elastic.groups.shards import counts_here
+from holdfast.elastic.membership.records import GenerationRecord, MeshSize
+from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
+
+AXES = ("dp",)
+"""The axes of a mesh that is data parallel only."""
+
+LOOPBACK = "127.0.0.1"
+_CONNECT_TIMEOUT_S = 120.0
+"""Longer than it takes to see that two nodes do not reach each other: no worker ends for that."""
+
+
+def host_of(address: str) -> str:
+    """Return the host in ``tcp://host:port``: where a sidecar is reached, so are its workers."""
+    return address.partition("://")[2].rpartition(":")[0] or LOOPBACK
+
+
+_CPU = torch.device("cpu")
+
+
+class MeetingPoint:
+    """This worker's TCPStore server: where a generation meets when the worker is its rank 0.
+
+    It lives as long as the worker; generations are told apart by a prefix.
+    """
+
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.host, self.address = host, f"{host}:{self._store.port}"
+
+
+class Peers:
+    """Some ranks that reduce among themselves; ``index`` is this one's place of ``size``."""
+
+    def __init__(self, group: dist.ProcessGroup | None, *, index: int, size: int) -> None:
+        self._group, self.index, self.size = group, index, size
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Take the element-wise largest of them all, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add up their tensors, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add up their tensors, in place; return what waits for it."""
+        if self.size == 1:
+            return lambda: None
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return functools.partial(_wait, work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of a rank that sum gradients: see `World.dp` and `World.edp`. None: all ranks."""
+
+    dp: dist.ProcessGroup | None
+    edp: dist.ProcessGroup | None
+
+
+class World(Peers):
+    """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
+
+    def __init__(
+        self,
+        record: GenerationRecord,
+        *,
+        rank: int,
+        guard: Guard,
+        mesh: DeviceMesh,
+        data_mesh: DeviceMesh,
+        groups: Groups,
+        plans: StoreGather,
+        timeout_s: float = math.inf,
+    ) -> None:
+        super().__init__(None, index=rank, size=record.mesh.ranks)
+        self._timeout_s = timeout_s
+        self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
+        self.data_mesh = data_mesh
+        self._place = coordinates(rank, record.mesh)
+        self._dp = Peers(groups.dp, index=self._place.dp, size=record.mesh.dp)
+        copies = record.mesh.dp // record.mesh.ep
+        self._edp = Peers(groups.edp, index=self._place.dp // record.mesh.ep, size=copies)
+        self.plans = plans
+        self._aside: Peers | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        kind = self.mesh.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
+
+    @property
+    def generation(self) -> int:
+        """The generation's number."""
+        return self.record.number
+
+    @property
+    def dp(self) -> Peers:
+        """The ranks that do what this one does with other microbatches; the world if all do."""
+        return self if self.record.mesh.cell == 1 else self._dp
+
+    @property
+    def edp(self) -> Peers:
+        """Those of `dp` that have the same experts as this one."""
+        return self.dp if self.record.mesh.ep == 1 else self._edp
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank answers for its data-parallel group, where all would say the same."""
+        return self._place.tp == 0 and self._place.pp == self.record.mesh.pp - 1
+
+    def unite(self, names: list[str]) -> list[str]:
+        """Return the names that ranks of any stage have; collective where there are several."""
+        if self.record.mesh.pp == 1:
+            return names
+        return sorted({str(name) for found in self.gather(list(names)) for name in found})
+
+    def over_stages(self, count: int) -> int:
+        """Add up a count that all ranks of a stage have in common; collective as `unite`."""
+        if self.record.mesh.pp == 1:
+            return count
+        first = self._first_of_stage == self.rank
+        total = torch.tensor([count if first else 0], dtype=torch.int64)
+        self.sum_(total)
+        return int(total)
+
+    @property
+    def _first_of_stage(self) -> int:
+        return rank_of(Coordinates(0, self._place.pp, 0), self.record.mesh)
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Say whether this rank counts what it holds of a tensor: of those with the same, one."""
+        return counts_here(tensor, rank=self.rank, first=self._first_of_stage)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add up all ranks' tensors, in place; return what waits for it.
+
+        Apart from other collectives: their order on the ranks need not fit in with these.
+        """
+        if self.size > 1 and self._aside is None:
+            group = dist.new_group()  # leaves by itself when the generation ends
+            self._aside = Peers(group, index=self.rank, size=self.size)
+        return self._aside.start_sum(tensor) if self._aside else lambda: None
+
+    def gather(self, value: Json) -> list[Json]:
+        """Return every rank's value, in rank order; values are JSON, never code."""
+        if self.size == 1:
+            return [value]
+        data = msgspec.json.encode(value)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        dist.all_reduce(sizes)
+        longest = int(sizes.max())
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        all_ = torch.zeros(self.size * longest, dtype=torch.uint8)
+        dist.all_gather_single(all_, mine)
+        rows = all_.view(self.size, longest)
+        return [
+            msgspec.json.decode(bytes(row[:size].numpy()))
+            for row, size in zip(rows, sizes.tolist(), strict=True)
+        ]
+
+    def gather_groups(self, value: Json) -> list[Json]:
+        """Return the value of one rank of every data-parallel group, in their order."""
+        return self.gather(value)[:: self.record.mesh.cell]
+
+    def gather_plans(self, value: Json) -> list[Json]:
+        """Gather as `gather` does, but apart from all collectives: a rank may come alone.
+
+        Raises ``StateError`` where the others do not come, ``Fenced`` when the generation is over.
+        """
+        found: list[Json] | StateError = self.guard.call(lambda: self._planned(value), name="plan")
+        if isinstance(found, StateError):
+            raise found
+        return found
+
+    def _planned(self, value: Json) -> list[Json] | StateError:
+        try:
+            return self.plans(value)
+        except StateError as error:
+            return error  # no fence explains it, so none is waited for
+
+    def settle(self) -> None:
+        """Wait until this rank's device has done what it was told, so that it can be kept.
+
+        What comes from an aborted collective looks like any other number. Raises ``Fenced`` when
+        the generation is over, ``TimeoutError`` when it takes longer than a collective may.
+        """
+        if self.mesh.device_type == "cuda":
+            from holdfast.elastic.groups import nccl
+
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record()
+            nccl.settle(mark, self.guard, timeout_s=self._timeout_s)
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def _wait(work: Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def form(
+    record: GenerationRecord,
+    *,
+    incarnation: str,
+    guard: Guard,
+    host: str,
+    timeout_s: float,
+    axes: tuple[str, ...] = AXES,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> World:
+    """Meet the other members of ``record`` and return the world they make.
+
+    ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
+    node has more ranks than such devices, ``Fenced`` as soon as the generation is over, whatever
+    the others do.
+    """
+    rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
+    if rank is None:
+        raise ElasticError(f"generation {record.number} does not contain worker {incarnation}")
+    connect = _take_device(record, rank) if device == "cuda" else None
+    collectives.use(guard, host=host, connect=connect)
+    meeting = str(record.members[0].info.get("store", ""))
+    address, _, port = meeting.rpartition(":")
+    if not address or not port.isdigit():
+        raise ElasticError(f"rank 0 of generation {record.number} announced store {meeting!r}")
+    store = guard.call(
+        lambda: TCPStore(
+            address, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S)
+        ),
+        name="meet",
+    )
+    size = len(record.members)
+    if record.mesh.ranks != size:
+        raise ElasticError(
+            f"generation {record.number} has {size} members for a mesh of {record.mesh.text}"
+        )
+    init_group(
+        ",".join(f"{each}:{collectives.BACKEND}" for each in sorted({"cpu", device})),
+        store=PrefixStore(f"g{record.number}", store),
+        rank=rank,
+        size=size,
+        timeout_s=timeout_s,
+    )
+    mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
+    groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
+    plans = StoreGather(
+        PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
+    )
+    return World(
+        record,
+        rank=rank,
+        guard=guard,
+        mesh=mesh,
+        data_mesh=data_mesh,
+        groups=groups,
+        plans=plans,
+        timeout_s=timeout_s,
+    )
+
+
+def init_group(backend: str, *, store: Store, rank: int, size: int, timeout_s: float) -> None:
+    """Make the default group; ``sys.excepthook`` stays, which torch wraps anew at every call."""
+    hook = sys.excepthook
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    finally:
+        sys.excepthook = hook
+
+
+def _take_device(record: GenerationRecord, rank: int) -> Connect:
+    """Compute on the rank's CUDA device from now on; return what connects it with the others'."""
+    from holdfast.elastic.groups import nccl
+
+    index = devices.index_of(rank, record.members, count=torch.cuda.device_count())
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return functools.partial(nccl.connect, device=device)
+
+
+def meshes_of(
+    size: MeshSize, axes: tuple[str, ...], *, device: Literal["cpu", "cuda"] = "cpu"
+) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return a mesh with the named axes, and one of its data-parallel axes alone; collective."""
+    mesh = init_device_mesh(device, size.along(axes), mesh_dim_names=axes)
+    replicates = "replicate" in axes
+    if "ep" not in axes:
+        return mesh, mesh["replicate", "shard"] if replicates else mesh["dp"]
+    carved = mesh["edp", "ep"]._flatten("shard" if replicates else "dp")
+    return mesh, DeviceMesh._concatenate([mesh["replicate"], carved]) if replicates else carved
+
+
+def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> Groups:
+    """Return the groups that sum gradients; collective."""
+    replicates = data_mesh.ndim > 1
+    dp: dist.ProcessGroup | None = None
+    if size.cell > 1:
+        dp = _every(size.cell, size) if replicates else data_mesh.get_group()
+    edp: dist.ProcessGroup | None = None
+    if size.ep > 1:
+        edp = _every(size.ep * size.cell, size) if replicates else mesh["edp"].get_group()
+    return Groups(dp=dp, edp=edp)
+
+
+def _every(step: int, size: MeshSize) -> dist.ProcessGroup:
+    """Return the group of this rank and every ``step``-th before and after it."""
+    rows = [list(range(first, size.ranks, step)) for first in range(step)]
+    mine: dist.ProcessGroup
+    mine, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
+    return mine
+
+
+def leave() -> int:
+    """Give up the present group, if any; return how many old groups are still busy inside gloo."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # After a formation that was interrupted, names would differ between ranks.
+    dist.distributed_c10d._world.group_count = 0
+    # Cached sharding results hold the mesh, and with it the group, of the old generation.
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    return collectives.bury()

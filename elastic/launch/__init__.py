@@ -1,0 +1,1 @@
+"""`holdfast run`: one machine, or several launchers of one job."""

@@ -1,0 +1,340 @@
+"""One job of several launchers: each starts the nodes of its machine, and all agree on the rest.
+
+They meet at a coordinator: an etcd, or one that the launcher on the named host serves. The first of
+them writes the job's record (its run, how many workers it is to have, its settings), which the
+others read; each then takes a number under a lease. A launcher that is lost takes its nodes with
+it, and may come back at any time. Where a launcher serves the coordinator, the job ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json, learn
+from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.agent.lease import LeaseKeeper
+from holdfast.elastic.channel.shared_key import shared_key
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.connecting import connect, is_etcd
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpired
+from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.view import encode, generation_key, outcome_key
+from holdfast.elastic.rendezvous.link import Place, address_towards
+
+JOIN_S = 600.0
+"""How long a launcher waits for the coordinator and for enough others."""
+
+_CALL_S = 2.0
+_RETRY_S = 0.2
+_FAREWELL_S = 15.0
+_FAREWELL_POLL_S = 0.05
+_SILENT_S = 30.0
+_LEAVE_MARGIN_S = 5.0
+_MAX_NUMBER = 1 << 16
+_PRESENCE = Timing(lease_ttl_s=5.0, self_fence_s=4.0, keep_alive_s=1.0)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What all launchers of a job agree on; ``ended`` lets the next job of that name begin.
+
+    ``machines`` is how many launchers it has in full.
+    """
+
+    run: str
+    machines: int
+    wanted: dict[str, int]
+    settings: dict[str, Json] = {}
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointConfig:
+    """Where a job's launchers meet, and who this one is among them.
+
+    ``least`` launchers are waited for, up to ``join_s`` seconds, before the job first begins;
+    ``most`` are expected. ``host`` is this machine's address for the others; empty: the one on the
+    way to the coordinator. ``number`` is this one's, any free one when None. ``joins``: the job is
+    there already, this launcher must not begin one.
+    """
+
+    place: Place
+    key_file: Path
+    job: str = "job"
+    least: int = 1
+    most: int = 1
+    number: int | None = None
+    joins: bool = False
+    join_s: float = JOIN_S
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ConfigError(f"--nnodes {self.least}:{self.most}: give MIN:MAX, 1 or more")
+        if self.number is not None and not 0 <= self.number < _MAX_NUMBER:
+            raise ConfigError(f"--node-rank {self.number}: give a number from 0 up")
+        if not self.job or "/" in self.job:
+            raise ConfigError(f"--job {self.job!r}: give a name without '/'")
+
+    @property
+    def key(self) -> str:
+        """The key of the job's record."""
+        return f"jobs/{self.job}/record"
+
+    @property
+    def launchers(self) -> str:
+        """The prefix of the launchers' keys."""
+        return f"jobs/{self.job}/launchers/"
+
+
+class JointLauncher(Launcher):
+    """A `Launcher` of some of a job's nodes.
+
+    ``config.wanted`` is what the whole job is to have, and counts only for the launcher that
+    begins it.
+    """
+
+    def __init__(self, config: LaunchConfig, joint: JointConfig) -> None:
+        super().__init__(config)
+        self._joint = joint
+        self._presence: LeaseKeeper | None = None
+        self._leasing: Coordinator | None = None
+        self._number, self._number_lease = -1, -1
+        self._heard_s = time.monotonic()
+        self._leaving_s = 0.0
+        self._over = False
+
+    # -- the beginning ---------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Serve or reach the coordinator, learn of the job and wait until enough are there."""
+        joint = self._joint
+        self.key: RunKey = shared_key(joint.key_file)
+        self._server = self._serve()
+        self.coordinator_address = joint.place.url
+        self._coordinator = connect(joint.place.url, self.key, timeout_s=_CALL_S)
+        deadline_s = time.monotonic() + joint.join_s
+        try:
+            record = self._patiently(self._job, deadline_s=deadline_s)
+            number = self._patiently(self._take_number, deadline_s=deadline_s)
+            self._take(record, number)
+            self._patiently(self._enough, deadline_s=deadline_s)
+        except BaseException:
+            self._depart()
+            self._coordinator.close()
+            if self._server:
+                self._server.close()
+            raise
+
+    def _serve(self) -> EmbeddedServer | None:
+        bind = "" if self._joint.joins else self._joint.place.bind()
+        if not bind:
+            return None
+        try:
+            return EmbeddedServer(self.key, bind=bind)
+        except CoordinatorError:
+            return None  # another launcher of this machine does
+
+    def _patiently(self, attempt: Callable[[], _T | str], *, deadline_s: float) -> _T:
+        """Return what ``attempt`` returns once that is no reason to wait."""
+        told = ""
+        while True:
+            try:
+                found = attempt()
+            except CoordinatorError as error:
+                found = f"{error}; check the address and that all launchers have the same key file"
+            if not isinstance(found, str):
+                return found
+            if self._stop_reason is not None:
+                raise ConfigError(f"{self._stop_reason} while waiting: {found}")
+            if time.monotonic() > deadline_s:
+                raise CoordinatorError(
+                    f"job {self._joint.job} did not begin within {self._joint.join_s:g} s: {found}"
+                )
+            if found != told:
+                told = found
+                _log.warning("waiting: %s", found)
+            time.sleep(_RETRY_S)
+
+    def _job(self) -> JobRecord | str:
+        """Return the job's record, written now where it is for this launcher to begin it."""
+        joint = self._joint
+        entry = self._coordinator.get(joint.key)
+        if entry:
+            record = msgspec.json.decode(entry.value, type=JobRecord)
+            if not record.ended:
+                return record
+        if joint.joins and entry:
+            raise ConfigError(f"job {joint.job} has ended: begin it without --join")
+        begins = not joint.joins and (self._server is not None or is_etcd(self._joint.place.url))
+        if not begins:
+            return f"nobody has begun job {joint.job} yet"
+        fresh = JobRecord(
+            run=self.run,
+            machines=joint.most,
+            wanted=dict(self.config.wanted),
+            settings=dict(self.config.settings),
+        )
+        done = self._coordinator.compare_and_set(
+            joint.key, encode(fresh), expected=entry.revision if entry else 0
+        )
+        return fresh if done else "another launcher begins the job"
+
+    def _take_number(self) -> int | str:
+        """Take this launcher's number, or the lowest that is free, under a lease."""
+        number = self._joint.number
+        return self._claim(range(_MAX_NUMBER) if number is None else [number])
+
+    def _claim(self, numbers: Iterable[int]) -> int | str:
+        joint = self._joint
+        if self._leasing is None:
+            self._leasing = connect(joint.place.url, self.key, timeout_s=_CALL_S)
+        presence = self._presence or LeaseKeeper(
+            self._leasing, timing=_PRESENCE, fence=lambda: None, lost=self._presence_lost
+        )
+        self._presence = presence
+        for number in numbers:
+            key = f"{joint.launchers}{number}"
+            if self._coordinator.compare_and_set(key, "{}", expected=0, lease=presence.lease):
+                self._number, self._number_lease = number, presence.lease
+                return number
+        return f"another launcher is number {joint.number}, or its end has yet to be noticed"
+
+    def _presence_lost(self) -> None:
+        """Note it, on the lease's thread; `_stay` makes up for it."""
+        self._presence = None
+
+    def _stay(self) -> None:
+        """Claim this launcher's number again when its lease was lost: the network was away."""
+        presence = self._presence
+        if presence is not None and presence.lease == self._number_lease:
+            return
+        try:
+            self._claim([self._number])
+        except LeaseExpired:
+            self._presence = None
+        except CoordinatorError:
+            pass  # asked again in a moment
+
+    def _take(self, record: JobRecord, number: int) -> None:
+        """Make the job's record this launcher's configuration."""
+        self.run = record.run
+        nodes = self.config.nodes
+        names = [f"node{number}"] if len(nodes) == 1 else []
+        names = names or [f"node{number}-{i}" for i in range(len(nodes))]
+        self.config = dataclasses.replace(
+            self.config,
+            nodes=tuple(
+                NodeSpec(name=name, domain=f"machine{number}", slots=node.slots)
+                for name, node in zip(names, nodes, strict=True)
+            ),
+            wanted=record.wanted,
+            settings=record.settings,
+            elsewhere=max(record.machines - 1, 1) * len(nodes),
+            host=self._joint.host or address_towards(self._joint.place.host),
+        )
+
+    def _enough(self) -> bool | str:
+        """Whether the job may begin, or has begun already."""
+        if self._coordinator.get(generation_key(self.run)):
+            return True
+        there, _ = self._coordinator.range(self._joint.launchers)
+        if len(there) >= self._joint.least:
+            return True
+        return f"{len(there)} of {self._joint.least} launchers are there"
+
+    # -- on the way ------------------------------------------------------------------------------
+
+    def _hopeless(self) -> str | None:
+        """Return why this launcher cannot go on; other launchers' nodes are not its business."""
+        if any(agent.alive for agent in self._agents.values()):
+            return None
+        lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
+        return f"every node of this machine is lost: {lost}; look for the cause in their output"
+
+    def _read_outcome(self) -> Outcome | None:
+        try:
+            entry = self._coordinator.get(outcome_key(self.run))
+        except CoordinatorError as error:
+            if time.monotonic() - self._heard_s > _SILENT_S:
+                self.stop(f"the coordinator has been silent for {_SILENT_S:g} s: {error}")
+            return None
+        self._heard_s = time.monotonic()
+        if entry is None:
+            self._stay()
+            return None
+        self._over = True
+        return msgspec.json.decode(entry.value, type=Outcome)
+
+    def _decide(self, failure: str) -> None:
+        """End the job where it ends with this launcher, else leave it: the others go on."""
+        if self._server is not None:
+            super()._decide(failure)
+            return
+        now_s = time.monotonic()
+        if not self._leaving_s:
+            self._leaving_s = now_s
+            for agent in self._agents.values():
+                agent.signal(signal.SIGTERM)
+        late = now_s - self._leaving_s > self.config.notice.grace_s + _LEAVE_MARGIN_S
+        if late or not any(agent.alive for agent in self._agents.values()):
+            self.kill()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        with contextlib.suppress(CoordinatorError):
+            if self._over:
+                self._note_end()
+        self._depart()
+        with contextlib.suppress(CoordinatorError):
+            if self._server is not None:
+                self._let_others_leave()
+        super()._end()
+
+    def _note_end(self) -> None:
+        entry = self._coordinator.get(self._joint.key)
+        record = msgspec.json.decode(entry.value, type=JobRecord) if entry else None
+        if entry and record and record.run == self.run:
+            ended = msgspec.structs.replace(record, ended=True)
+            self._coordinator.compare_and_set(
+                self._joint.key, encode(ended), expected=entry.revision
+            )
+
+    def _depart(self) -> None:
+        if self._presence is None:
+            return
+        self._presence.close()
+        with contextlib.suppress(CoordinatorError):
+            self._coordinator.revoke(self._presence.lease)
+
+    def _let_others_leave(self) -> None:
+        """Serve on until the other launchers have read how the job ended."""
+        deadline_s = time.monotonic() + _FAREWELL_S
+        while not self._killed.is_set() and time.monotonic() < deadline_s:
+            if not self._coordinator.range(self._joint.launchers)[0]:
+                return
+            time.sleep(_FAREWELL_POLL_S)
+
+    def _forget_run(self) -> None:
+        """Remove the run's keys once it has ended and the last launcher leaves."""
+        with contextlib.suppress(CoordinatorError):
+            if self._over and not self._coordinator.range(self._joint.launchers)[0]:
+                super()._forget_run()
+
+
+learn(globals())

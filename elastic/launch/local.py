@@ -1,0 +1,499 @@
+"""Running a job on this machine: an embedded coordinator, one agent per node, and their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.notice import LEFT_STATUS, NoticeConfig
+from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
+from holdfast.elastic.coordinator.base import Coordinator
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.errors import ConfigError, CoordinatorError, ElasticError
+from holdfast.elastic.events import EVENTS_PATTERN, EventWriter, events_file
+from holdfast.elastic.membership.records import TRAINER, Outcome
+from holdfast.elastic.membership.view import View, encode, node_key, outcome_key, run_prefix
+from holdfast.elastic.processes import run_dirs
+from holdfast.elastic.processes.children import Change, Child, describe_exit, end_processes
+
+_TICK_S = 0.05
+_STOP_GRACE_S = 0.15
+_CALL_TIMEOUT_S = 2.0
+_UNHEARD_S = 10.0
+_AGENT_END_S = 15.0
+_SWEEP_S = 2.0
+_SWEEP_TICK_S = 0.01
+
+
+LOCAL_TIMING = Timing(lease_ttl_s=3.0, self_fence_s=2.1)
+"""On one machine the launcher sees the end of an agent at once; leases only back that up, and
+should not end because the machine is busy."""
+
+ETCD_TIMING = Timing(lease_ttl_s=6.0, self_fence_s=4.5)
+"""With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
+
+EMBEDDED = "embedded"
+"""The coordinator that is part of the launcher and ends with it."""
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to run on this machine; ``slots`` says how many workers of each role fit on it."""
+
+    name: str
+    domain: str
+    slots: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """What to run and on what.
+
+    ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
+    key, events and logs; a temporary one, removed at the end, when None (or by the next job, where
+    the launcher is killed). ``coordinator`` is `EMBEDDED` or the address of an etcd; ``port`` is
+    where the embedded one listens on the loopback address, any free one when 0. A node whose agent
+    died is started again up to ``node_restarts`` times, with its snapshots in memory; one whose
+    memory is gone as well is lost, and started anew only where the job cannot go on without it.
+    ``elsewhere`` is how many further nodes other launchers are expected to bring
+    (`holdfast.elastic.launch.joint`); ``host`` is this machine's address for them. Nodes that are
+    ``apart`` share no memory, as if each were a host of its own: for tests and benchmarks of what
+    travels between hosts. Those that are ``absent`` do not start with the others but by
+    `Launcher.return_machine`. ``env`` is for the workers, ``agent_env`` for all processes of every
+    node.
+    """
+
+    command: tuple[str, ...]
+    nodes: tuple[NodeSpec, ...]
+    wanted: Mapping[str, int]
+    run_dir: Path | None = None
+    coordinator: str = EMBEDDED
+    port: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    capture_output: bool = False
+    max_attempts: int = 5
+    node_restarts: int = 3
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    timing: Timing = LOCAL_TIMING
+    notice: NoticeConfig = field(default_factory=NoticeConfig)
+    elsewhere: int = 0
+    host: str = "127.0.0.1"
+    apart: bool = False
+    absent: frozenset[str] = frozenset()
+    agent_env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigError("no command: give the worker's argv")
+        names = [node.name for node in self.nodes]
+        if not names:
+            raise ConfigError("no nodes: give at least one")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"node names {names} repeat: give each node its own")
+        if not self.absent < set(names):
+            raise ConfigError(
+                f"absent are {sorted(self.absent)} of the nodes {names}: name some of them, not all"
+            )
+        for role, count in self.wanted.items():
+            room = sum(node.slots.get(role, 0) for node in self.nodes)
+            if not 0 < count <= room and not self.elsewhere:
+                raise ConfigError(
+                    f"{count} workers of role {role} wanted, the nodes have room for {room}: "
+                    "ask for fewer (at least one), or add slots"
+                )
+        if self.max_attempts < 1:
+            raise ConfigError(f"max_attempts is {self.max_attempts}: give 1 or more")
+
+
+class Launcher:
+    """One job, from start to the last of its processes gone."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self.config = config
+        self.run = f"{os.getpid():x}-{uuid.uuid4().hex[:6]}"
+        self._temporary = config.run_dir is None
+        self.run_dir = config.run_dir or run_dirs.make()
+        self._agents: dict[str, Child] = {}
+        self._memory: dict[str, int] = {}
+        self._restarts: dict[str, int] = {}
+        self._stopped_s: dict[str, float] = {}
+        self._lost: dict[str, str] = {}
+        self._returning: set[str] = set()
+        self._taken: set[str] = set()
+        self._killed = threading.Event()
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+        self._stop_reason: str | None = None
+        self._deciding_s = 0.0
+        self._lifeline_read, self._lifeline_write = -1, -1
+
+    def start(self) -> None:
+        """Start coordinator and agents; they end with the thread that calls this.
+
+        Raises ``ConfigError`` when the run directory or the coordinator's address is bad,
+        ``CoordinatorError`` when the port is taken or etcd does not answer.
+        """
+        sweep()
+        run_dirs.sweep()
+        self.key = RunKey.new()
+        try:
+            self._prepare_run_dir()
+            self._connect()
+        except ElasticError:
+            if self._temporary:
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+            raise
+        self.key.save(self.run_dir / "key.json")
+        self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        first = [node for node in self.config.nodes if node.name not in self.config.absent]
+        names = [node.name for node in first]
+        self.emit("job_started", run=self.run, nodes=names, wanted=dict(self.config.wanted))
+        for node in first:
+            self._start_agent(node)
+        self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait until the job has ended and nothing of it is left; None when the time is up."""
+        return self._outcome if self._ended.wait(timeout_s) else None
+
+    def stop(self, reason: str = "stopped by the user") -> None:
+        """Ask the job to end in order; `wait` returns when it has. Safe in a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+
+    def kill(self) -> None:
+        """End everything now."""
+        self._killed.set()
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Write an event of the launcher."""
+        self._events.write(kind, source="launcher", fields=fields)
+
+    def processes(self) -> dict[str, NodeProcesses]:
+        """Return the process ids of every node, as its agent last reported them."""
+        return {
+            name: found
+            for name, agent in list(self._agents.items())
+            if agent.alive and (found := read_processes(self.run_dir, name))
+            if found.agent == agent.pid  # not what its predecessor wrote
+        }
+
+    def lose_machine(self, node: str) -> list[int]:
+        """Have ``node`` vanish as a machine does: its processes and its memory, at one blow.
+
+        Returns the process ids, the agent's first; none where the node is gone already. For tests
+        and demonstrations.
+        """
+        if (found := self.processes().get(node)) is None:
+            return []
+        pids = [pid for pid in (found.agent, found.sidecar, *found.workers.values()) if pid]
+        self._taken.add(node)
+        with take_away(arena_path(self.run, node)):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            end_processes(pids, mark=self.run)  # waits until they are gone
+        return pids
+
+    def return_machine(self, node: str) -> None:
+        """Have ``node`` come back with nothing in its memory, as a machine that was repaired does.
+
+        One that was ``absent`` comes for the first time. Nothing happens while it is there. For
+        tests and demonstrations.
+        """
+        self._returning.add(node)
+
+    def _prepare_run_dir(self) -> None:
+        """Make the directory ours and empty of what an earlier run told."""
+        try:
+            (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+            self._lock = (self.run_dir / run_dirs.LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._temporary:
+                run_dirs.mark(self.run_dir)
+            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, "key.json"):
+                for stale in self.run_dir.glob(pattern):
+                    stale.unlink()
+        except BlockingIOError:
+            raise ConfigError(
+                f"run directory {self.run_dir}: another job uses it; choose another directory"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
+            ) from error
+
+    def _connect(self) -> None:
+        """Serve the coordinator, or reach the one that is there."""
+        self._server: EmbeddedServer | None = None
+        self.coordinator_address = self.config.coordinator
+        if self.config.coordinator == EMBEDDED:
+            bind = f"tcp://127.0.0.1:{self.config.port or '*'}"
+            self._server = EmbeddedServer(self.key, bind=bind)
+            self.coordinator_address = self._server.address
+        self._coordinator: Coordinator = connect(
+            self.coordinator_address, self.key, timeout_s=_CALL_TIMEOUT_S
+        )
+        if self._server is None:
+            with contextlib.closing(connect(self.coordinator_address, self.key)) as patient:
+                patient.get(outcome_key(self.run))
+
+    def _start_agent(self, node: NodeSpec) -> None:
+        self._hold_memory(node.name)
+        config = AgentConfig(
+            run=self.run,
+            node=node.name,
+            domain=node.domain,
+            run_dir=str(self.run_dir),
+            key_file=str(self.run_dir / "key.json"),
+            coordinator=self.coordinator_address,
+            slots=node.slots,
+            wanted=dict(self.config.wanted),
+            nodes=len(self.config.nodes) - len(self.config.absent) + self.config.elsewhere,
+            command=self.config.command,
+            env=dict(self.config.env),
+            capture_output=self.config.capture_output,
+            max_attempts=self.config.max_attempts,
+            settings=dict(self.config.settings),
+            timing=self.config.timing,
+            notice=self.config.notice,
+            host=self.config.host,
+            memory_of=node.name if self.config.apart else "",
+        )
+        self._agents[node.name] = Child.start(
+            agent_command(config),
+            env={**os.environ, **self.config.agent_env},
+            tied=True,
+            stdin=self._lifeline_read,
+        )
+
+    def _hold_memory(self, node: str) -> None:
+        """See to it that the node's memory outlives its processes, until the job ends."""
+        if not self._has_memory(node):
+            self._release_memory(node)
+            self._memory[node] = hold(arena_path(self.run, node))
+
+    def _has_memory(self, node: str) -> bool:
+        return is_held(arena_path(self.run, node), self._memory.get(node, -1))
+
+    def _release_memory(self, node: str) -> None:
+        if (fd := self._memory.pop(node, -1)) >= 0:
+            os.close(fd)
+
+    def _watch(self) -> None:
+        """Live until the job has ended: the launcher's own loop."""
+        try:
+            while self._outcome is None and not self._killed.is_set():
+                self._check_agents()
+                if self._stop_reason is not None:
+                    self._decide(self._stop_reason)
+                self._await_exit(_TICK_S)
+                self._outcome = self._read_outcome()
+            self._await_agents()
+        finally:
+            self._end()
+
+    def _await_exit(self, timeout_s: float) -> None:
+        """Return as soon as an agent exits."""
+        pidfds = [os.pidfd_open(agent.pid) for agent in self._agents.values() if agent.alive]
+        try:
+            select.select(pidfds, [], [], timeout_s)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+
+    def _check_agents(self) -> None:
+        for node in self.config.nodes:
+            agent = self._agents.get(node.name)
+            if agent is None:
+                if node.name in self._returning:
+                    self._returning.discard(node.name)
+                    self._start_agent(node)
+                continue
+            returns = node.name in self._returning  # said before this look: it sees who was lost
+            status = agent.poll()
+            if status and status.change == Change.STOPPED:
+                self._stopped_s[node.name] = time.monotonic()
+            elif status and status.change == Change.CONTINUED:
+                self._stopped_s.pop(node.name, None)
+            stopped_s = self._stopped_s.get(node.name)
+            if stopped_s and time.monotonic() - stopped_s > _STOP_GRACE_S:
+                agent.kill()  # it cannot keep its lease: a stopped agent is a dead node
+            if status and status.change == Change.EXITED:
+                self._stopped_s.pop(node.name, None)
+                self._lose_node(node, agent)
+            elif returns and status is None and not self._is_going(node.name, agent):
+                self._returning.discard(node.name)
+                if not agent.alive:
+                    self._start_agent(node)
+
+    def _is_going(self, node: str, agent: Child) -> bool:
+        """Say whether a lost node's agent, all of its threads, has not ended yet."""
+        return agent.alive and node in self._taken
+
+    def _lose_node(self, node: NodeSpec, agent: Child) -> None:
+        """Tell the others at once, make sure that nothing of the node lives, and go on."""
+        self._taken.discard(node.name)
+        if self._read_outcome():
+            return  # it did what it should
+        left = agent.code == LEFT_STATUS
+        ending = "left after a notice" if left else describe_exit(agent.code or 0)
+        found = read_processes(self.run_dir, node.name)
+        if found:
+            end_processes([found.sidecar, *found.workers.values()], mark=self.run)
+            ending = found.failure or ending
+        with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a second later
+            self._coordinator.delete(node_key(self.run, node.name))
+        kept = self._has_memory(node.name)
+        self._lost[node.name] = ending
+        self.emit("node_exited", victim=node.name, status=ending, memory_kept=kept)
+        if not any(other.alive for other in self._agents.values()):
+            self.emit("detected", what="node_lost", victim=node.name)
+        restarts = self._restarts.get(node.name, 0)
+        useless = found is not None and bool(found.failure)  # it has tried, again and again
+        wanted = not useless and not left and (kept or self._hopeless() is not None)
+        if wanted and restarts < self.config.node_restarts:
+            self._restarts[node.name] = restarts + 1
+            self._start_agent(node)
+            return
+        self._remove_memory(node.name)
+        if reason := self._hopeless():
+            self.stop(reason)
+
+    def _remove_memory(self, node: str) -> None:
+        """Remove what a node's processes, of which the last may be about to end, left."""
+        self._release_memory(node)
+        directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
+        while directory.exists() and time.monotonic() < deadline_s:
+            if not sweep(exactly=directory.name):
+                time.sleep(_SWEEP_TICK_S)
+
+    def _hopeless(self) -> str | None:
+        """Return why the job cannot go on with the nodes that are left, if so."""
+        alive = {name for name, agent in self._agents.items() if agent.alive}
+        left = [node for node in self.config.nodes if node.name in alive]
+        lost = ", ".join(
+            f"{name} ({ending})" for name, ending in self._lost.items() if name not in alive
+        )
+        if not left:
+            return f"every node is lost: {lost}; look for the cause in their output"
+        needed = self._trainers_needed()
+        room = sum(node.slots.get(TRAINER, 0) for node in left)
+        if room < needed:
+            return (
+                f"{needed} trainers are needed and the nodes that are left have room for {room} "
+                f"(lost: {lost}): give more nodes or slots, or allow fewer with "
+                "Mesh(dp='auto', min_dp=...)"
+            )
+        return None
+
+    def _trainers_needed(self) -> int:
+        view = self._view()
+        specs = [worker.spec for _, worker in view.workers() if worker.spec] if view else []
+        return max((spec.least for spec in specs), default=0)
+
+    def _view(self) -> View | None:
+        try:
+            entries, revision = self._coordinator.range(run_prefix(self.run))
+        except CoordinatorError:
+            return None
+        return View.from_entries(
+            entries, run=self.run, wanted=self.config.wanted, revision=revision
+        )
+
+    def _read_outcome(self) -> Outcome | None:
+        try:
+            entry = self._coordinator.get(outcome_key(self.run))
+        except CoordinatorError:
+            return None
+        return msgspec.json.decode(entry.value, type=Outcome) if entry else None
+
+    def _decide(self, failure: str) -> None:
+        """Write the outcome unless there is one; `_watch` reads back what stands.
+
+        When the coordinator cannot be told for long, the agents are not told either.
+        """
+        outcome = encode(Outcome(ok=False, message=failure))
+        self._deciding_s = self._deciding_s or time.monotonic()
+        try:
+            self._coordinator.compare_and_set(outcome_key(self.run), outcome, expected=0)
+        except CoordinatorError:
+            if time.monotonic() - self._deciding_s > _UNHEARD_S:
+                self.kill()
+
+    def _await_agents(self) -> None:
+        """Give the agents time to end on their own; after that, or when killed, none."""
+        timing = self.config.timing
+        deadline_s = time.monotonic() + timing.done_grace_s + timing.stop_timeout_s + _AGENT_END_S
+        while any(agent.alive for agent in self._agents.values()):
+            if self._killed.is_set() or time.monotonic() > deadline_s:
+                break
+            self._await_exit(_TICK_S)
+            self._check_agents()
+
+    def _end(self) -> None:
+        os.close(self._lifeline_write)  # agents that still live end everything at once
+        for name, agent in self._agents.items():
+            if agent.wait(timeout_s=2.0) is None:
+                agent.kill()
+                agent.wait(timeout_s=2.0)
+            if found := read_processes(self.run_dir, name):
+                end_processes([*found.workers.values(), found.sidecar], mark=self.run)
+                self._note_failure(found)
+        os.close(self._lifeline_read)
+        message = self._stop_reason or "killed by the user"
+        outcome = self._outcome or Outcome(ok=False, message=message)
+        self._outcome = outcome
+        self.emit("job_ended", ok=outcome.ok, message=outcome.message)
+        self._events.close()
+        if self._server is None:
+            self._forget_run()
+        self._coordinator.close()
+        if self._server is not None:
+            self._server.close()
+        for node in self.config.nodes:
+            self._remove_memory(node.name)
+        self._lock.close()
+        if self._temporary:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._ended.set()
+
+    def _forget_run(self) -> None:
+        """Remove the run's keys from a coordinator that outlives it."""
+        with contextlib.suppress(CoordinatorError):
+            for entry in self._coordinator.range(run_prefix(self.run))[0]:
+                self._coordinator.delete(entry.key)
+
+    def _note_failure(self, found: NodeProcesses) -> None:
+        """A worker that completed its part but then failed makes the job a failure."""
+        if found.failure and (self._outcome is None or self._outcome.ok):
+            self._outcome = Outcome(ok=False, message=found.failure)
+
+
+def python_command(script: str | Path, args: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv of a worker that runs a Python script, its output unbuffered."""
+    return (sys.executable, "-u", str(script), *args)
+
+
+def agent_command(config: AgentConfig) -> tuple[str, ...]:
+    """Return the argv of a node's agent; ``-P`` keeps the user's directory off its path."""
+    told = msgspec.json.encode(config).decode()
+    return (sys.executable, "-P", "-m", "holdfast.elastic.agent", "--config", told)

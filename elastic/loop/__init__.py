@@ -1,0 +1,1 @@
+"""The decorator, `Run`, and what happens between generations."""

@@ -1,0 +1,60 @@
+"""The watch over the loss of one process, through all its generations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from holdfast.elastic.errors import JobFailed, RollBack
+from holdfast.elastic.groups.reform import World
+from holdfast.elastic.loss import Action, LossGuard, Past, decide, longest, value_of
+
+_log = logging.getLogger(__name__)
+
+
+class LossWatch:
+    """Judges every step's loss; all ranks come to the same, from the same numbers and memory."""
+
+    def __init__(self, guard: LossGuard) -> None:
+        self._guard, self._past = guard, Past()
+
+    def begin(self, world: World, *, completed: int) -> None:
+        """Take over what the rank that has watched the longest knows; collective."""
+        said = world.gather(msgspec.to_builtins(self._past, str_keys=True))
+        pasts = [msgspec.convert(each, Past, str_keys=True) for each in said]
+        self._past = longest(pasts, before=completed)
+
+    def skips(
+        self,
+        metrics: Mapping[str, float],
+        *,
+        step: int,
+        wrong: str,
+        tell: Callable[[str, Action], None],
+    ) -> bool:
+        """Say whether the step is to leave the weights as they are.
+
+        ``wrong`` says what else is not finite. ``tell`` is called with what is wrong and what
+        becomes of it. Raises ``RollBack`` to go back, ``JobFailed`` when that is over, and
+        ``ConfigError`` where the loop does not log the number.
+        """
+        guard = self._guard
+        loss = value_of(metrics, guard=guard)
+        action, why, self._past = decide(loss, self._past, step=step, guard=guard, wrong=wrong)
+        if not why:
+            return False
+        tell(why, action)
+        told = f"step {step}: {why}"
+        match action:
+            case Action.ROLL_BACK:
+                raise RollBack(told, at_most=max(0, step - guard.steps_back))
+            case Action.STOP:
+                raise JobFailed(
+                    f"{told}: look at the data and the learning rate, or change what "
+                    f"LossGuard(nonfinite={guard.nonfinite!r}, spike={guard.spike!r}, "
+                    f"then={guard.then!r}, limit={guard.limit}) does"
+                )
+        _log.warning("%s: %s", told, "left out" if action is Action.SKIP else "noted")
+        return action is Action.SKIP

@@ -1,0 +1,304 @@
+"""Run the training function up to its first step, before the generation that it is to join.
+
+A worker that comes late has everything to do for the first time: imports inside the function, lazy
+initialisation, memory from the kernel, the mappings of snapshots. In the re-form all others would
+wait for that. So it *rehearses* while they train: the function is called in a world of this process
+alone, of the size and with the rank that are to be expected, and left where the first step would
+begin. Its model is dropped: the mesh of the real generation is another object. What stays is what
+the process has learned, and the bytes fetched meanwhile (`holdfast.elastic.loop.prefetch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.recovery.prefetched import Ahead
+from holdfast.ckpt.snapshot.store_gather import StoreGather
+from holdfast.ckpt.state.restore import restore, wanted
+from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
+from holdfast.elastic.channel.base import AgentChannel, Channel
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.elastic.groups import reform
+from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.reform import AXES, World
+from holdfast.elastic.loop.prefetch import Donors, Prefetcher
+from holdfast.elastic.loop.run import Run
+from holdfast.elastic.membership.records import GenerationRecord
+from holdfast.elastic.planning.foresight import foresee, others_train
+from holdfast.elastic.tracked.cursor import KEY
+from holdfast.elastic.tracked.keeper import Keeper
+
+LIMIT_S: Final = 600.0
+"""A function that does not come to its first step in this time is not rehearsed any longer."""
+
+SIGNAL: Final = signal.SIGRTMIN + 12
+"""Ends a rehearsal that takes too long, inside the training function; none that scripts use."""
+
+_ROSTER_WAIT_S: Final = 5.0
+_PROTECTED_WAIT_S: Final = 10.0
+_AGAIN_S: Final = 5.0
+
+
+class _FirstStep(ElasticError):
+    """The rehearsal is complete: the function has come to its first step."""
+
+
+class _TooLong(ElasticError):
+    """The rehearsal took too long."""
+
+
+class StageWorld(World):
+    """A world of this process alone that says it is larger: what others would say is made up."""
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def gather(self, value: Json) -> list[Json]:
+        """Return the same value for every rank."""
+        return [value] * self.size
+
+    def gather_plans(self, value: Json) -> list[Json]:
+        """As `gather`."""
+        return self.gather(value)
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+
+@contextmanager
+def stage(
+    record: GenerationRecord, *, rank: int, guard: Guard, axes: tuple[str, ...] = AXES
+) -> Iterator[StageWorld]:
+    """Make this process ``rank`` of ``record``, with collectives that do nothing, for a while.
+
+    ``axes`` is as for `reform.form`.
+    """
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
+
+    store = fake_pg.FakeStore()
+    reform.init_group(
+        dist.Backend.FAKE,
+        store=store,
+        rank=rank,
+        size=len(record.members),
+        timeout_s=LIMIT_S,
+    )
+    try:
+        mesh, data_mesh = reform.meshes_of(record.mesh, axes)
+        groups = reform.groups_of(mesh, record.mesh, data_mesh=data_mesh)
+        plans = StoreGather(store, rank=rank, size=len(record.members), poll=guard.check)
+        yield StageWorld(
+            record,
+            rank=rank,
+            guard=guard,
+            mesh=mesh,
+            data_mesh=data_mesh,
+            groups=groups,
+            plans=plans,
+        )
+    finally:
+        reform.leave()
+
+
+class StageKeeper(Keeper):
+    """Tells ``tracked`` of the state instead of restoring it, and ends where steps begin."""
+
+    tracked: Callable[[Mapping[str, Any]], None]
+
+    def track(self, state: Mapping[str, Any]) -> None:
+        """See `Keeper.track`."""
+        if KEY in state:
+            raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
+        self.tracked({**state, KEY: self.cursor})
+
+    def begin(self, count: int) -> None:
+        """End the rehearsal."""
+        raise _FirstStep(f"the first of {count} steps would begin now")
+
+
+class WarmJoin:
+    """What a worker does that starts while others train, from its start to its generation."""
+
+    def __init__(
+        self, channel: Channel, settings: Settings, *, pulse: Pulse, maps: SlotMaps
+    ) -> None:
+        self._channel, self._settings, self._pulse = channel, settings, pulse
+        self._maps = maps
+        self._prefetcher: Prefetcher | None = None
+        self._generation = 0
+
+    def prepare(self, body: Callable[[Run], Any]) -> None:
+        """Rehearse ``body`` and prefetch its state, where others train meanwhile; else nothing.
+
+        Whatever goes wrong with it is told in an event, and will show again, or not, in earnest.
+        """
+        channel = self._channel
+        if not self._settings.rehearse or not isinstance(channel, AgentChannel):
+            return
+        if not channel.rehearses:
+            return
+        channel.await_roster(after=0, timeout_s=_ROSTER_WAIT_S)
+        if not others_train(roster := channel.roster()) or roster.generation is None:
+            return
+        self._generation = roster.generation.number
+        began_s = time.perf_counter()
+        told: dict[str, Json] = {"rank": -1, "world": 0, "error": "", "over": False}
+        try:
+            with closing(Donors(channel)) as donors:
+                found = self._foresee(donors)
+                if found is None:
+                    return
+                record, rank = found
+                told |= {"rank": rank, "world": len(record.members)}
+                self._rehearse(body, record, rank=rank, donors=donors)
+        except (_FirstStep, _TooLong) as error:
+            told["error"] = "" if isinstance(error, _FirstStep) else str(error)
+        except Exception as error:  # noqa: BLE001 - told; in earnest it ends the worker
+            told |= {"error": f"{type(error).__name__}: {error}", "over": not self._goes_on()}
+        reform.leave()
+        gc.collect()
+        channel.emit("rehearsed", **told, seconds=time.perf_counter() - began_s)
+
+    def finish(self) -> Ahead | None:
+        """Return what was prefetched, now that the generation has begun."""
+        prefetcher, self._prefetcher = self._prefetcher, None
+        return None if prefetcher is None else prefetcher.stop()
+
+    def _goes_on(self) -> bool:
+        """Whether the others still train: if they do not, they may be waiting for this worker."""
+        roster = self._channel.roster()
+        generation = roster.generation
+        same = generation is not None and generation.number == self._generation
+        return same and others_train(roster) and not self._channel.stopped()
+
+    def _foresee(self, donors: Donors) -> tuple[GenerationRecord, int] | None:
+        roster = self._channel.roster()
+        if roster.generation is None:
+            return None
+        world = roster.generation.snapshots
+        step, until_s = -1, time.monotonic() + _PROTECTED_WAIT_S
+        while step < 0 and self._goes_on() and time.monotonic() < until_s:
+            step = donors.newest(world, wait_s=0.1)
+        if step < 0:
+            return None
+        point = donors.locate(world, step)
+        with donors.source(point, maps=self._maps) as source:
+            sizes = {index.writer: index.payload_bytes for index in source.indexes()}
+        return foresee(
+            roster,
+            incarnation=self._channel.incarnation,
+            spec=self._settings.job(),
+            point=point,
+            sizes=sizes,
+        )
+
+    def _rehearse(
+        self,
+        body: Callable[[Run], Any],
+        record: GenerationRecord,
+        *,
+        rank: int,
+        donors: Donors,
+    ) -> None:
+        guard = Guard(record.number, lambda: not self._goes_on())
+        with stage(record, rank=rank, guard=guard, axes=self._settings.mesh.axes) as world:
+            keeper = StageKeeper(
+                self._channel, self._settings, world, pulse=self._pulse, maps=self._maps
+            )
+            keeper.tracked = lambda state: self._tracked(state, rank=rank, donors=donors)
+            run = Run(self._channel, self._settings, world, pulse=self._pulse, keeper=keeper)
+            try:
+                with _limited(LIMIT_S):
+                    _train_once(world)
+                    torch.manual_seed(randomness.build_seed(self._settings.seed))
+                    body(run)
+            finally:
+                run.close()
+
+    def _tracked(self, state: Mapping[str, Any], *, rank: int, donors: Donors) -> None:
+        """Prefetch what ``state`` wants, then restore into it: what is done twice goes faster."""
+        generation = self._channel.roster().generation
+        if generation is None:
+            return
+        point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
+        with donors.source(point, maps=self._maps) as source:
+            asked = wanted(state, source, rank=rank)
+        self._prefetcher = prefetcher = Prefetcher(self._channel, maps=self._maps, wanted=asked)
+        self._await(prefetcher)
+        ahead = prefetcher.complete()
+        if ahead is None or not self._goes_on():
+            return  # others are not asked for everything twice
+        with contextlib.suppress(CkptError):  # they go on: it may be gone by now
+            point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
+            with donors.source(point, maps=self._maps, ahead=ahead) as source:
+                restore(state, source, rank=rank)
+
+    def _await(self, prefetcher: Prefetcher) -> None:
+        began_s = time.perf_counter()
+        found = prefetcher.await_current(goes_on=self._goes_on)
+        if found is not None:
+            self._channel.emit(
+                "prefetched", **dataclasses.asdict(found), seconds=time.perf_counter() - began_s
+            )
+
+
+def _train_once(world: World) -> None:
+    """Train next to nothing for a step: what torch does for the first time there, it has done."""
+    model = nn.Linear(2, 2)
+    if world.mesh.ndim == 1:
+        fully_shard(model, mesh=world.mesh)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+
+
+@contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Have `_TooLong` raised in the body when the time is up; on the main thread only."""
+    main = threading.main_thread()
+    if threading.current_thread() is not main or main.ident is None:
+        yield
+        return
+
+    def over(*_: object) -> None:
+        raise _TooLong(f"the first step was not reached within {limit_s:g} s")
+
+    signal.signal(SIGNAL, over)
+    left = threading.Event()
+    interrupt = functools.partial(signal.pthread_kill, main.ident, SIGNAL)
+    args = (left, interrupt, limit_s)
+    threading.Thread(target=_interrupt_late, args=args, name="rehearsal-limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        left.set()
+
+
+def _interrupt_late(left: threading.Event, interrupt: Callable[[], None], limit_s: float) -> None:
+    """Interrupt until the body is left: what is raised in a callback or a destructor is lost."""
+    while not left.wait(limit_s):
+        interrupt()
+        limit_s = _AGAIN_S

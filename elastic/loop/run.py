@@ -1,0 +1,540 @@
+"""What the decorated function is given: its world, its steps, its share of the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
+from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.config import Settings
+from holdfast.elastic.data.loaders import Loader, Piece
+from holdfast.elastic.data.order import Order
+from holdfast.elastic.data.work import Samples, Work
+from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
+from holdfast.elastic.errors import ConfigError, JobFailed, NotFinite
+from holdfast.elastic.gradients.clipping import clip_grad_norm_
+from holdfast.elastic.gradients.mean import Gradients
+from holdfast.elastic.gradients.metrics import Metrics
+from holdfast.elastic.gradients.summing import Replicas
+from holdfast.elastic.groups.reform import World
+from holdfast.elastic.loop.loss_watch import LossWatch
+from holdfast.elastic.loss import Action
+from holdfast.elastic.membership.records import Member, Roster
+from holdfast.elastic.seeding import seed_all
+from holdfast.elastic.tracked.handover import Wish, wish_of
+from holdfast.elastic.tracked.keeper import Keeper
+from holdfast.elastic.tracked.protection import Protection
+
+if TYPE_CHECKING:
+    from holdfast.elastic.loop.pipeline import Feed, Schedule, Stage
+
+_MAX_PASSES = 3
+
+
+class Run:
+    """One generation's view of the run; a new one is made whenever the world changes.
+
+    ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least), ``seed`` the
+    run's, ``completed`` the number of completed steps, ``metrics`` the values last logged.
+    """
+
+    def __init__(
+        self, channel: Channel, settings: Settings, world: World, *, pulse: Pulse, keeper: Keeper
+    ) -> None:
+        self._channel, self._settings, self._world = channel, settings, world
+        self._pulse, self._keeper = pulse, keeper
+        self._gradients: Gradients | None = None
+        self._logs = Metrics(settings.batch.microbatches)
+        self._piece: Piece | None = None
+        self._work = Work(channel, settings, world, states=keeper.cursor.places, beat=pulse.beat)
+        self._backwards = 0
+        self._has_gradients = self._in_step = self._stepped = self._skips = self._resumed = False
+        self._losses: LossWatch | None = None
+        self._began = (0.0, 0.0, 0.0)
+        self._share = 0
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of this generation's ranks."""
+        return self._world.mesh
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The data-parallel axes of the mesh: what ``fully_shard`` shards over, but for experts."""
+        return self._world.data_mesh
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank builds its model: the CPU, or its CUDA device (see `Mesh`)."""
+        return self._world.device
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._world.size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def generation(self) -> int:
+        """The generation's number."""
+        return self._world.generation
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The workers of this generation, by rank: their seats, nodes and incarnations."""
+        return self._world.record.members
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self._settings.seed
+
+    @property
+    def completed(self) -> int:
+        """How many steps are complete."""
+        return self._keeper.cursor.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The values last logged; part of the state, so there after a restore too."""
+        return dict(self._keeper.cursor.metrics)
+
+    @property
+    def sidecar(self) -> SidecarClient:
+        """The client of this node's sidecar."""
+        return self._keeper.client
+
+    @property
+    def key(self) -> RunKey:
+        """The run's key."""
+        return self._channel.key
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard."""
+        return self._channel.roster()
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event."""
+        self._channel.emit(kind, **fields)
+
+    def check(self) -> None:
+        """Raise ``Fenced`` when this generation is over; call it in long work of your own."""
+        self._pulse.beat()
+        self._world.guard.check()
+
+    @contextmanager
+    def pause(self, *, limit_s: float = 0.0) -> Iterator[None]:
+        """Announce work beside training, as an evaluation: silence in it is no hang.
+
+        After ``limit_s`` it is one; without it after what the launcher allows (half an hour). A
+        change of the world waits for the end of it unless it calls `check` now and then.
+        """
+        if limit_s < 0:
+            raise ConfigError(f"run.pause(limit_s={limit_s!r}): give seconds, or 0 for the default")
+        with self._pulse.phase(Phase.PAUSE, limit_s=limit_s):
+            yield
+
+    def track(self, **state: Any) -> None:
+        """Name the state to keep, and restore it in place where there is something to restore.
+
+        ``state``: modules, `ckpt.ModelParts` (of a rank's stages), optimizers, objects with
+        ``state_dict``/``load_state_dict``, tensors and plain values. Raises ``ConfigError`` when a
+        setting contradicts the saved run's, and ``ckpt``'s ``MismatchError`` when the saved state
+        is another model's.
+        """
+        if self._gradients is not None:
+            raise ConfigError("run.track was called twice; name all state in one call")
+        with self._pulse.phase(Phase.IDLE):
+            self._keeper.track(state)
+        self._gradients = Gradients(
+            {
+                name: value
+                for name, value in state.items()
+                if isinstance(value, nn.Module | ModelParts)
+            },
+            self._world,
+            replicas=Replicas(dense=self._world.dp, experts=self._world.edp),
+            unite=self._world.unite,
+            microbatches=self._settings.batch.microbatches,
+            exact=self._settings.exact,
+            bounds=self._keeper.cursor.bounds,
+            check=self._world.guard.check,
+        )
+        for value in state.values():
+            if isinstance(value, Optimizer):
+                value.register_step_pre_hook(lambda *_: self._keeper.fence())
+
+    def guard_losses(self, watch: LossWatch | None) -> None:
+        """Have every step's loss judged (the loop does); before the first step."""
+        self._losses = watch
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield the number of each step still to do until ``count`` are complete.
+
+        The whole body belongs to the step and must depend only on the tracked state and the
+        step's number: after a failure it is run again from the last complete step.
+        """
+        self._tracked()
+        self._begin(count)
+        while self.completed < count:
+            self._begin_step()
+            yield self.completed
+            self._end_step(last=self.completed + 1 >= count)
+
+    def epochs(self, count: int, loader: Loader) -> Iterator[int]:
+        """Yield the number of each step until ``loader`` has gone ``count`` times through its data.
+
+        As `steps` for the rest; for when the number of steps is not known, or follows the data.
+        """
+        self._tracked()
+        over = loader.reaches(count)
+        self._begin(self.completed if over else self.completed + 1)
+        while not over:
+            self._begin_step()
+            yield self.completed
+            self._work.advance()
+            over = loader.reaches(count)
+            self._end_step(last=over)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch: int | None = None,
+        shuffle: bool | None = None,
+        order: Order | None = None,
+        name: str = "data",
+        factory: Callable[..., DataLoader[Any]] = DataLoader,
+        first_batch_s: float = FIRST_BATCH_S,
+        **options: Any,
+    ) -> Loader:
+        """Return a loader of ``dataset`` for `microbatches`; every epoch has each sample once.
+
+        ``dataset`` can be indexed, or iterated, or is a DataLoader whose data set, order and
+        options are taken over. ``batch`` is a step's samples over all ranks (without it as many
+        as `Batch` says); the last step of an epoch is smaller. Samples are shuffled unless
+        ``shuffle`` is False or ``order`` (as `Weighted`) says otherwise. ``options`` go to
+        ``factory``: a DataLoader, or torchdata's StatefulDataLoader. The place is saved under
+        ``name`` with the run, not in `track`. A worker process without a batch ``first_batch_s``
+        after its start is replaced. Raises ``ConfigError`` where these do not fit.
+        """
+        return self._work.loader(
+            dataset,
+            batch=batch,
+            shuffle=shuffle,
+            order=order,
+            name=name,
+            factory=factory,
+            options={"first_batch_s": first_batch_s, **options},
+        )
+
+    def _begin(self, count: int) -> None:
+        self._keeper.begin(count)
+        if self._losses is not None:
+            self._losses.begin(self._world, completed=self.completed)
+
+    def _tracked(self) -> Gradients:
+        if self._gradients is None:
+            raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
+        return self._gradients
+
+    def _begin_step(self) -> None:
+        self.check()
+        self._in_step, self._stepped, self._has_gradients = True, False, False
+        self._skips = False
+        self._began = (time.time(), time.perf_counter(), time.process_time())
+        self._pulse.set(Phase.COMPUTE, step=self.completed)
+        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=False))
+
+    def _end_step(self, *, last: bool) -> None:
+        if not self._stepped:
+            raise ConfigError(
+                f"step {self.completed} ended without run.step(optimizer): call it once per step"
+            )
+        self._world.settle()  # before anything of the step is kept
+        self._in_step = False
+        cursor = self._keeper.cursor
+        cursor.metrics.update(self._logs.latest)
+        cursor.step += 1
+        self._work.advance()
+        wished = Wish(self._tracked().wished)
+        self._keeper.keep(last=last, wished=wished)
+        protection = self.protection
+        start, began, cpu_began = self._began
+        seconds = time.perf_counter() - began
+        # The end of the step is read before the fence is: however long a pause in here is, what is
+        # told ended while the generation stood, and what did not is not told.
+        self.check()
+        self.emit(
+            "step",
+            step=cursor.step,
+            generation=self.generation,
+            rank=self.rank,
+            start=start,
+            seconds=seconds,
+            stall_s=self._keeper.stall_s(),
+            protected=protection.step,
+            unprotected_s=round(protection.age_s, 6),
+            copied_bytes=protection.copied_bytes,
+            discarded=protection.discarded,
+            waited_s=self._world.guard.take_waited_s(),
+            quiet_s=self._pulse.take_quiet_s(),
+            data_s=self._work.take_waited_s(),
+            cpu_s=time.process_time() - cpu_began,
+            microbatches=self._share,
+        )
+        if self.is_leader:
+            if self._logs.latest:
+                self.emit("metric", step=cursor.step, **self._logs.latest)
+            if not self._resumed:
+                self.emit("resumed", generation=self.generation, step=cursor.step)
+        self._resumed = True
+        self._logs.clear()
+        self._work.sharing.settle()
+        self._pulse.set(Phase.IDLE, step=cursor.step)
+        if wished and not last:
+            self._keeper.hand_over()
+
+    @overload
+    def microbatches(self) -> Iterator[int]: ...
+    @overload
+    def microbatches(self, dataset: Samples[Any] | Loader) -> Iterator[Any]: ...
+    def microbatches(self, dataset: Samples[Any] | Loader | None = None) -> Iterator[Any]:
+        """Yield this rank's microbatches of the step: collated samples, or their indices.
+
+        Of a data set the samples of all steps are one endless row, epoch after epoch, shuffled;
+        of a `loader` a step never spans two epochs, and a microbatch counts by its samples.
+        Each is seeded on its own. With ``exact`` the pass is repeated in the rare case that a
+        gradient outgrew its grid; when the loop ends, every ``.grad`` is the mean over all
+        microbatches of all ranks.
+        """
+        gradients = self._tracked()
+        for pieces in self._passes(dataset):
+            for piece in pieces:
+                gradients.begin_microbatch(last=piece is pieces[-1])
+                yield self._begin_microbatch(piece)
+            self._piece = None
+
+    def _passes(self, dataset: Samples[Any] | Loader | None) -> Iterator[list[Piece]]:
+        """Yield the microbatches of the step, again where the pass has to be repeated."""
+        gradients = self._tracked()
+        if not self._in_step:
+            raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
+        for _ in range(_MAX_PASSES):
+            self._work.sharing.begin()
+            gradients.begin_pass()
+            self._logs.begin_pass()
+            self._backwards = 0
+            pieces = self._work.pieces(dataset, step=self.completed)
+            yield pieces
+            self._work.sharing.end(self._backwards)
+            if self._end_pass(len(pieces)):
+                return
+        raise JobFailed(
+            f"step {self.completed}: the gradients grew {_MAX_PASSES} times over: what a "
+            "microbatch computes must depend on nothing but the tracked state and the microbatch"
+        )
+
+    def _begin_microbatch(self, piece: Piece) -> Any:
+        self.check()
+        batch = piece.fetch()
+        self._piece, number = piece, piece.microbatch
+        seed_all(randomness.microbatch_seed(self.seed, step=self.completed, microbatch=number))
+        return batch
+
+    @property
+    def share(self) -> int:
+        """How many of a step's microbatches this rank runs."""
+        return self._work.share
+
+    def stage(self, module: nn.Module) -> Stage:
+        """Return the one stage of this rank, as of `stages`."""
+        return self.stages([module])[0]
+
+    def stages(self, modules: Iterable[nn.Module]) -> list[Stage]:
+        """Return this rank's stages, for a schedule of torch.distributed.pipelining.
+
+        ``modules`` (as `ckpt.ModelParts`) are its parts of the model, with the names they have in
+        the whole one: rank ``r`` of the axis ``pp`` has the stages ``r``, ``r + pp``, … in this
+        order, every rank as many. Collective. Raises ``ConfigError`` for what cannot be stages.
+        """
+        from holdfast.elastic.loop.pipeline import (
+            stages_of,  # a second to import, for those who need it
+        )
+
+        return stages_of(
+            list(modules),
+            self._world,
+            check=self.check,
+            exact=bool(self._settings.exact),
+            shares_are_even=self._work.sharing.is_even,
+        )
+
+    def pipeline(
+        self,
+        schedule: Schedule,
+        dataset: Samples[Any] | Loader,
+        *,
+        feed: Feed | None = None,
+    ) -> None:
+        """Run this group's microbatches through the stages: in place of `microbatches`.
+
+        ``schedule`` is for a `stage`, or for `stages`, with ``n_microbatches=run.share`` and
+        ``scale_grads=False``. ``feed`` makes of a microbatch the input of the first stage and the
+        target of the loss, whose mean is logged as ``loss`` (without it a microbatch is such a
+        pair). Afterwards every ``.grad`` is the mean over all microbatches.
+        """
+        from holdfast.elastic.loop.pipeline import pair, run_schedule
+
+        for pieces in self._passes(dataset):
+            self._tracked().begin_schedule()
+            losses = run_schedule(
+                schedule, pieces, feed=feed or pair, seed=self.seed, step=self.completed
+            )
+            self._backwards = len(pieces)
+            for piece, loss in zip(pieces, losses, strict=True):
+                self._logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
+
+    def _end_pass(self, count: int) -> bool:
+        if self._backwards not in (0, count):
+            raise ConfigError(
+                f"run.backward was called {self._backwards} times in {count} microbatches: call "
+                "it once in each (add up the losses of one microbatch first)"
+            )
+        if self._backwards and self._has_gradients:
+            raise ConfigError("one pass of microbatches per step may call run.backward")
+        agree, wrong = self._logs.signature(self._backwards > 0), ""
+        wish = wish_of(self._channel, self._world)
+        try:
+            if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
+                self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)
+                return False
+        except NotFinite as error:
+            if self._losses is None:
+                raise
+            wrong = str(error)
+        self._logs.end_pass(self._world, speaks=self._world.speaks)
+        if self._backwards > 0:
+            self._has_gradients, self._share = True, count
+            self._judge_loss(wrong)
+        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=True))
+        return True
+
+    def _judge_loss(self, wrong: str) -> None:
+        """Let the watch say what becomes of the step; it may end the generation, or the job."""
+        if self._losses is None:
+            return
+        self._world.settle()  # a number out of an aborted collective is not judged
+
+        def tell(why: str, action: Action) -> None:
+            if self.is_leader:
+                at = {"step": self.completed, "generation": self.generation}
+                self.emit("loss", **at, why=why, action=action.value)
+            if action in (Action.ROLL_BACK, Action.STOP):
+                self._world.barrier()  # the first to leave ends it for all: it is told by then
+
+        self._skips = self._losses.skips(
+            self._logs.latest, step=self.completed, wrong=wrong, tell=tell
+        )
+        if self._skips:
+            self._tracked().clear()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of this microbatch's loss (its mean over the microbatch's samples)."""
+        if self._piece is None:
+            raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
+        self._backwards += 1
+        if self._piece.weight != 1.0:
+            loss = loss * self._piece.weight
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._tracked().end_backward()
+
+    def step(self, *optimizers: Optimizer) -> None:
+        """Apply the mean gradient and drop it: once per step, after the microbatches.
+
+        Nothing is applied in a step that the `LossGuard` leaves out.
+        """
+        if not optimizers:
+            raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
+        if not self._has_gradients or self._stepped:
+            raise ConfigError(
+                "run.step follows a complete pass over run.microbatches with run.backward, once "
+                "per step"
+            )
+        self.check()
+        if not self._skips:
+            self._keeper.fence()
+            for optimizer in optimizers:
+                optimizer.step()
+        self._tracked().clear()
+        self._stepped = True
+
+    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
+
+        The norm is the same for any number of data-parallel ranks, bit for bit.
+        """
+        return clip_grad_norm_(parameters, max_norm, world=self._world)
+
+    def fence(self) -> None:
+        """Wait for the snapshot being copied: call it before changing tracked tensors by hand.
+
+        ``run.step`` and every tracked optimizer do so by themselves. A change without it, as of
+        parameters under ``torch.no_grad()``, is noticed, and the snapshot under way is discarded:
+        `protection` names the tensor.
+        """
+        self._keeper.fence()
+
+    @property
+    def protection(self) -> Protection:
+        """How well this run is protected: the newest restore point, its age, what it cost.
+
+        Reading it costs nothing. Raises ``ConfigError`` before `track`.
+        """
+        return self._keeper.protection()
+
+    def log(self, **values: float | torch.Tensor) -> None:
+        """Record numbers of this step; inside a microbatch, its part of their mean over all."""
+        if self._piece is None:
+            self._logs.add(None, values)
+        else:
+            self._logs.add(self._piece.microbatch, values, samples=self._piece.samples)
+
+    def finish(self) -> None:
+        """Make the last step durable where asked for, and wait for all ranks (the loop does)."""
+        if self._in_step and self._stepped:
+            self._end_step(last=True)  # the loop was left by `break`
+        self._pulse.set(Phase.WAIT, step=self.completed)
+        self._keeper.finish()
+        self._world.barrier()
+
+    def close(self) -> None:
+        """Let go of everything that holds the model or the data."""
+        self._work.close()
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        self._keeper.close()

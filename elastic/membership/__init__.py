@@ -1,0 +1,1 @@
+"""Who is there: records, and the view every decision is made from."""

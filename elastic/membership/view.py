@@ -1,0 +1,423 @@
+"""What all agents know of a job at one moment: the view every decision is made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from holdfast.ckpt.memory.records import BlockEntry
+from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.incremental import Findings, by_node, by_nodes, once, while_same
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    GenerationRecord,
+    JobSpec,
+    NodeRecord,
+    Outcome,
+    Roster,
+    Seating,
+    WorkerRecord,
+    WorkerState,
+)
+
+Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | Outcome
+"""What the keys of a run hold."""
+
+Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
+"""A worker that can be a rank, and the node it lives on."""
+
+_Orders: TypeAlias = Mapping[str, tuple[str, int]]
+_SEATS_REMEMBERED = 1 << 17
+_GROUPS_REMEMBERED = 1 << 12
+
+
+def run_prefix(run: str) -> str:
+    """Return what every key of the run starts with."""
+    return f"{run}/"
+
+
+def node_key(run: str, node: str) -> str:
+    """Return the key of a node's `NodeRecord`, which is held under its agent's lease."""
+    return f"{run}/nodes/{node}"
+
+
+def generation_key(run: str) -> str:
+    """Return the key of the newest `GenerationRecord`, changed only by compare-and-set."""
+    return f"{run}/generation"
+
+
+def seating_key(run: str) -> str:
+    """Return the key of the tuple of `Seating`, changed only by compare-and-set."""
+    return f"{run}/seating"
+
+
+def outcome_key(run: str) -> str:
+    """Return the key of the job's `Outcome`, written once (compare-and-set from absent)."""
+    return f"{run}/outcome"
+
+
+def encode(record: object) -> str:
+    """Return the JSON under which a record is stored."""
+    return msgspec.json.encode(record).decode()
+
+
+def identity(record: NodeRecord) -> str:
+    """Return what tells a node from itself with another agent or sidecar."""
+    return f"{record.incarnation}/{record.sidecar_starts}"
+
+
+@lru_cache(_SEATS_REMEMBERED)
+def role_of(seat: str) -> str:
+    """Return the role of a seat: ``"trainer"`` of ``"trainer/0"``."""
+    return seat.partition("/")[0]
+
+
+@lru_cache(_SEATS_REMEMBERED)
+def seat_order(seat: str) -> tuple[str, int, str]:
+    """Return a sort key that puts ``trainer/10`` behind ``trainer/9``."""
+    role, _, number = seat.partition("/")
+    return role, int(number) if number.isdecimal() else 0, seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A job at one store revision: live nodes, newest generation, seating, outcome.
+
+    ``wanted`` is how many seats the job is to have of each role. The revisions are those the
+    next compare-and-set of that record must expect (0: absent).
+    """
+
+    run: str
+    nodes: Mapping[str, NodeRecord]
+    wanted: Mapping[str, int]
+    generation: GenerationRecord | None = None
+    generation_revision: int = 0
+    seating: tuple[Seating, ...] = ()
+    seating_revision: int = 0
+    outcome: Outcome | None = None
+    revision: int = 0
+    decoded: Mapping[str, tuple[int, Record]] = field(default_factory=dict, repr=False)
+    findings: Findings = field(default_factory=Findings, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_entries(
+        cls,
+        entries: Iterable[Entry],
+        *,
+        run: str,
+        wanted: Mapping[str, int],
+        revision: int = 0,
+        before: View | None = None,
+    ) -> View:
+        """Build the view from all entries under `run_prefix`.
+
+        What ``before`` has decoded of the same revisions is taken from there, and what was found
+        of it. Raises ``CoordinatorError`` naming the key of a record that is unknown or garbled.
+        """
+        known = before.decoded if before else {}
+        decoded: dict[str, tuple[int, Record]] = {}
+        changed = set(known)
+        for entry in entries:
+            same = known.get(entry.key)
+            if same and same[0] == entry.revision:
+                decoded[entry.key] = same
+                changed.discard(entry.key)
+            else:
+                decoded[entry.key] = entry.revision, _decode(entry.key, entry.value, run=run)
+                changed.add(entry.key)
+        start = before or cls(run=run, nodes={}, wanted=wanted)
+        return start._with(decoded, changed, wanted=wanted, revision=revision)
+
+    def after(self, events: Iterable[Event], *, revision: int = 0) -> View:
+        """Return the view after changes of the run's keys, in order.
+
+        One that is older than what is known changes nothing. Raises as `from_entries`.
+        """
+        newest: dict[str, Event] = {}
+        for event in events:
+            earlier = newest.get(event.key)
+            if earlier is None or earlier.revision <= event.revision:
+                newest[event.key] = event
+        decoded = dict(self.decoded)
+        changed = set()
+        for key, event in newest.items():
+            known = decoded.get(key)
+            if known and known[0] > event.revision:
+                continue
+            if event.kind == EventKind.PUT:
+                if known and known[0] == event.revision:
+                    continue
+                decoded[key] = event.revision, _decode(key, event.value, run=self.run)
+            else:
+                decoded.pop(key, None)
+            changed.add(key)
+        return self._with(decoded, changed, wanted=self.wanted, revision=revision)
+
+    def _with(
+        self,
+        decoded: Mapping[str, tuple[int, Record]],
+        changed: Iterable[str],
+        *,
+        wanted: Mapping[str, int],
+        revision: int,
+    ) -> View:
+        """Return the view of what is ``decoded`` now; its keys ``changed`` are other than here."""
+        prefix = node_key(self.run, "")
+        names = {key[len(prefix) :] for key in changed if key.startswith(prefix)}
+        nodes = dict(self.nodes)
+        added = False
+        for name in names:
+            if (found := decoded.get(prefix + name)) is None:
+                nodes.pop(name, None)
+            else:
+                added = added or name not in nodes
+                nodes[name] = _as_before(cast("NodeRecord", found[1]), nodes.get(name))
+        of_generation = decoded.get(generation_key(self.run), (0, None))
+        of_seating = decoded.get(seating_key(self.run), (0, ()))
+        outcome = decoded.get(outcome_key(self.run), (0, None))[1]
+        view = View(
+            run=self.run,
+            nodes={name: nodes[name] for name in sorted(nodes)} if added else nodes,
+            wanted=wanted,
+            generation=cast("GenerationRecord | None", of_generation[1]),
+            generation_revision=of_generation[0],
+            seating=cast("tuple[Seating, ...]", of_seating[1]),
+            seating_revision=of_seating[0],
+            outcome=cast("Outcome | None", outcome),
+            revision=revision,
+            decoded=decoded,
+        )
+        view.findings.inherit(self.findings, changed=names)
+        return view
+
+    def without(self, names: Set[str]) -> View:
+        """Return the view as it were without these nodes; what was found of the others stays."""
+        nodes = {name: node for name, node in self.nodes.items() if name not in names}
+        view = replace(self, nodes=nodes)
+        view.findings.inherit(self.findings, changed=names)
+        return view
+
+    @property
+    def number(self) -> int:
+        """Number of the newest generation, 0 before the first."""
+        return self.generation.number if self.generation else 0
+
+    def workers(self) -> Iterator[tuple[NodeRecord, WorkerRecord]]:
+        """Yield every worker of every live node."""
+        for record in self.nodes.values():
+            for worker in record.workers:
+                yield record, worker
+
+    def worker_of(self, seating: Seating) -> WorkerRecord | None:
+        """Return the newest record of the seat at its node, of the ordered attempt or older."""
+        record = self.nodes.get(seating.node)
+        return None if record is None else newest_worker(record, seating.seat)
+
+    def roster(self) -> Roster:
+        """Return what the workers are told."""
+        return Roster(nodes=tuple(self.nodes.values()), generation=self.generation)
+
+
+def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
+    """Return the node's newest worker of a seat."""
+    newest: WorkerRecord | None = None
+    for worker in node.workers:
+        if worker.seat == seat and (newest is None or worker.attempt > newest.attempt):
+            newest = worker
+    return newest
+
+
+@by_nodes(lambda view: (view.generation,))
+def odd_nodes(
+    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
+) -> dict[str, NodeRecord]:
+    """Return the live nodes that the newest generation does not know as they are.
+
+    They joined since, were started again, or have no sidecar now.
+    """
+    known = generation.nodes if generation else {}
+    return {
+        node.node: node
+        for node in nodes
+        if not node.sidecar or known.get(node.node) != identity(node)
+    }
+
+
+@once
+def lost_nodes(view: View) -> Set[str]:
+    """Return the nodes of the newest generation's group that live no more."""
+    return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
+
+
+@by_nodes(lambda view: (view.generation,))
+def late_nodes(
+    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
+) -> dict[str, NodeRecord]:
+    """Return the live nodes of which a worker may still act in the newest generation."""
+    number = generation.number if generation else 0
+    return {node.node: node for node in nodes if node.fenced < number}
+
+
+@once
+def fenced_nodes(view: View) -> Mapping[str, NodeRecord]:
+    """Return the live nodes of which no worker acts in the newest generation any more."""
+    late = late_nodes(view)
+    if not late:
+        return view.nodes
+    return {name: node for name, node in view.nodes.items() if name not in late}
+
+
+@while_same(lambda view: (view.generation,))
+def member_incarnations(generation: GenerationRecord | None) -> Set[str]:
+    """Return who the members of the newest generation are."""
+    return {member.incarnation for member in generation.members} if generation else set()
+
+
+@while_same(lambda view: (view.seating,))
+def _orders(seating: tuple[Seating, ...]) -> _Orders:
+    return {order.seat: (order.node, order.attempt) for order in seating}
+
+
+@while_same(lambda view: (view.seating,))
+def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
+    """Return the places of the seats among each other."""
+    seats = sorted((order.seat for order in seating), key=seat_order)
+    return {seat: place for place, seat in enumerate(seats)}
+
+
+def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+    """Return the READY trainers of a node whose sidecar serves; None where there are none.
+
+    Left out is a worker whose seat was given to another: its agent is about to end it.
+    """
+    found: tuple[WorkerRecord, ...] = ()
+    for worker in node.workers if node.sidecar else ():
+        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
+            order = orders.get(worker.seat)
+            if order is None or (order[1] == worker.attempt and order[0] == node.node):
+                found = (*found, worker) if found else (worker,)
+    return found or None
+
+
+@by_node(lambda view: (_orders(view),))
+def parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
+    """Return by node the trainers that could enter a generation once their node has fenced."""
+    return _parked(node, orders)
+
+
+@by_node(lambda view: (_orders(view), member_incarnations(view)))
+def _parked_outside(
+    node: NodeRecord, orders: _Orders, inside: Set[str]
+) -> tuple[WorkerRecord, ...] | None:
+    for worker in node.workers:
+        if worker.incarnation not in inside:
+            break
+    else:
+        return None  # so it is with most
+    found = _parked(node, orders) or ()
+    return tuple([worker for worker in found if worker.incarnation not in inside]) or None
+
+
+@once
+def outside_trainers(view: View) -> list[Trainer]:
+    """Return the READY trainers that are not in the newest generation."""
+    return _with_nodes(view, _parked_outside(view))
+
+
+def _with_nodes(view: View, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
+    nodes = view.nodes
+    return [(nodes[name], worker) for name, workers in found.items() for worker in workers]
+
+
+@once
+def ready_trainers(view: View) -> list[Trainer]:
+    """Return who can enter the next generation, in seat order.
+
+    These are the READY trainers of the nodes that have fenced the newest generation.
+    """
+    late, parked = late_nodes(view), parked_trainers(view)
+    if late:
+        parked = {name: workers for name, workers in parked.items() if name not in late}
+    found = _with_nodes(view, parked)
+    places = _seat_places(view)
+    seated: list[Trainer | None] = [None] * len(places)
+    for pair in found:
+        if (place := places.get(pair[1].seat)) is not None:
+            seated[place] = pair
+    in_order = [pair for pair in seated if pair is not None]
+    if len(in_order) < len(found):  # a worker of no seat, or two of one
+        return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
+    return in_order
+
+
+def _decode(key: str, value: str, *, run: str) -> Record:
+    kinds: dict[str, Any] = {
+        generation_key(run): GenerationRecord,
+        seating_key(run): tuple[Seating, ...],
+        outcome_key(run): Outcome,
+    }
+    prefix = node_key(run, "")
+    is_node = key.startswith(prefix)
+    kind = NodeRecord if is_node else kinds.get(key)
+    if kind is None:
+        raise CoordinatorError(
+            f"{key}: no record of this name is known; do all nodes run the same version of "
+            "Holdfast?"
+        )
+    try:
+        record = msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as error:
+        raise CoordinatorError(
+            f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"
+        ) from error
+    if is_node:
+        if prefix + record.node != key:
+            raise CoordinatorError(f"{key}: holds the record of node {record.node}")
+        _share(record)
+    return cast("Record", record)
+
+
+def _share(record: NodeRecord) -> None:
+    """Have a record that was just decoded name the same objects as others where they are equal.
+
+    All trainers repeat the job's spec, and the nodes of a parity group what it has sealed.
+    """
+    for worker in record.workers:
+        if worker.spec is not None:
+            force_setattr(worker, "spec", _shared_spec(worker.spec))
+    if (inventory := record.inventory) is not None and inventory.sealed:
+        sealed = _shared_entries(inventory.sealed)
+        force_setattr(inventory, "sealed", sealed)
+        blocks = tuple([_among(sealed, entry) for entry in inventory.blocks])
+        force_setattr(inventory, "blocks", blocks)
+
+
+def _as_before(record: NodeRecord, before: NodeRecord | None) -> NodeRecord:
+    """Have a record name the same inventory as the one before it where they are equal.
+
+    What was found of all inventories then still holds.
+    """
+    if before is not None and before is not record and record.inventory == before.inventory:
+        force_setattr(record, "inventory", before.inventory)
+    return record
+
+
+def _among(entries: tuple[BlockEntry, ...], entry: BlockEntry) -> BlockEntry:
+    rank = entry.rank
+    return next((each for each in entries if each.rank == rank and each == entry), entry)
+
+
+@lru_cache(64)
+def _shared_spec(spec: JobSpec) -> JobSpec:
+    return spec
+
+
+@lru_cache(_GROUPS_REMEMBERED)
+def _shared_entries(entries: tuple[BlockEntry, ...]) -> tuple[BlockEntry, ...]:
+    return entries

@@ -1,0 +1,104 @@
+"""An agent's calls to the coordinator over a network that loses, doubles and delays them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from holdfast.elastic.errors import CoordinatorError, ElasticError
+from holdfast.elastic.testing.simulation.network import COORDINATOR
+
+if TYPE_CHECKING:
+    from holdfast.elastic.testing.simulation.agent import SimulatedAgent
+
+CALL_TIMEOUT_S = 0.4
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Call(Generic[_T]):
+    name: str
+    apply: Callable[[], _T]
+    then: Callable[[_T | ElasticError], None]
+    deadline_s: float = 0.0
+    is_over: bool = False
+
+
+class Calls:
+    """One call at a time, each with a deadline: a call that failed may have taken effect or not.
+
+    A request that comes late takes effect behind later ones; one that comes twice, twice.
+    """
+
+    def __init__(self, agent: SimulatedAgent) -> None:
+        self._agent, self._sim = agent, agent.sim
+        self._waiting: deque[_Call[object]] = deque()
+        self._names: set[str] = set()
+        self._under_way = False
+
+    def make(
+        self, name: str, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]
+    ) -> None:
+        """Make a call after those before it; a name is queued or under way at most once."""
+        if name in self._names:
+            return
+        self._names.add(name)
+        self._waiting.append(_Call(name, apply, then))  # type: ignore[arg-type]
+        self._next()
+
+    def is_waiting(self, name: str) -> bool:
+        """Return whether a call of this name is queued or under way."""
+        return name in self._names
+
+    def once(self, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]) -> None:
+        """Make a call at once, on a connection of its own; where it is lost nothing follows."""
+        self._send(_Call("", apply, then))  # type: ignore[arg-type]
+
+    def _next(self) -> None:
+        if self._under_way or not self._waiting or not self._agent.alive:
+            return
+        self._under_way = True
+        call = self._waiting.popleft()
+        call.deadline_s = self._sim.now_s + CALL_TIMEOUT_S
+        self._agent.passes_call(lambda: self._send(call))
+
+    def _send(self, call: _Call[object]) -> None:
+        copies = self._sim.network.fate(self._agent.name, COORDINATOR)
+        for delay_s in copies:
+            self._sim.schedule.after(delay_s, lambda: self._serve(call))
+        if not copies or min(copies) > CALL_TIMEOUT_S:
+            self._give_up(call)
+
+    def _serve(self, call: _Call[object]) -> None:
+        """Take effect, at the coordinator, and answer."""
+        copies: tuple[float, ...] = ()
+        result: object = None
+        if not self._sim.is_out:
+            try:
+                result = call.apply()
+            except ElasticError as error:
+                result = error
+            copies = self._sim.network.fate(COORDINATOR, self._agent.name)
+        for delay_s in copies:
+            self._agent.after(delay_s, lambda: self._finish(call, result))
+        if not copies or self._sim.now_s + min(copies) > call.deadline_s:
+            self._give_up(call)
+
+    def _give_up(self, call: _Call[object]) -> None:
+        if call.deadline_s:
+            lost = CoordinatorError("no answer")
+            wait_s = max(call.deadline_s - self._sim.now_s, 0.0)
+            self._agent.after(wait_s, lambda: self._finish(call, lost))
+
+    def _finish(self, call: _Call[object], result: object) -> None:
+        if call.is_over:
+            return
+        call.is_over = True
+        if call.name:
+            self._under_way = False
+            self._names.discard(call.name)
+        call.then(result)
+        self._next()

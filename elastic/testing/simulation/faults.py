@@ -1,0 +1,136 @@
+"""Faults as values: drawn from a seed, injected by the simulator, shrunk to the few that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+
+from holdfast.elastic.testing.shrinking import Asked, fewest
+
+
+class FaultKind(StrEnum):
+    """What can go wrong."""
+
+    WORKER = "worker"
+    """A worker is killed."""
+    HANG = "hang"
+    """A worker makes no progress and reacts to nothing."""
+    NODE = "node"
+    """A node is lost with its memory; it comes back empty when the fault is over."""
+    SIDECAR = "sidecar"
+    """A sidecar is killed with its memory; its agent starts another."""
+    PAUSE = "pause"
+    """An agent is stopped and goes on later; its workers and sidecar are not."""
+    CRASH = "crash"
+    """A node is lost at one of the next calls its agent makes, before or after its effect."""
+    CUT = "cut"
+    """A node is cut off from everyone."""
+    DEAF = "deaf"
+    """A node is heard and hears nothing."""
+    MUTE = "mute"
+    """A node hears and is not heard."""
+    SPLIT = "split"
+    """Some nodes and the others do not reach each other, all reach the coordinator."""
+    APART = "apart"
+    """Two nodes do not reach each other, all others reach both."""
+    WEATHER = "weather"
+    """Messages everywhere are lost, doubled and late."""
+    OUTAGE = "outage"
+    """The coordinator answers nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """``kind`` happens to node number ``node`` at ``at_s`` and lasts ``lasts_s`` (0: for good).
+
+    ``pick`` (0 … 1) chooses what the kind leaves open: which worker, how bad the weather, at
+    which call. A worker's ``seat`` names it instead. A hung worker goes on after ``lasts_s``. A
+    fault that finds nothing to hurt does nothing. ``other`` is the second of two nodes that are
+    apart, -1 to have ``pick`` choose it; that chooses the direction as well.
+    """
+
+    kind: FaultKind
+    at_s: float
+    node: int = 0
+    lasts_s: float = 0.0
+    pick: float = 0.0
+    seat: str = ""
+    other: int = -1
+
+
+_LASTING = {
+    FaultKind.NODE: (0.05, 4.0),
+    FaultKind.CRASH: (0.05, 4.0),
+    FaultKind.PAUSE: (0.1, 2.5),
+    FaultKind.CUT: (0.1, 4.0),
+    FaultKind.DEAF: (0.1, 4.0),
+    FaultKind.MUTE: (0.1, 4.0),
+    FaultKind.SPLIT: (0.1, 3.0),
+    FaultKind.APART: (0.1, 6.0),
+    FaultKind.WEATHER: (0.2, 3.0),
+    FaultKind.OUTAGE: (0.1, 2.0),
+}
+_FREQUENT = (FaultKind.WORKER, FaultKind.NODE)
+_FOR_GOOD = 0.3
+"""How many of the lost nodes come back only when everything is mended."""
+_ALSO_APART = 0.2
+"""How many schedules have two nodes apart as well: drawn last, so the others are as without it."""
+
+
+def draw_faults(
+    random: Random, *, bursts: int, nodes: int, until_s: float, after_s: float = 0.3
+) -> tuple[Fault, ...]:
+    """Draw bursts of one to three faults each, the next while the one before is being dealt with.
+
+    They begin between ``after_s`` and ``until_s``.
+    """
+    kinds = (*(kind for kind in FaultKind if kind is not FaultKind.APART), *_FREQUENT)
+    faults = []
+    for _ in range(bursts):
+        at_s = random.uniform(after_s, until_s)
+        for _ in range(random.choice((1, 1, 2, 3))):
+            kind = random.choice(kinds)
+            lasts_s = random.uniform(*_LASTING.get(kind, (0.0, 0.0)))
+            if kind in (FaultKind.NODE, FaultKind.CRASH) and random.random() < _FOR_GOOD:
+                lasts_s = 0.0
+            faults.append(
+                Fault(
+                    kind=kind,
+                    at_s=round(at_s + random.uniform(0, 0.4), 4),
+                    node=random.randrange(nodes),
+                    lasts_s=round(lasts_s, 4),
+                    pick=round(random.random(), 4),
+                )
+            )
+    if bursts and random.random() < _ALSO_APART:
+        faults.append(
+            Fault(
+                kind=FaultKind.APART,
+                at_s=round(random.uniform(after_s, until_s), 4),
+                node=random.randrange(nodes),
+                lasts_s=round(random.uniform(*_LASTING[FaultKind.APART]), 4),
+                pick=round(random.random(), 4),
+            )
+        )
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def shrink(
+    faults: Sequence[Fault], *, fails: Callable[[Sequence[Fault]], bool], tries: int = 400
+) -> tuple[Fault, ...]:
+    """Return a smaller schedule that still fails: no fault of it can be left out.
+
+    Ever smaller pieces are left out as long as what remains fails (`shrinking.fewest`); then the
+    times are rounded. ``fails`` is asked at most ``tries`` times.
+    """
+    asked = Asked(fails, tries)
+    kept = fewest(faults, fails=asked)
+    for digits in (0, 1, 2):
+        for number, fault in enumerate(kept):
+            plain = replace(fault, at_s=round(fault.at_s, digits))
+            changed = (*kept[:number], plain, *kept[number + 1 :])
+            if plain != fault and asked(changed):
+                kept = changed
+    return fewest(kept, fails=asked)  # at rounder times it may take fewer

@@ -1,0 +1,332 @@
+"""A whole job on virtual time: production decisions, random faults, and what must always hold.
+
+`Simulation(config, seed=…).run()` returns what happened or raises ``InvariantError``. Equal
+seeds give equal runs, whatever the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.ckpt.sidecar.core.book import SnapshotKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.decisions import agree
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    GenerationRecord,
+    JobSpec,
+    Outcome,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import View, generation_key, outcome_key, role_of, run_prefix
+from holdfast.elastic.testing.simulation.agent import SimulatedAgent
+from holdfast.elastic.testing.simulation.faults import Fault, draw_faults
+from holdfast.elastic.testing.simulation.injection import Injection
+from holdfast.elastic.testing.simulation.network import SimulatedNetwork
+from holdfast.elastic.testing.simulation.reading import unreadable
+from holdfast.elastic.testing.simulation.schedule import Schedule
+from holdfast.elastic.testing.simulation.sidecar import PAYLOAD_BYTES, SimulatedSidecar
+from holdfast.elastic.testing.simulation.training import InvariantError, Training, require
+from holdfast.elastic.testing.simulation.worker import SimulatedWorker
+
+_EXPIRY_TICK_S = 0.02
+_RESEND_S = 0.2
+_MAX_RESENDS = 200
+_MAX_EVENTS_SHOWN = 80
+
+Watch: TypeAlias = Callable[[str, str, Mapping[str, Json]], None]
+"""Called with the kind of an event, the node ("" for the whole job) and its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
+
+    ``notice_s`` is how long an agent takes to see a change at the coordinator, beyond the way
+    there. ``domains`` is into how many failure domains the nodes fall (0: each its own);
+    ``slots_of`` and ``domains_of`` say it of single nodes. A rank's block has about
+    ``payload_bytes``.
+
+    ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
+    mended, and the job must end within ``patience_s``.
+    """
+
+    nodes: int = 3
+    wanted: dict[str, int] = field(default_factory=lambda: {"trainer": 3})
+    slots: dict[str, int] = field(default_factory=lambda: {"trainer": 2, "rollout": 1})
+    spec: JobSpec = field(default_factory=JobSpec)
+    steps: int = 120
+    snapshot_every: int = 1
+    checkpoint_every: int = 10
+    step_s: tuple[float, float] = (0.03, 0.06)
+    copy_s: tuple[float, float] = (0.002, 0.03)
+    startup_s: tuple[float, float] = (0.2, 2.0)
+    notice_s: tuple[float, float] = (0.0, 0.015)
+    domains: int = 0
+    slots_of: dict[str, dict[str, int]] = field(default_factory=dict)
+    domains_of: dict[str, str] = field(default_factory=dict)
+    faults: int = 8
+    calm_s: float = 15.0
+    patience_s: float = 60.0
+    expect_nodes: int = 0
+    max_attempts: int = 10_000
+    payload_bytes: int = PAYLOAD_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What happened: for tests to assert on, and to see that a seed is worth its time."""
+
+    outcome: Outcome
+    ended_s: float
+    generations: int
+    faults: dict[str, int]
+    restores: dict[str, int]
+
+
+class Simulation:
+    """One run. Also the network of the sidecars and the coordinator of the agents."""
+
+    def __init__(
+        self, config: SimulationConfig, *, seed: int, faults: Sequence[Fault] | None = None
+    ) -> None:
+        """Prepare a run with the faults of ``seed``, or with these."""
+        self.config, self.run_id = config, "sim"
+        self.schedule = Schedule(seed)
+        self.network = SimulatedNetwork(self.schedule.random)
+        self.faults = faults_of(config, seed=seed) if faults is None else tuple(faults)
+        self.is_out = False
+        self.injection = Injection(self)
+        self.watch: Watch | None = None
+        self.table = KeyValueTable()
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.addresses: dict[str, SimulatedSidecar] = {}
+        self.generations: dict[int, GenerationRecord] = {}
+        self.training = Training(self)
+        self.outcome: Outcome | None = None
+        self._view = View(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
+        self._fresh = 0
+        self._starts: dict[str, int] = {}
+
+    # -- what agents and sidecars call -----------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time."""
+        return self.schedule.now_s
+
+    @property
+    def newest(self) -> int:
+        """The newest generation's number."""
+        return len(self.generations)
+
+    @property
+    def progress(self) -> int:
+        """The newest protected step."""
+        return self.training.progress
+
+    def fresh(self) -> int:
+        """Return a number not used before."""
+        self._fresh += 1
+        return self._fresh
+
+    def log(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.schedule.log(text)
+
+    def tell(self, kind: str, node: str, **fields: Json) -> None:
+        """Tell whoever watches what happened; ``kind`` as in a real job's events."""
+        if self.watch is not None:
+            self.watch(kind, node, fields)
+
+    def view(self) -> View:
+        """Return the view at the table's present revision; shared by all who look at it."""
+        if self._view.revision != self.table.revision:
+            entries, revision = self.table.range(run_prefix(self.run_id))
+            self._view = View.from_entries(
+                entries,
+                run=self.run_id,
+                wanted=self.config.wanted,
+                revision=revision,
+                before=self._view,
+            )
+        return self._view
+
+    def grant(self, ttl_s: float) -> int:
+        """Grant a lease."""
+        return self.table.grant(ttl_s, now_s=self.now_s)
+
+    def put(self, key: str, value: str, lease: int) -> int:
+        """Write a record and let everyone notice."""
+        revision = self.table.put(key, value, lease=lease)
+        self._changed()
+        return revision
+
+    def compare_and_set(self, key: str, value: str, expected: int, *, by: str) -> bool:
+        """Write a record if it is the expected one; judge generations and outcomes."""
+        if not self.table.compare_and_set(key, value, expected=expected):
+            return False
+        if key == generation_key(self.run_id):
+            record = msgspec.json.decode(value, type=GenerationRecord)
+            self.log(f"{by} proposed: {record.reason}")
+            require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
+            self.training.accepted(record)
+            self.generations[record.number] = record
+            self.tell("proposed", by, generation=record.number, reason=record.reason)
+        elif key == outcome_key(self.run_id):
+            self.outcome = msgspec.json.decode(value, type=Outcome)
+            self.log(f"{by} ended the job: {self.outcome.message}")
+            self.tell("job_ended", by, ok=self.outcome.ok, message=self.outcome.message)
+        self._changed()
+        return True
+
+    def judge(self, agent: SimulatedAgent, decision: agree.Decision, reason: str) -> None:
+        """Check a decision against the view it was made from."""
+        require(bool(reason), f"{decision} has no reason")
+        if not isinstance(decision, agree.Propose):
+            return
+        view, record = agent.view, decision.record
+        ready = {w.incarnation for _, w in view.workers() if w.state is WorkerState.READY}
+        for member in record.members:
+            require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
+        living = {name: each.sidecar for name, each in self.agents.items() if each.alive}
+        size = self.config.payload_bytes
+        if record.restore and (
+            lack := unreadable(record.restore, view=view, sidecars=living, payload_bytes=size)
+        ):
+            require(False, f"generation {record.number} restores what cannot be read: {lack}")
+        spec = self.config.spec
+        require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
+
+    def entered(self, agent: SimulatedAgent, worker: SimulatedWorker) -> None:
+        """A worker has entered a generation."""
+        require(
+            worker.active_in > agent.fenced,
+            f"{worker.seat} enters {worker.active_in}, fenced by {agent.name} up to {agent.fenced}",
+        )
+        self.tell("reformed", agent.name, seat=worker.seat, generation=worker.active_in)
+        if role_of(worker.seat) == TRAINER:
+            self.training.entered(worker.active_in)
+
+    def post(
+        self, source: SimulatedSidecar, address: str, act: Callable[[SimulatedSidecar], None]
+    ) -> None:
+        """See `Network.post`: what is lost is sent again, so the order is anything."""
+        self._post(source, self.addresses[address], act, resends=0)
+
+    def _post(
+        self,
+        source: SimulatedSidecar,
+        target: SimulatedSidecar,
+        act: Callable[[SimulatedSidecar], None],
+        *,
+        resends: int,
+    ) -> None:
+        copies = self.network.fate(source.node, target.node)
+        for delay_s in copies:
+            self.schedule.after(delay_s, lambda: act(target) if target.alive else None)
+        if not copies and source.alive and target.alive and resends < _MAX_RESENDS:
+            again = partial(self._post, source, target, act, resends=resends + 1)
+            self.schedule.after(_RESEND_S, again)
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """See `Network.later`."""
+        self.schedule.after(delay_s, act)
+
+    def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """A sink takes something: it must not be of a generation it knows to be over."""
+        mine = self.generations[self.newest].nodes.get(sidecar.node)
+        over = key[0] < self.newest and mine is not None
+        held = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
+        require(
+            not (over and held is not None and held.fenced >= key[0]),
+            f"{sidecar.address} takes a block of generation {key[0]}, which it has fenced",
+        )
+
+    def domain_of(self, node: str) -> str:
+        """Return the failure domain of a node."""
+        if node in self.config.domains_of:
+            return self.config.domains_of[node]
+        return f"d{int(node[1:]) % self.config.domains}" if self.config.domains else node
+
+    def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
+        """See `Network.protected`."""
+        self.training.protected(sidecar, key)
+
+    def _changed(self) -> None:
+        for agent in self.agents.values():
+            agent.notice()
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Run the job to its end. Raises ``InvariantError`` with the trace's end."""
+        config = self.config
+        for number in range(config.nodes):
+            self.schedule.soon(0.0, 0.2, partial(self.start_node, f"n{number}"))
+        self.injection.begin(self.faults)
+        self.schedule.after(config.calm_s + 0.5, self.injection.mend)
+        self._expire()
+        try:
+            limit_s = config.calm_s + config.patience_s
+            self.schedule.run(limit_s, stop=lambda: self.outcome is not None)
+            require(self.outcome is not None, f"the job did not end by {limit_s} s")
+        except InvariantError as error:
+            lines = list(self.schedule.trace)[-_MAX_EVENTS_SHOWN:]
+            raise InvariantError("\n".join([*lines, f"{self.now_s:9.3f} {error}"])) from error
+        assert self.outcome is not None
+        complete = len(self.training.history) - 1 >= config.steps
+        require(complete or not self.outcome.ok, f"ended well at {len(self.training.history) - 1}")
+        return Report(
+            outcome=self.outcome,
+            ended_s=self.now_s,
+            generations=self.newest,
+            faults=dict(sorted(self.injection.counts.items())),
+            restores=self.training.restores,
+        )
+
+    def start_node(self, name: str) -> None:
+        """Start a node, unless it lives."""
+        if (agent := self.agents.get(name)) and agent.alive:
+            return
+        number = self._starts[name] = self._starts.get(name, 0) + 1
+        self.log(f"{name} starts (#{number})")
+        slots = self.config.slots_of.get(name, self.config.slots)
+        self.agents[name] = SimulatedAgent(self, name, slots=slots, number=number)
+
+    def outage(self, seconds: float) -> None:
+        """The coordinator is away; no lease ends meanwhile, for none could be renewed."""
+        if self.is_out:
+            return
+        self.is_out = True
+
+        def back() -> None:
+            self.is_out = False
+            self.table.postpone(seconds)
+            self._changed()
+
+        self.schedule.after(seconds, back)
+
+    def _expire(self) -> None:
+        if not self.is_out and self.table.expire(self.now_s):
+            self._changed()
+        next_s = self.table.next_expiry_s()
+        wait_s = _EXPIRY_TICK_S if next_s is None else next_s - self.now_s
+        self.schedule.after(max(wait_s, _EXPIRY_TICK_S), self._expire)
+
+
+def faults_of(config: SimulationConfig, *, seed: int) -> tuple[Fault, ...]:
+    """Return the faults that befall a job under this seed."""
+    return draw_faults(
+        Random(f"faults of {seed}"),
+        bursts=config.faults,
+        nodes=config.nodes,
+        until_s=config.calm_s,
+    )

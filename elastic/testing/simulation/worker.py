@@ -1,0 +1,45 @@
+"""A worker process of a simulation: what its record says, and what it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.elastic.membership.records import JobSpec, WorkerRecord, WorkerState
+
+
+@dataclass(slots=True)
+class SimulatedWorker:
+    """A worker process: what its record says, the generation it acts in (0: none)."""
+
+    seat: str
+    attempt: int
+    incarnation: str
+    spec: JobSpec | None
+    state: WorkerState = WorkerState.STARTING
+    ready_after: int = 0
+    active_in: int = 0
+    hung: bool = False
+    ending: str = ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the process could still do something to the job."""
+        return self.state is WorkerState.ACTIVE
+
+    def record(self) -> WorkerRecord:
+        """Return what the node publishes about it."""
+        return WorkerRecord(
+            seat=self.seat,
+            incarnation=self.incarnation,
+            pid=0,
+            state=self.state,
+            attempt=self.attempt,
+            ready_after=self.ready_after,
+            spec=self.spec,
+            ending=self.ending,
+        )
+
+    def kill(self, ending: str) -> None:
+        """End the process."""
+        if self.state is not WorkerState.DONE:
+            self.state, self.active_in, self.ending = WorkerState.DEAD, 0, ending

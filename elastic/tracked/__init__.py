@@ -1,0 +1,1 @@
+"""One generation's hold on the tracked state: restore, snapshot, save."""

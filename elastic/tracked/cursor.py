@@ -1,0 +1,87 @@
+"""The run's own state: where it stands and under which settings its numbers were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from holdfast.ckpt.types import Json
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError
+
+KEY = "holdfast"
+"""The name under which the cursor is tracked beside the user's state."""
+
+_ONLY_EXACT = ("exact", "threads", "torch", "tp", "ep")
+
+_UNSAID: dict[str, Json] = {"tp": 1, "ep": 1}
+"""What held in runs whose cursor does not say so."""
+
+
+class _Saved(msgspec.Struct, kw_only=True):
+    step: int
+    fingerprint: dict[str, Json]
+    metrics: dict[str, float]
+    bounds: dict[str, int]
+    loaders: dict[str, Json] = {}
+
+
+class Cursor:
+    """Completed steps, last metrics, gradient bounds and the places of the data loaders.
+
+    A Stateful, tracked with the user's. ``tp`` is how many ranks add up a microbatch's work, ``ep``
+    how many microbatches an expert adds up at once.
+    """
+
+    def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self.bounds: dict[str, int] = {}
+        self.loaders: dict[str, Json] = {}
+        self._fingerprint: dict[str, Json] = {
+            "seed": settings.seed,
+            "microbatches": settings.batch.microbatches,
+            "size": settings.batch.size,
+            "exact": settings.exact,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "tp": tp,
+            "ep": ep,
+        }
+
+    def places(self) -> dict[str, Json]:
+        """Return the places of the loaders, by name; what is put there is part of the state."""
+        return self.loaders
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save."""
+        return {
+            "step": self.step,
+            "metrics": dict(self.metrics),
+            "bounds": dict(self.bounds),
+            "loaders": dict(self.loaders),
+            "fingerprint": dict(self._fingerprint),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state. Raises ``ConfigError`` naming the setting that differs."""
+        try:
+            saved = msgspec.convert(state, _Saved)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"the saved state has no readable run cursor ({error}): it was not written by "
+                "this version of elastic.resilient; choose another checkpoint directory"
+            ) from error
+        for name, now in self._fingerprint.items():
+            then = saved.fingerprint.get(name, _UNSAID.get(name))
+            exact = bool(saved.fingerprint.get("exact")) and self._fingerprint["exact"]
+            if then != now and (exact or name not in _ONLY_EXACT):
+                raise ConfigError(
+                    f"the saved run has {name}={then!r}, this one {name}={now!r}: the steps after "
+                    f"{saved.step} would not continue it; set {name}={then!r}, or begin anew in "
+                    "another checkpoint directory"
+                )
+        self.step, self.metrics, self.bounds = saved.step, saved.metrics, saved.bounds
+        self.loaders = saved.loaders

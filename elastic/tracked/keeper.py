@@ -1,0 +1,297 @@
+"""Keeps the tracked state of a generation: restores it, snapshots it, makes it durable."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.recovery.memory_source import TIERS
+from holdfast.ckpt.recovery.prefetched import Ahead
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError, ElasticError, JobFailed
+from holdfast.elastic.groups.reform import World
+from holdfast.elastic.tracked.cursor import KEY, Cursor
+from holdfast.elastic.tracked.handover import Wish, hand_over
+from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
+from holdfast.elastic.tracked.restoring import Restored, Restorer
+from holdfast.elastic.tracked.saving import CheckpointWatch, LastSave
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class Keeper:
+    """One generation's hold on the state; ``cursor`` says where the run stands.
+
+    ``anew`` says why nothing is to be restored, if that is so; ``ahead`` is what was prefetched.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        settings: Settings,
+        world: World,
+        *,
+        pulse: Pulse,
+        maps: SlotMaps,
+        anew: str = "",
+        ahead: Ahead | None = None,
+    ) -> None:
+        self._channel, self._settings, self._world = channel, settings, world
+        self._pulse, self._maps, self._anew = pulse, maps, anew
+        self.client = SidecarClient(channel.sidecar, channel.key)
+        self._restorer = Restorer(
+            channel,
+            world,
+            client=self.client,
+            maps=maps,
+            ahead=ahead,
+            disk=settings.disk_target(),
+        )
+        self.cursor = Cursor(settings, tp=world.record.mesh.tp, ep=world.record.mesh.ep)
+        self._state: dict[str, Any] = {}
+        self._snapshots: Snapshotter | None = None
+        self._watch: CheckpointWatch | None = None
+        self._protection: ProtectionWatch | None = None
+        self._stall_before_s = self._last_stall_s = 0.0
+        self._left_out = 0
+        self._stored = self._asked = 0  # steps in the store before, and asked to be written
+
+    def open_ahead(self) -> None:
+        """Begin to open what there is to restore, while the state is being built."""
+        if not self._anew:
+            self._restorer.open_ahead()
+
+    def track(self, state: Mapping[str, Any]) -> None:
+        """Take charge of ``state`` and restore it where there is something to restore."""
+        if KEY in state:
+            raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
+        self._state = {**state, KEY: self.cursor}
+        restored = self._restore()
+        if restored.step != self.cursor.step:
+            raise ElasticError(
+                f"the snapshot labelled step {restored.step} holds the state after "
+                f"{self.cursor.step} steps"
+            )
+        self._snapshots = Snapshotter(
+            self.client,
+            run=self._channel.run,
+            generation=self._world.generation,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            gather=self._world.gather_plans,
+            checkpoint=self._settings.target(),
+            maps=self._maps,
+            poll=self._world.guard.check,
+        )
+        self._protection = ProtectionWatch(
+            self.client,
+            generation=self._world.generation,
+            restored=restored.step if restored.tier in TIERS else -1,
+            tell=self._tell_protected,
+            tell_why=self._tell_unprotected,
+        )
+
+    def _tell_protected(self, step: int, seconds: float) -> None:
+        """Record how long a step took to become protected; on the watch's thread."""
+        if self._world.rank == 0:
+            generation = self._world.generation
+            self._channel.emit("protected", generation=generation, step=step, seconds=seconds)
+
+    def _tell_unprotected(self, step: int, reason: str) -> None:
+        """Record why a step is not protected, once for each node; on the watch's thread."""
+        homes, rank = self._world.record.snapshots.rank_nodes, self._world.rank
+        if homes.index(homes[rank]) == rank:
+            self._channel.emit(
+                "unprotected", generation=self._world.generation, step=step, reason=reason
+            )
+
+    def _restore(self) -> Restored:
+        """Bring the state back, or leave it as it was built where it was built ``anew``."""
+        start = time.perf_counter()
+        if self._anew:
+            restored = Restored(tier="none", how=self._anew, step=0)
+        else:
+            restored = self._restorer.restore(self._state, root=self._settings.checkpoint)
+        self._restorer.close()  # what was prefetched is as much memory as the state
+        if restored.tier == "checkpoint":
+            self._stored = restored.step
+        self._channel.emit(
+            "restored",
+            generation=self._world.generation,
+            rank=self._world.rank,
+            step=self.cursor.step,
+            tier=restored.tier,
+            how=restored.how,
+            bytes=restored.bytes,
+            tiers=restored.tiers,
+            sent_bytes=restored.sent_bytes,
+            seconds=time.perf_counter() - start,
+        )
+        return restored
+
+    def begin(self, count: int) -> None:
+        """Snapshot where the generation starts from, so that it can be returned to."""
+        snapshots = self._tracked()
+        if (disk := self._settings.disk_target()) is not None:
+            self.client.spill(disk)
+        if (target := self._settings.target()) is not None and target.grace_s:
+            self.client.persist_to(target)
+        if self._settings.checkpoint is not None and self._world.rank == 0:
+            channel = self._channel
+            self._watch = CheckpointWatch(channel.sidecar, channel.key, channel.emit)
+        step = self.cursor.step
+        due = step >= count or step % self._settings.checkpoint_every == 0
+        persist = self._settings.checkpoint is not None and due and step > self._stored
+        self._snapshot(snapshots, persist=persist)
+
+    def _tracked(self) -> Snapshotter:
+        if self._snapshots is None:
+            raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
+        return self._snapshots
+
+    def keep(self, *, last: bool, wished: Wish = Wish.NONE) -> None:
+        """Snapshot the step just completed where it is due, or ``wished`` for by any rank.
+
+        Where a node is about to leave, without parity only the store outlives it.
+        """
+        settings, step = self._settings, self.cursor.step
+        if self._watch is not None:
+            self._watch.check()
+        persist = settings.checkpoint is not None and (
+            last
+            or step % settings.checkpoint_every == 0
+            or (wished is Wish.LEAVE and not self._world.record.snapshots.parity)
+        )
+        if persist or last or wished or step % settings.snapshot_every == 0:
+            self._snapshot(self._tracked(), persist=persist)
+
+    def _tell_left_out(self, snapshots: Snapshotter) -> None:
+        """Say that there was no room for snapshots: at first, and then ever more rarely."""
+        count, before = snapshots.stats.left_out, self._left_out
+        if count.bit_length() > before.bit_length():
+            self._left_out = count
+            self._channel.emit(
+                "snapshots_left_out",
+                generation=self._world.generation,
+                step=self.cursor.step,
+                count=count,
+                newest=snapshots.stats.last_step,
+                reason=snapshots.stats.reason,
+            )
+
+    def _snapshot(self, snapshots: Snapshotter, *, persist: bool) -> None:
+        if self._protection is not None:
+            self._protection.taken(self.cursor.step)
+        with self._pulse.phase(Phase.WAIT):
+            snapshots.snapshot(self._state, self.cursor.step, persist=persist)
+        self._tell_left_out(snapshots)
+        if persist:
+            self._asked = self.cursor.step
+
+    def hand_over(self) -> None:
+        """Wait at the end of the step, of which there is a snapshot, until the world changes."""
+        with self._pulse.phase(Phase.WAIT):
+            self._tracked().fence()
+            self._world.barrier()  # by now every rank has its own
+            hand_over(
+                self._channel,
+                self._world,
+                self.client,
+                step=self.cursor.step,
+                stored=self._asked == self.cursor.step,
+            )
+
+    def fence(self) -> None:
+        """Wait until the copy under way is made: the tensors are about to change."""
+        if self._snapshots is not None:
+            with self._pulse.phase(Phase.WAIT):
+                self._snapshots.copied()
+
+    def stall_s(self) -> float:
+        """Return the seconds training stood still for snapshots since the last call."""
+        if self._snapshots is None:
+            return 0.0
+        total = float(self._snapshots.stats.stall_s)
+        stall, self._stall_before_s = total - self._stall_before_s, total
+        self._last_stall_s = stall
+        return stall
+
+    def protection(self) -> Protection:
+        """Return what could be returned to now, and what the last snapshot cost."""
+        if self._snapshots is None or self._protection is None:
+            raise ConfigError("call run.track(model=..., optimizer=...) first")
+        stats = self._snapshots.stats
+        return dataclasses.replace(
+            self._protection.now(),
+            copy_s=stats.last_copy_s,
+            stall_s=self._last_stall_s,
+            copied_bytes=stats.bytes,
+            discarded=stats.discarded,
+            torn=stats.torn,
+        )
+
+    def finish(self) -> None:
+        """Wait until the last snapshot is taken, and durable where checkpoints are asked for."""
+        root, step = self._settings.checkpoint, self._asked
+        if self._snapshots is None:
+            return
+        with self._pulse.phase(Phase.WAIT):
+            self._snapshots.fence()
+        if not step:
+            return
+        stats = self._snapshots.stats
+        if stats.last_step < step:
+            raise StoreError(f"{root}: the snapshot of step {step} was given up: {stats.reason}")
+        if self._world.rank != 0:
+            return
+        settings = self._settings
+        try:
+            LastSave(self._channel, self.client, root=str(root)).wait(
+                step, limit_s=settings.checkpoint_wait_s, check=self._world.guard.check
+            )
+        except JobFailed as failed:
+            if settings.on_checkpoint_error != "skip":
+                raise
+            _log.warning("%s", failed)
+            self._channel.emit("checkpoint_unsaved", step=step, error=str(failed))
+        finally:
+            if self._watch is not None:
+                self._watch.settle()
+
+    @property
+    def replicated_bytes(self) -> int:
+        """How much of the state this rank has in common with its replicas; 0: none, or not known.
+
+        Each of them writes as much of it as the others.
+        """
+        mesh = self._world.record.mesh
+        replicas = mesh.dp // mesh.shard
+        if self._snapshots is None or replicas == 1:
+            return 0
+        return self._snapshots.stats.replica_bytes * replicas // (replicas - 1)
+
+    def close(self) -> None:
+        """Let go of the state and the sidecar."""
+        snapshots, self._snapshots = self._snapshots, None
+        if self._watch is not None:
+            self._watch.close()
+        if self._protection is not None:
+            self._protection.close()
+        self._state = {}
+        try:
+            self._restorer.close()
+            if snapshots is not None:
+                snapshots.leave(timeout_s=_CLOSE_TIMEOUT_S)
+        finally:
+            self.client.close()

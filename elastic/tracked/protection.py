@@ -1,0 +1,142 @@
+"""How well the run is protected right now: watched beside training, never in a step's way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.sidecar.client import SidecarClient
+
+EVERY_S = 1.0
+"""How often the sidecar is asked at most."""
+
+_WAIT_S = 1.0
+_STEPS_KEPT = 256
+_FRESH_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What could be returned to now, and what the snapshots cost.
+
+    ``step`` is the newest protected step known (what was restored, until this generation has one;
+    -1 for none) and ``age_s`` how long ago it was complete: so much work a failure would cost.
+    ``protected_after_s`` is how long a step took to become protected when last looked at.
+    ``copy_s`` and ``stall_s`` are those of the last snapshot, ``copied_bytes`` are of all of this
+    rank in this generation; ``discarded`` counts the snapshots
+    given up because ``torn`` was written to while it was copied.
+    """
+
+    step: int
+    age_s: float
+    protected_after_s: float | None = None
+    copy_s: float = 0.0
+    stall_s: float = 0.0
+    copied_bytes: int = 0
+    discarded: int = 0
+    torn: str | None = None
+
+
+class ProtectionWatch:
+    """Learns from the sidecar which steps are protected; safe to share between threads.
+
+    ``tell(step, seconds)`` is called on the watch's thread whenever a step was seen to become
+    protected, ``seconds`` after it was complete; ``tell_why(step, reason)`` once for each reason
+    why a step is not. It holds nothing of the training state.
+    """
+
+    def __init__(
+        self,
+        client: SidecarClient,
+        *,
+        generation: int,
+        restored: int,
+        tell: Callable[[int, float], None],
+        tell_why: Callable[[int, str], None],
+    ) -> None:
+        self._client, self._generation, self._tell = client, generation, tell
+        self._changed = threading.Condition()
+        self._taken_s: dict[int, float] = {}
+        self._step, self._complete_s, self._seen = restored, time.monotonic(), -1
+        self._after_s: float | None = None
+        self._tell_why, self._why = tell_why, dict[str, str]()
+        self._closed = False
+        self._thread = threading.Thread(target=self._watch, name="protection", daemon=True)
+        self._thread.start()
+
+    def taken(self, step: int) -> None:
+        """Note that ``step`` is complete and its snapshot begins."""
+        with self._changed:
+            self._taken_s[step] = time.monotonic()
+            while len(self._taken_s) > _STEPS_KEPT:
+                del self._taken_s[next(iter(self._taken_s))]
+            self._changed.notify_all()
+
+    def now(self) -> Protection:
+        """Return what is known; costs no message."""
+        with self._changed:
+            age_s = max(0.0, time.monotonic() - self._complete_s)
+            return Protection(step=self._step, age_s=age_s, protected_after_s=self._after_s)
+
+    def close(self) -> None:
+        """Stop watching; an answer under way is not waited for."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while (step := self._next()) is not None:
+            began_s = time.monotonic()
+            try:
+                reached = self._client.protected_step(
+                    generation=self._generation, at_least=step, timeout_s=_WAIT_S
+                )
+                if reached < step:
+                    self._ask_why()
+            except CkptError:
+                reached = -1  # another look later; its agent knows by itself of a dead sidecar
+            waited = time.monotonic() - began_s > _FRESH_S
+            self._note(reached, asked=step, asked_s=None if waited else began_s)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, EVERY_S)
+
+    def _ask_why(self) -> None:
+        """Tell why steps are not protected that by now should be, where the sidecar knows."""
+        found: dict[str, str] = self._client.status()["unprotected"]
+        for at, why in found.items():
+            generation, step = map(int, at.split("/"))
+            if generation == self._generation and self._why.get(at) != why:
+                self._tell_why(step, why)
+        self._why = found
+
+    def _next(self) -> int | None:
+        """Wait for a snapshot that is not known to be protected; return the newest's step.
+
+        One taken a while ago may have been protected since, so that how long it took could not be
+        seen: the next one is waited for instead, for a time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._newest() > self._seen)
+            newest = self._newest()
+            if time.monotonic() - self._taken_s.get(newest, 0.0) > _FRESH_S:
+                self._changed.wait_for(lambda: self._closed or self._newest() > newest, EVERY_S)
+            return None if self._closed else self._newest()
+
+    def _newest(self) -> int:
+        return max(self._taken_s, default=-1)
+
+    def _note(self, reached: int, *, asked: int, asked_s: float | None) -> None:
+        """Take an answer; without ``asked_s`` it came in the moment the step was protected."""
+        with self._changed:
+            if self._closed or reached not in self._taken_s or reached <= self._seen:
+                return
+            self._step = self._seen = reached
+            self._complete_s = taken_s = self._taken_s[reached]
+            self._taken_s = {s: at for s, at in self._taken_s.items() if s >= reached}
+            if reached != asked or (asked_s is not None and asked_s - taken_s > _FRESH_S):
+                return
+            self._after_s = after_s = time.monotonic() - taken_s
+        self._tell(reached, after_s)

@@ -1,0 +1,137 @@
+"""The worker's side of checkpoints: tells people how they go, and waits for the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.ckpt.errors import CkptError, StoreError
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.channel.base import WORKER_ENV, Channel
+from holdfast.elastic.errors import JobFailed
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.25
+_SAY_EVERY_S: Final = 2.0
+_NEWS_S: Final = 2.0
+
+
+class CheckpointWatch:
+    """Follows what the sidecar tells of checkpoints, on a thread, and emits it as events."""
+
+    def __init__(self, address: str, key: RunKey, emit: Callable[..., None]) -> None:
+        self._client, self._emit = SidecarClient(address, key), emit
+        self._lock = threading.Lock()
+        self._known = 0
+        self._closed = False
+        self._fatal = ""
+        threading.Thread(target=self._follow, name="checkpoint-news", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise ``JobFailed`` once more checkpoints failed than the job is to bear."""
+        if self._fatal:
+            raise JobFailed(self._fatal)
+
+    def settle(self) -> None:
+        """Tell what there is still to tell; nothing follows."""
+        with self._lock:
+            self._closed = True
+        with contextlib.suppress(CkptError):
+            self._tell(self._client.news(after=self._known))
+
+    def close(self) -> None:
+        """Stop following, at once; raises nothing."""
+        with self._lock:
+            self._closed = True
+        self._client.close()
+
+    def _follow(self) -> None:
+        pause_s = 0.0
+        while not self._closed:
+            time.sleep(pause_s)
+            try:
+                items = self._client.news(after=self._known, timeout_s=_NEWS_S)
+            except CkptError:  # the sidecar is gone: so is the generation, soon
+                pause_s = _POLL_S
+                continue
+            pause_s = 0.0
+            with self._lock:
+                if not self._closed:  # else they are told by who comes next
+                    self._tell(items)
+
+    def _tell(self, items: list[dict[str, Any]]) -> None:
+        for item in items:
+            fields: dict[str, Json] = dict(item)
+            self._known = fields.pop("number")
+            kind = fields.pop("kind")
+            self._emit(kind, **fields)
+            if fields.get("fatal"):
+                in_a_row = fields["in_a_row"]
+                said = f" ({in_a_row} in a row have failed)" if in_a_row > 1 else ""
+                self._fatal = f"{fields['error']}{said}; {newest(fields['newest'])}"
+
+
+class LastSave:
+    """Waits until the last checkpoint of a job is durable, and shows how far it is."""
+
+    def __init__(self, channel: Channel, client: SidecarClient, *, root: str) -> None:
+        self._channel, self._client, self._root = channel, client, root
+        self._visible = _log.info if WORKER_ENV in os.environ else _log.warning
+
+    def wait(self, step: int, *, limit_s: float, check: Callable[[], None]) -> None:
+        """Return when ``step`` is durable; ``check`` is called often and may raise.
+
+        Raises ``JobFailed`` that names what was not saved, and what is.
+        """
+        began_s = said_s = time.monotonic()
+        while not self._is_durable(step):
+            check()
+            now_s = time.monotonic()
+            if now_s - began_s > limit_s:
+                raise JobFailed(
+                    f"step {step} was not saved: writing it to {self._root} is at "
+                    f"{self._progress(step):.0%} after {limit_s:g} s; {newest(self._newest())}; "
+                    "raise checkpoint_wait_s, or checkpoint_bandwidth if it is limited"
+                )
+            if now_s - said_s >= _SAY_EVERY_S:
+                said_s = now_s
+                self._say(step)
+
+    def _is_durable(self, step: int) -> bool:
+        try:
+            return self._client.durable_step(at_least=step, timeout_s=_POLL_S) >= step
+        except StoreError as error:
+            raise JobFailed(
+                f"step {step} was not saved: {error}; {newest(self._newest())}"
+            ) from error
+
+    def _newest(self) -> int:
+        return self._client.durable_step()
+
+    def _say(self, step: int) -> None:
+        done = self._progress(step)
+        self._visible("waiting for the checkpoint of step %d: %.0f %%", step, 100 * done)
+        self._channel.emit("checkpoint_waiting", step=step, done=round(done, 4))
+
+    def _progress(self, step: int) -> float:
+        """Return the share of the checkpoint that is written, as far as this node knows."""
+        pending: Any = self._client.status().get("persist_pending")
+        for each in pending or ():
+            if each["step"] == step and each["total_bytes"]:
+                return min(1.0, float(each["written_bytes"]) / float(each["total_bytes"]))
+        return 0.0
+
+
+def newest(step: int) -> str:
+    """Return in words what this run has saved."""
+    if step < 0:
+        return "this run saved none"
+    return f"the newest checkpoint is step {step}"

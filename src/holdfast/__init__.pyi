@@ -1,0 +1,17 @@
+from . import chaos as chaos
+from . import ckpt as ckpt
+from . import elastic as elastic
+from . import rl as rl
+from .ckpt.api import load as load
+from .ckpt.api import open as open
+from .ckpt.api import save as save
+from .ckpt.parity.budget import memory_need as memory_need
+from .ckpt.state.hashing import state_hash as state_hash
+from .elastic.config import Batch as Batch
+from .elastic.config import Mesh as Mesh
+from .elastic.data.loaders import Loader as Loader
+from .elastic.data.order import Weighted as Weighted
+from .elastic.groups.alltoall import all_to_all as all_to_all
+from .elastic.loop.generations import resilient as resilient
+from .elastic.loop.run import Run as Run
+from .elastic.loss import LossGuard as LossGuard

@@ -1,0 +1,47 @@
+"""Looking for planted bugs, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from mutants import control, ledger, memory, store
+from mutants.bug import Bug, planted
+
+BUGS: Final[tuple[Bug, ...]] = (*control.BUGS, *memory.BUGS, *store.BUGS, *ledger.BUGS)
+
+TRIALS: Final[dict[str, Callable[[int], str]]] = {
+    "control": control.trial,
+    "scenario": control.scenario_trial,
+    "memory": memory.trial,
+    "store": store.trial,
+    "ledger": ledger.trial,
+}
+"""Name → a small job that runs under a seed and returns what is wrong with it, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """That a bug shows under a seed, after so many seeds, and how."""
+
+    seed: int
+    tried: int
+    how: str
+
+
+def try_once(trial: str, seed: int) -> str:
+    """Return what is wrong with one run, or nothing; an error that ends it is wrong as well."""
+    try:
+        return TRIALS[trial](seed)
+    except Exception as error:  # noqa: BLE001 -- whatever a broken function leads to shows it
+        return f"{type(error).__name__}: {error}"
+
+
+def hunt(bug: Bug, *, seeds: Iterable[int]) -> Found | None:
+    """Return the first seed under which a bug shows, None where it does under none."""
+    with planted(bug):
+        for tried, seed in enumerate(seeds, 1):
+            if how := try_once(bug.trial, seed):
+                return Found(seed=seed, tried=tried, how=how)
+    return None

@@ -1,0 +1,384 @@
+"""Section control: a control plane of 10 to 10,000 nodes, a fault every second of virtual time.
+
+The decisions are the production ones, on production records in the coordinator's own table; only
+time is virtual. A fault is a node lost, a worker that dies, or a lost node that comes back. Behind
+it every node publishes that it has fenced, one proposes, all enter. All agents decide from equal
+views, so one is timed: the view it makes of what changed, and what it decides, each time it looks.
+A watch brings all that has changed since the last look in one message, so the messages of a change
+are the writes of all nodes and the looks of each; the bytes written are counted as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Final
+
+import msgspec
+from rich.console import Console
+
+from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry
+from holdfast.ckpt.parity.stripes import Geometry
+from holdfast.elastic.agent.garbage import collect_rarely
+from holdfast.elastic.coordinator.base import EventKind
+from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.errors import ElasticError
+from holdfast.elastic.membership.records import (
+    GenerationRecord,
+    JobSpec,
+    NodeRecord,
+    Seating,
+    WorkerRecord,
+    WorkerState,
+)
+from holdfast.elastic.membership.view import (
+    View,
+    encode,
+    generation_key,
+    node_key,
+    run_prefix,
+    seating_key,
+)
+from holdfast.tools.bench.lines import by_line
+from holdfast.tools.bench.samples import Figure, Setup
+
+WORLDS: Final = (10, 100, 1_000, 10_000)
+QUICK_WORLDS: Final = (10, 100, 1_000)
+TARGET_S: Final = 0.1
+_FAULTS: Final = 6
+_LOOKS: Final = 4
+"""How often an agent looks while all nodes publish."""
+
+_RUN: Final = "bench"
+_BLOCK_BYTES: Final = 1 << 30
+_RACK: Final = 8
+_COLUMNS: Final = {
+    "decision": "decide",
+    "proposal": "propose",
+    "slowest decision": "slowest",
+    "view": "view",
+    "generations": "generations",
+    "writes": "writes/change",
+    "messages": "messages/change",
+    "messages per node": "per node",
+    "written": "MiB written/change",
+}
+
+
+def control(setup: Setup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
+    """Measure every number of nodes; the state's size does not matter."""
+    for _ in range(setup.repeat):
+        setup.lap()
+    found: list[Figure] = []
+    for nodes in worlds or (QUICK_WORLDS if setup.quick else WORLDS):
+        found += _Plane(nodes).run(max(_FAULTS, setup.repeat)).figures()
+    setup.lap()
+    return found
+
+
+class _Costs:
+    """What changes of the world cost; times are seconds of one agent's processor time."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.decisions_s: list[float] = []
+        self.proposals_s: list[float] = []
+        self.views_s: list[float] = []
+        self.generations = self.writes = self.looks = self.written_bytes = 0
+        self.faults = 0
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield the figures of this number of nodes."""
+        messages = (self.writes + self.looks * self.nodes) / self.faults
+        yield self._figure("decision", self.decisions_s, against=TARGET_S)
+        yield self._figure("proposal", self.proposals_s, against=TARGET_S)
+        yield self._figure("slowest decision", [max(self.decisions_s)], against=TARGET_S)
+        yield self._figure("view", self.views_s)
+        yield self._figure("generations", [self.generations], unit="")
+        yield self._figure("writes", [self.writes / self.faults], unit="writes")
+        yield self._figure("messages", [messages], unit="messages")
+        yield self._figure("messages per node", [messages / self.nodes], unit="messages")
+        yield self._figure("written", [self.written_bytes / self.faults / (1 << 20)], unit="MiB")
+
+    def _figure(
+        self, name: str, samples: Sequence[float], *, unit: str = "s", against: float = 0.0
+    ) -> Figure:
+        value = statistics.median(samples)
+        return Figure(
+            section="control",
+            name=f"{self.nodes} nodes: {name}",
+            value=value,
+            unit=unit,
+            low=min(samples),
+            high=max(samples),
+            versus="the target of 100 ms" if against else None,
+            ratio=value / against if against else None,
+        )
+
+
+class _Plane:
+    """All nodes' records, the coordinator's table, and one agent that looks and decides."""
+
+    def __init__(self, nodes: int) -> None:
+        self._random = Random(nodes)
+        self._table = KeyValueTable()
+        self._names = [f"n{number:05}" for number in range(nodes)]
+        self._wanted = {"trainer": nodes}
+        self._records: dict[str, NodeRecord] = {}
+        self._lost: list[str] = []
+        self._starts: Counter[str] = Counter()
+        self._view = View(run=_RUN, nodes={}, wanted=self._wanted)
+        self._seen, self._stood = agree.Seen(), 0
+        self._now_s, self._step = 0.0, 0
+        self._costs = _Costs(nodes)
+
+    def run(self, faults: int) -> _Costs:
+        """Form the first generation, then let the faults come, one every second."""
+        for name in self._names:
+            self._start(name)
+        self._settle()
+        self._costs = _Costs(len(self._names))
+        began = self._view.number
+        before = gc.get_threshold()
+        collect_rarely()  # as an agent does
+        try:
+            for number in range(faults):
+                self._now_s, self._step = self._now_s + 1.0, self._step + 1
+                self._strike(number)
+                self._settle()
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*before)
+        self._costs.faults = faults
+        self._costs.generations = self._view.number - began
+        return self._costs
+
+    def _strike(self, number: int) -> None:
+        name = self._random.choice(sorted(self._records))
+        if number % 3 == 2 and self._lost:
+            self._start(self._lost.pop())
+        elif number % 3 == 1:
+            self._publish(name, lambda record: _moved(record, WorkerState.DEAD))
+        else:
+            del self._records[name]
+            self._lost.append(name)
+            self._table.delete(node_key(_RUN, name))
+
+    def _start(self, name: str) -> None:
+        self._starts[name] += 1
+        number = int(name[1:])
+        record = NodeRecord(
+            node=name,
+            incarnation=f"{name}#{self._starts[name]}",
+            domain=f"rack{number // _RACK}",
+            sidecar=f"tcp://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7000",
+            slots={"trainer": 1},
+        )
+        self._records[name] = record
+        self._publish(name, lambda _: record, always=True)
+
+    # -- the coordinator -----------------------------------------------------------------------
+
+    def _publish(
+        self, name: str, change: Callable[[NodeRecord], NodeRecord], *, always: bool = False
+    ) -> None:
+        record = change(self._records[name])
+        if always or record != self._records[name]:
+            self._records[name] = record
+            self._write(node_key(_RUN, name), record, expected=None)
+
+    def _publish_all(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
+        """Have every node publish; the agent looks a few times meanwhile."""
+        names = sorted(self._records)
+        size = -(-len(names) // _LOOKS)
+        for at in range(0, len(names), size):
+            for name in names[at : at + size]:
+                self._publish(name, change)
+            if at + size < len(names):
+                self._look()
+
+    def _write(self, key: str, value: object, *, expected: int | None) -> None:
+        text = encode(value)
+        if expected is None:
+            self._table.put(key, text)
+        elif not self._table.compare_and_set(key, text, expected=expected):
+            return
+        self._costs.writes += 1
+        self._costs.written_bytes += len(text)
+
+    # -- what every agent does -----------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Go on until there is nothing to do and nothing to wait for."""
+        for _ in range(1000):
+            decision = self._look()
+            match decision:
+                case agree.Halt(generation=generation):
+                    self._stood = generation
+                case agree.Fence(generation=generation):
+                    keeper = _Keeper(self._view.generation, self._step)
+                    self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
+                case agree.Propose(record=record, expected=expected):
+                    self._write(generation_key(_RUN), record, expected=expected)
+                    members = {member.incarnation for member in record.members}
+                    self._publish_all(lambda r: _entered(r, members))  # noqa: B023
+                case agree.Finish(outcome=outcome):
+                    raise ElasticError(f"the simulated job ended: {outcome.message}")
+                case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
+                    if not self._follow():
+                        if until_s is None:
+                            return
+                        self._now_s = max(self._now_s, until_s)
+        raise ElasticError("the simulated control plane does not come to rest; report this")
+
+    def _look(self) -> agree.Decision:
+        """Read what changed, decode and decide as an agent does."""
+        prefix, revision = run_prefix(_RUN), self._table.revision
+        events = self._table.events(prefix, after=self._view.revision)
+        missed = any(event.kind is EventKind.RESET for event in events)
+        entries, _ = self._table.range(prefix) if missed else ((), 0)
+        started_s = time.process_time()
+        if missed:
+            self._view = View.from_entries(
+                entries, run=_RUN, wanted=self._wanted, revision=revision, before=self._view
+            )
+        else:
+            self._view = self._view.after(events, revision=revision)
+        viewed_s = time.process_time()
+        seats, _ = seating.seat(self._view, progress=self._step)
+        self._seen = agree.observe(self._view, self._seen, now_s=self._now_s)
+        node = min(self._view.nodes)
+        decision, _ = agree.decide(
+            self._view,
+            self._seen,
+            node=node,
+            now_s=self._now_s,
+            stand=self._stood == self._view.number > 0,
+        )
+        self._costs.decisions_s.append(time.process_time() - viewed_s)
+        if isinstance(decision, agree.Propose):
+            self._costs.proposals_s.append(self._costs.decisions_s[-1])
+        self._costs.views_s.append(viewed_s - started_s)
+        self._costs.looks += 1
+        if isinstance(seats, seating.Seat):
+            self._write(seating_key(_RUN), seats.seats, expected=seats.expected)
+        return decision
+
+    def _follow(self) -> bool:
+        """Start the workers that are seated and not yet running; whether there were any."""
+        found = self._table.get(seating_key(_RUN))
+        orders = msgspec.json.decode(found.value, type=tuple[Seating, ...]) if found else ()
+        attempts = {w.seat: w.attempt for r in self._records.values() for w in r.workers}
+        due = [
+            order
+            for order in orders
+            if order.node in self._records and attempts.get(order.seat, 0) < order.attempt
+        ]
+        for order in due:
+            worker = _worker(order, self._records[order.node])
+            self._publish(order.node, lambda r: msgspec.structs.replace(r, workers=(worker,)))  # noqa: B023
+        return bool(due) or bool(found and found.revision > self._view.revision)
+
+
+def _worker(order: Seating, node: NodeRecord) -> WorkerRecord:
+    return WorkerRecord(
+        seat=order.seat,
+        incarnation=f"{node.incarnation}/{order.seat}@{order.attempt}",
+        pid=1,
+        state=WorkerState.READY,
+        attempt=order.attempt,
+        spec=JobSpec(),
+        info={"store": "10.0.0.1:29500"},
+    )
+
+
+def _moved(record: NodeRecord, state: WorkerState, *, after: int | None = None) -> NodeRecord:
+    """Return the record with its workers in another state."""
+    moved = [
+        msgspec.structs.replace(
+            worker, state=state, ready_after=worker.ready_after if after is None else after
+        )
+        for worker in record.workers
+    ]
+    return msgspec.structs.replace(record, workers=tuple(moved))
+
+
+def _entered(record: NodeRecord, members: set[str]) -> NodeRecord:
+    inside = all(worker.incarnation in members for worker in record.workers)
+    return _moved(record, WorkerState.ACTIVE) if inside else record
+
+
+class _Keeper:
+    """What the sidecars of a generation's nodes have of the newest step."""
+
+    def __init__(self, record: GenerationRecord | None, step: int) -> None:
+        world = record.snapshots if record else None
+        self._world, self._step = world, step
+        self._ranks: dict[str, list[int]] = defaultdict(list)
+        self._groups: dict[str, tuple[str, ...]] = {}
+        if world is not None:
+            for rank, node in enumerate(world.rank_nodes):
+                self._ranks[node].append(rank)
+            self._groups = {node: group for group in world.parity_groups() for node in group}
+            entries = {rank: self._entry(rank) for rank in range(len(world.rank_nodes))}
+            self._geometry = Geometry(world, entries)
+
+    def fenced(self, record: NodeRecord, generation: int) -> NodeRecord:
+        """Return the record of a node that has left ``generation``."""
+        working = [w for w in record.workers if w.state is WorkerState.ACTIVE]
+        left = _moved(record, WorkerState.READY, after=generation) if working else record
+        return msgspec.structs.replace(
+            left, fenced=generation, inventory=self._inventory(record.node)
+        )
+
+    def _inventory(self, node: str) -> Inventory | None:
+        """Return the node's own blocks, and of others what `compact` leaves."""
+        if self._world is None or node not in self._groups:
+            return None
+        rows = self._geometry.rows_of(node)
+        sealed = [self._entry(r) for n in self._groups[node] for r in self._ranks.get(n, ())]
+        return Inventory(
+            node=node,
+            worlds=(),
+            blocks=tuple(self._entry(rank) for rank in self._ranks.get(node, ())),
+            parities=tuple(self._row(stripe, row) for stripe, row in rows),
+            sealed=tuple(sealed),
+        )
+
+    def _row(self, stripe: int, row: int) -> ParityEntry:
+        assert self._world is not None
+        return ParityEntry(
+            generation=self._world.generation,
+            step=self._step,
+            stripe=stripe,
+            row=row,
+            nbytes=self._geometry.row_bytes(stripe),
+            crc32c=stripe,
+        )
+
+    def _entry(self, rank: int) -> BlockEntry:
+        assert self._world is not None
+        return BlockEntry(
+            generation=self._world.generation,
+            step=self._step,
+            rank=rank,
+            payload_bytes=_BLOCK_BYTES,
+            index_bytes=4096,
+            index_crc32c=rank,
+        )
+
+
+def show(figures: Sequence[Figure], *, console: Console) -> None:
+    """Print a line for each number of nodes."""
+    console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
+
+
+def _cell(figure: Figure) -> str:
+    if figure.unit == "s":
+        return f"{figure.value * 1e3:.2f} ms"
+    return f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:,.1f}"

@@ -1,0 +1,1 @@
+"""Sections about bytes: snapshot, persist, restore, parity, memory."""

@@ -1,0 +1,305 @@
+"""Section lost: the training time that saving costs, with every core busy.
+
+What a save blocks is the smaller part of what it costs: its threads, its copies and its writes slow
+down the steps beside them. So processes train here, and the time lost is what a stretch of
+training took, less what as many steps take when nothing is saved, just before and just after it.
+Where others use the machine as well that is mostly theirs; the processor time is not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from torch._C._distributed_c10d import TCPStore
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.tools.bench.data_path import flash, trainee
+from holdfast.tools.bench.data_path.trainee import Guard, Outcome, Seat, Window
+from holdfast.tools.bench.nodes import SLOTS, Nodes
+from holdfast.tools.bench.samples import Row, Samples, Setup, stopwatch
+from holdfast.tools.bench.state import MANY_LAYERS, Mirror, State
+
+MEMCPY: Final = "memcpy of all ranks' state"
+OURS: Final = (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST)
+PEERS: Final = (
+    trainee.PLAIN_DISK,
+    trainee.DCP_THREAD,
+    trainee.DCP_PROCESS,
+    *((trainee.FLASH_MEMORY, trainee.FLASH_DISK) if flash.is_installed() else ()),
+)
+WAYS: Final = (*OURS, *PEERS)
+RATIOS: Final = (2.0, 4.0, 8.0, 16.0)
+_TOGETHER: Final = 20
+"""Memory, in states, that the processes of all ways take; one way by itself takes half."""
+
+_STEP_COPIES: Final = 4.0
+_WINDOW_S: Final = 3.0
+_QUICK_WINDOW_S: Final = 0.3
+_PROBE_PRODUCTS: Final = 200
+_ANSWER_S: Final = 300.0
+
+
+def lost(setup: Setup) -> list[Row]:
+    """Time training of as many processes as there are cores to fill, with and without saving."""
+    rows: list[Row] = []
+    for workers in (2,) if setup.quick else (1, 2, 4):
+        found = _Found()
+        for ways in _crews(setup):
+            with _Crew.start(setup, workers, ways, pace=found.pace) as crew:
+                found.pace = crew.pace
+                _lost(setup, crew, ways, found)
+                if trainee.HOLDFAST in ways:
+                    curve = _inflation(setup, crew)
+        rows += [*_rows(found, workers), *curve]
+    return rows
+
+
+def _crews(setup: Setup) -> list[tuple[str, ...]]:
+    """Return the ways that are timed by the same processes: all, where memory holds them all."""
+    if setup.free_bytes >= _TOGETHER * setup.size_bytes:
+        return [WAYS]
+    return [(way,) for way in WAYS]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was measured so far, by ways."""
+
+    seconds: Samples = field(default_factory=Samples)
+    stalls: Samples = field(default_factory=Samples)
+    cpu: Samples = field(default_factory=Samples)
+    pace: _Pace | None = None
+
+
+def _lost(setup: Setup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
+    """One save in each window; what follows it is waited for by training on."""
+    products = crew.pace.products(_STEP_COPIES)
+    window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
+    steps = max(round(window_s / crew.pace.step_s(products)), 4)
+    for _ in range(setup.repeat):
+        into.seconds.add({MEMCPY: crew.memcpy_s()})
+        free = crew.train(trainee.NOTHING, steps=steps, products=products)
+        for way in ways:
+            found = crew.train(way, steps=steps, products=products)
+            before, free = free, crew.train(trainee.NOTHING, steps=steps, products=products)
+            step_s = (before.step_s + free.step_s) / 2
+            step_cpu_s = (before.cpu_s + free.cpu_s) / (before.steps + free.steps)
+            into.seconds.add({way: found.seconds - found.steps * step_s})
+            into.stalls.add({way: found.stall_s})
+            into.cpu.add({way: found.cpu_s - found.steps * step_cpu_s})
+        setup.lap()
+
+
+def _rows(found: _Found, workers: int) -> list[Row]:
+    rows = []
+    for way in WAYS:
+        row = found.seconds.row(
+            "lost",
+            way,
+            0,
+            MEMCPY,
+            *(PEERS if way in OURS else ()),
+            extra=[
+                ("of it the training threads waited", found.stalls.yardstick(way).seconds, "s"),
+                ("processor time beside the training's", found.cpu.yardstick(way).seconds, "s"),
+            ],
+        )
+        rows.append(replace(row, name=f"{way}, {workers} worker{'s' if workers > 1 else ''}"))
+    return rows
+
+
+def _inflation(setup: Setup, crew: _Crew) -> list[Row]:
+    """A snapshot after every step: what a step takes longer, for steps of several lengths."""
+    rows = []
+    for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
+        products, samples = crew.pace.products(ratio), Samples()
+        name = f"a step with a snapshot after every step, {crew.size} workers"
+        for _ in range(setup.repeat):
+            free = crew.train(trainee.NOTHING, steps=6, products=products)
+            found = crew.train(trainee.HOLDFAST, steps=8, products=products, every=1)
+            samples.add({name: found.step_s, trainee.NOTHING: free.step_s})
+        free_s = samples.yardstick(trainee.NOTHING).seconds
+        extra = [
+            ("a step takes so many copies of the state", free_s / crew.pace.copy_s, ""),
+            ("longer by", (samples.yardstick(name).seconds / free_s - 1) * 100, "%"),
+        ]
+        rows.append(samples.row("lost", name, 0, trainee.NOTHING, extra=extra))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """What a step is made of: its fixed part, each product, and the copy it is measured in."""
+
+    free_s: float
+    product_s: float
+    copy_s: float
+
+    def products(self, copies: float) -> int:
+        """Return how much arithmetic makes a step as long as ``copies`` copies of the state."""
+        return max(round((copies * self.copy_s - self.free_s) / self.product_s), 0)
+
+    def step_s(self, products: int) -> float:
+        """Return about how long such a step is."""
+        return self.free_s + products * self.product_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Together:
+    """A window of all ranks: its slowest, and the longest wait for a save of any.
+
+    ``cpu_s`` is the processor time of all ranks and all sidecars.
+    """
+
+    seconds: float
+    cpu_s: float
+    steps: int
+    stall_s: float
+    copy_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
+
+
+class _Crew:
+    """Processes that train together, and the sidecars that guard them."""
+
+    pace: _Pace
+
+    def __init__(
+        self, pipes: Sequence[Connection], mirror: Mirror, *, sidecars: Sequence[int]
+    ) -> None:
+        self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
+        self._sidecars = sidecars
+
+    @classmethod
+    @contextmanager
+    def start(
+        cls, setup: Setup, workers: int, ways: Sequence[str], *, pace: _Pace | None
+    ) -> Iterator[_Crew]:
+        """Start them, warm up their ways of saving, and time what a step is made of.
+
+        That is taken over from another crew where ``pace`` says it.
+        """
+        state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
+        with ExitStack() as stack:
+            guards, sidecars = _guards(stack, setup, workers, ways)
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            context = multiprocessing.get_context("spawn")
+            pipes = []
+            for rank in range(workers):
+                pipe, theirs = context.Pipe()
+                seat = Seat(
+                    rank=rank,
+                    world_size=workers,
+                    meeting=f"127.0.0.1:{store.port}",
+                    size_bytes=setup.size_bytes // workers,
+                    directory=str(setup.directory / f"lost-{workers}"),
+                    guards={way: found[rank] for way, found in guards.items()},
+                )
+                process = context.Process(target=trainee.serve, args=(seat, theirs))
+                process.start()
+                theirs.close()
+                stack.callback(end, process, pipe)
+                pipes.append(pipe)
+            crew = cls(pipes, Mirror(state), sidecars=sidecars)
+            for way in (trainee.NOTHING, *ways):
+                for _ in range(1 if way in PEERS else SLOTS + 1):
+                    crew.train(way, steps=2, products=0)
+            crew.pace = pace or crew._timed_pace()
+            yield crew
+
+    def _timed_pace(self) -> _Pace:
+        free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
+        longer_s = self.train(trainee.NOTHING, steps=5, products=_PROBE_PRODUCTS).step_s
+        copies = [self.train(trainee.HOLDFAST, steps=3, products=0).copy_s for _ in range(3)]
+        return _Pace(
+            free_s=free_s,
+            product_s=max(longer_s - free_s, 1e-6) / _PROBE_PRODUCTS,
+            copy_s=statistics.median(copies),
+        )
+
+    def memcpy_s(self) -> float:
+        """Time one copy of as many bytes as all ranks have, while they rest."""
+        with stopwatch() as seconds:
+            self._mirror.copy()
+        return seconds[0]
+
+    def train(self, way: str, *, steps: int, products: int, every: int = 0) -> _Together:
+        """Have all ranks train a window."""
+        window = Window(way=way, steps=steps, every=every, products=products)
+        before_s = sum(map(_cpu_s, self._sidecars))
+        for pipe in self._pipes:
+            pipe.send(window)
+        found = [answer(pipe) for pipe in self._pipes]
+        sidecars_s = sum(map(_cpu_s, self._sidecars)) - before_s
+        return _Together(
+            seconds=max(each.seconds for each in found),
+            cpu_s=sum(each.cpu_s for each in found) + sidecars_s,
+            steps=found[0].steps,
+            stall_s=max(sum(each.stalls_s) for each in found),
+            copy_s=max(each.copy_s for each in found),
+        )
+
+
+def answer(pipe: Connection) -> Outcome:
+    """Return what a trainee says of its window. Raises ``PeerError`` where it says nothing."""
+    if not pipe.poll(_ANSWER_S):
+        raise PeerError(f"a training process gave no answer within {_ANSWER_S:g} s")
+    try:
+        found: Outcome = pipe.recv()
+    except EOFError as error:
+        raise PeerError("a training process ended early; run with fewer --megabytes") from error
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time a process has used so far (``proc(5)``)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+    """End a trainee, in order if it can hear that it is to end."""
+    try:
+        pipe.send(None)
+    except OSError:
+        process.kill()
+    process.join(_ANSWER_S)
+    pipe.close()
+
+
+def _guards(
+    stack: ExitStack, setup: Setup, workers: int, ways: Sequence[str]
+) -> tuple[dict[str, list[Guard]], list[int]]:
+    """Start the sidecars of every way: one for all ranks, or, for parity, at least two.
+
+    Return what each rank needs of them, and their processes.
+    """
+    found: dict[str, list[Guard]] = {}
+    pids: list[int] = []
+    for way in [way for way in OURS if way in ways]:
+        parity = int(way == trainee.PARITY)
+        names = [f"n{number}" for number in range(max(workers, 2) if parity else 1)]
+        nodes = stack.enter_context(Nodes(_made(setup.directory), names))
+        seats = names[:workers] if parity else names * workers
+        pids += nodes.pids
+        nodes.adopt(parity=parity, rank_nodes=seats)
+        found[way] = [
+            Guard(address=nodes.addresses[name], run=nodes.run, key=nodes.key) for name in seats
+        ]
+    return found, pids
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory

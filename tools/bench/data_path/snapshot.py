@@ -1,0 +1,105 @@
+"""Section snapshot: the state of one rank copied into the memory of a real sidecar."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+
+from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.tools.bench.nodes import SLOTS, Nodes
+from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
+from holdfast.tools.bench.state import MANY_LAYERS, Mirror, State
+
+MEMCPY = "memcpy"
+CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum"
+FIRST = "first copy, new memory"
+ASYNC_SAVE = "DCP async_save returns"
+
+
+class Trainer:
+    """One rank, its sidecar, and the steps it has taken."""
+
+    def __init__(self, nodes: Nodes, state: State) -> None:
+        self._nodes, self._state, self.maps = nodes, state, SlotMaps()
+        self.world = nodes.adopt()
+        (self.client,) = nodes.clients.values()
+        self.snapshots = Snapshotter(
+            self.client,
+            run=nodes.run,
+            generation=self.world.generation,
+            rank=0,
+            world_size=1,
+            gather=gather_alone,
+            maps=self.maps,
+        )
+        self.step = 0
+
+    def take(self) -> Mapping[str, float]:
+        """Snapshot once and wait for it at once: the trainer has nothing else to do meanwhile."""
+        self.step += 1
+        with stopwatch() as held:
+            with stopwatch() as called:
+                self.snapshots.snapshot(self._state.tracked, self.step)
+            self.snapshots.fence()
+        if self.snapshots.stats.last_step != self.step:
+            raise CkptError(f"the snapshot of step {self.step} was not taken; report this")
+        self._nodes.await_protected(self.world, self.step)
+        return {CALL: called[0], FENCED: held[0], COPY: self.snapshots.stats.last_copy_s}
+
+    def warm_up(self) -> float:
+        """Take snapshots until every slot is in use; return the seconds of the first copy."""
+        first_s = self.take()[COPY]
+        for _ in range(SLOTS):
+            self.take()
+        return first_s
+
+    def close(self) -> None:
+        self.snapshots.close()
+        self.maps.close()
+
+
+def snapshot(setup: Setup) -> list[Row]:
+    """Time what a snapshot holds the trainer up, and its copy."""
+    state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
+    mirror = Mirror(state)
+    with Nodes(setup.directory, ["a"]) as nodes, closing(Trainer(nodes, state)) as trainer:
+        first_s = trainer.warm_up()
+        cases = [timed(MEMCPY, mirror.copy), trainer.take, _async_save(state, setup.directory)]
+        samples = in_turn(cases, setup)
+    size = state.size_bytes
+    first = Row(
+        section="snapshot",
+        name=FIRST,
+        size_bytes=size,
+        samples_s=(first_s,),
+        beside=(samples.yardstick(MEMCPY),),
+    )
+    return [
+        samples.row("snapshot", CALL, size, MEMCPY, ASYNC_SAVE),
+        samples.row("snapshot", FENCED, size, MEMCPY, ASYNC_SAVE),
+        samples.row("snapshot", COPY, size, MEMCPY),
+        first,
+    ]
+
+
+def _async_save(state: State, directory: Path) -> Case:
+    """Time how long the call blocks; the write behind it is waited for, not timed."""
+
+    def case() -> Mapping[str, float]:
+        path = directory / "async"
+        with stopwatch() as held:
+            under_way = dcp_async_save(cast("dict[str, Any]", state.tensors), checkpoint_id=path)
+        cast("Future[object]", under_way).result()
+        shutil.rmtree(path)
+        return {ASYNC_SAVE: held[0]}
+
+    return case

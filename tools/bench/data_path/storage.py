@@ -1,0 +1,282 @@
+"""Sections persist, restore, reshard and verify: checkpoints on a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints import commit as persistence
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.verify import faults
+from holdfast.ckpt.convert.rewrite import reshard as rewrite
+from holdfast.ckpt.convert.target_layout import TargetLayout
+from holdfast.ckpt.geometry.layout import chunk_range
+from holdfast.ckpt.state.restore import restore as restore_state
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.shards import capture
+from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
+from holdfast.tools.bench.state import State, read_raw, write_raw
+
+RAW_WRITE, RAW_READ, RAW_COPY = "file write + fsync", "preadv from page cache", "file copy + fsync"
+RAW_SCAN = "read every file"
+ARENA, SAVE, UNCHANGED = "from the arena", "ckpt.save", "ckpt.save, all as in the base"
+SAME = "same layout"
+DCP_SAVE, DCP_LOAD, SAFETENSORS = "DCP save", "DCP load", "safetensors load_file + copy"
+VERIFY = "verify --deep"
+CHANGES = ((4, 2), (2, 4), (4, 3), (4, 1))
+_STEP = 1
+_PIECE = 8 << 20
+
+
+def persist(setup: Setup) -> list[Row]:
+    """Time new checkpoints until they are durable; each is removed before the next."""
+    state = State(setup.size_bytes, seed=0)
+    index, payload = capture(state.tracked, step=_STEP)
+    ckpt.save(setup.directory / "based", state.tracked, step=0)
+
+    def from_arena(path: Path) -> None:
+        receipt = persistence.write_pack(path, step=_STEP, index=index, payload=memoryview(payload))
+        _commit(path, [receipt])
+
+    cases = [
+        _written(name, write, setup.directory / "written")
+        for name, write in (
+            (RAW_WRITE, lambda path: write_raw(state, path)),
+            (ARENA, from_arena),
+            (SAVE, lambda path: ckpt.save(path, state.tracked, step=_STEP)),
+            (DCP_SAVE, lambda path: _dcp_save(state, path)),
+        )
+    ]
+    samples = in_turn([*cases, _unchanged(state, setup.directory / "based")], setup)
+    shutil.rmtree(setup.directory / "based")
+    size = state.size_bytes
+    return [
+        samples.row("persist", name, size, RAW_WRITE, DCP_SAVE) for name in (ARENA, SAVE, UNCHANGED)
+    ]
+
+
+def _unchanged(state: State, root: Path) -> Case:
+    def case() -> Mapping[str, float]:
+        with stopwatch() as seconds:
+            ckpt.save(root, state.tracked, step=_STEP, base=0)
+        shutil.rmtree(root / f"step-{_STEP:012d}")
+        return {UNCHANGED: seconds[0]}
+
+    return case
+
+
+def _written(name: str, write: Callable[[Path], object], path: Path) -> Case:
+    def case() -> Mapping[str, float]:
+        with stopwatch() as seconds:
+            write(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return {name: seconds[0]}
+
+    return case
+
+
+def restore(setup: Setup) -> list[Row]:
+    """Time loading into live tensors from the page cache, where the warm-up has brought it."""
+    state, target = State(setup.size_bytes, seed=0), State(setup.size_bytes, seed=1)
+    place = setup.directory
+    write_raw(state, place / "raw")
+    ckpt.save(place / "same", state.tracked, step=_STEP)
+    for ranks in sorted({saved for saved, _ in CHANGES}):
+        save_as(state, place / str(ranks), ranks=ranks)
+    _dcp_save(state, place / "dcp")
+    wanted = cast("dict[str, Any]", target.tensors)
+    reads: list[tuple[str, Callable[[], object]]] = [
+        (RAW_READ, lambda: read_raw(target, place / "raw")),
+        (SAME, lambda: ckpt.load(place / "same", target.tracked)),
+        *(
+            (f"resharded {a} → {b}", partial(load_as, target, place / str(a), ranks=b))
+            for a, b in CHANGES
+        ),
+        (DCP_LOAD, lambda: dcp_load(wanted, checkpoint_id=place / "dcp", no_dist=True)),
+    ]
+    with suppress(ModuleNotFoundError):
+        reads.append((SAFETENSORS, _safetensors(state, target, place / "safetensors")))
+    samples = in_turn([_read(name, read, state, target) for name, read in reads], setup)
+    rows = []
+    for name, read in reads:
+        if name.startswith((SAME, "resharded")):
+            peers = (DCP_LOAD, SAFETENSORS)
+            extra = _costs(read, state.size_bytes)
+            row = samples.row("restore", name, state.size_bytes, RAW_READ, *peers, extra=extra)
+            rows.append(row)
+    shutil.rmtree(place)
+    place.mkdir()
+    return rows
+
+
+def _costs(read: Callable[[], object], wanted: int) -> list[tuple[str, float, str]]:
+    """Return what one more, untimed, run takes besides time."""
+    tracemalloc.start()
+    found = read()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    nbytes = found.bytes if isinstance(found, ckpt.RestoreReport) else cast("int", found)
+    return [
+        ("bytes read / bytes wanted", nbytes / wanted, ""),
+        ("peak extra memory", peak / (1 << 20), "MiB"),
+    ]
+
+
+def _safetensors(state: State, target: State, path: Path) -> Callable[[], object]:
+    from safetensors.torch import load_file, save_file
+
+    save_file(state.tensors, path)
+
+    def read() -> None:
+        found = load_file(path)
+        for name, tensor in target.tensors.items():
+            tensor.copy_(found[name])
+
+    return read
+
+
+def parts_of(state: State, *, rank: int, ranks: int) -> dict[str, dict[str, ckpt.Part]]:
+    """Return what one of ``ranks`` holds of a state under FSDP2's split of dim 0, as views."""
+    parts = {}
+    for name, tensor in state.tensors.items():
+        start, extent = chunk_range(tensor.shape[0], parts=ranks, index=rank)
+        offset = (start, *(0 for _ in tensor.shape[1:]))
+        part = tensor[start : start + extent]
+        parts[name] = ckpt.Part(part, shape=tuple(tensor.shape), offset=offset)
+    return {"state": parts}
+
+
+def save_as(state: State, root: Path, *, ranks: int) -> None:
+    """Save a state as ``ranks`` ranks would."""
+    held: list[Any] = []
+    for rank in range(ranks):  # what each rank tells the others
+        with suppress(_Told):
+            capture(
+                parts_of(state, rank=rank, ranks=ranks),
+                rank=rank,
+                world_size=ranks,
+                gather=partial(_tell, held),
+            )
+    receipts = []
+    for rank in range(ranks):
+        index, payload = capture(
+            parts_of(state, rank=rank, ranks=ranks),
+            step=_STEP,
+            rank=rank,
+            world_size=ranks,
+            gather=lambda _: held,
+        )
+        view = memoryview(payload)
+        receipts.append(persistence.write_pack(root, step=_STEP, index=index, payload=view))
+    _commit(root, receipts)
+
+
+def _commit(root: Path, receipts: Sequence[persistence.WriterReceipt]) -> None:
+    first = receipts[0]
+    persistence.commit(
+        root,
+        run=first.run,
+        step=_STEP,
+        generation=first.generation,
+        receipts=receipts,
+        mesh={"dp": len(receipts)},
+    )
+
+
+class _Told(Exception):
+    pass
+
+
+def _tell(held: list[Any], value: Any) -> list[Any]:
+    held.append(value)
+    raise _Told
+
+
+def load_as(target: State, root: Path, *, ranks: int) -> int:
+    """Load a state as ``ranks`` ranks would, one after the other; return the bytes read."""
+    read = 0
+    for rank in range(ranks):
+        with StoreSource(root, _STEP) as source:
+            part = parts_of(target, rank=rank, ranks=ranks)
+            read += restore_state(part, source, rank=rank).bytes
+    return read
+
+
+def _read(name: str, read: Callable[[], object], state: State, target: State) -> Case:
+    def case() -> Mapping[str, float]:
+        target.wipe()
+        with stopwatch() as seconds:
+            read()
+        state.require_equal(target, what=name)
+        return {name: seconds[0]}
+
+    return case
+
+
+def _dcp_save(state: State, path: Path) -> None:
+    dcp_save(cast("dict[str, Any]", state.tensors), checkpoint_id=path, no_dist=True)
+
+
+def reshard(setup: Setup) -> list[Row]:
+    """Time writing a checkpoint of four ranks again for two and for three."""
+    state = State(setup.size_bytes, seed=0)
+    source_root = setup.directory / "four"
+    save_as(state, source_root, ranks=4)
+
+    def change(ranks: int, path: Path) -> None:
+        with StoreSource(source_root, _STEP) as source:
+            rewrite(source, path, layout=TargetLayout(mesh={"dp": ranks}))
+
+    names = {ranks: f"4 → {ranks} writers" for ranks in (2, 3)}
+    cases = [_written(RAW_COPY, partial(_copy, source_root), setup.directory / "written")]
+    cases += [
+        _written(name, partial(change, ranks), setup.directory / "written")
+        for ranks, name in names.items()
+    ]
+    samples = in_turn(cases, setup)
+    shutil.rmtree(source_root)
+    return [samples.row("reshard", name, state.size_bytes, RAW_COPY) for name in names.values()]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy every file of a checkpoint into a new directory, durably."""
+    shutil.copytree(source, target)
+    for path in target.rglob("*"):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
+def verify(setup: Setup) -> list[Row]:
+    """Time the check of every byte of a checkpoint in the page cache."""
+    state = State(setup.size_bytes, seed=0)
+    root = setup.directory / "verified"
+    save_as(state, root, ranks=2)
+
+    def check() -> None:
+        if found := list(faults(open_store(root), _STEP, deep=True)):
+            raise ckpt.CorruptError(found[0].message)
+
+    samples = in_turn([timed(RAW_SCAN, partial(_scan, root)), timed(VERIFY, check)], setup)
+    shutil.rmtree(root)
+    return [samples.row("verify", VERIFY, state.size_bytes, RAW_SCAN)]
+
+
+def _scan(root: Path) -> None:
+    """Read every file of a checkpoint, one thread, nothing checked."""
+    room = memoryview(bytearray(_PIECE))
+    for path in root.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(room):
+                    pass

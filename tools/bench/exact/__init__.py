@@ -1,0 +1,1 @@
+"""The section about exact sums."""

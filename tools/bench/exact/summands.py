@@ -1,0 +1,253 @@
+"""A rank that sums gradients in one of several ways: to be timed, checked, and trained with."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore, Work
+
+from holdfast.elastic.config import Exact
+from holdfast.elastic.gradients.mean import Gradients
+
+PARAMETERS: Final = 16
+_TIMEOUT_S = 120.0
+_WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank stands, and where the ranks meet."""
+
+    rank: int
+    world_size: int
+    meeting_port: int
+
+
+class Task(Protocol):
+    """Something for all ranks to do; what it returns is sent back."""
+
+    def run(self, seat: Seat) -> Any: ...
+
+
+class Ranks:
+    """Reductions over all ranks."""
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Take the largest."""
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add."""
+        dist.all_reduce(tensor)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Start to add; return what waits for it."""
+        work = dist.all_reduce(tensor, async_op=True)
+        return functools.partial(_wait, work)
+
+
+def _wait(work: Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+class _Given(torch.autograd.Function):
+    """A loss of 0 whose gradient is given: nothing else is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = gradient
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.gradient, None
+
+
+def _loss_of(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = _Given.apply(weight, gradient)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def given_gradient(microbatch: int, elements: int, *, spread: bool) -> torch.Tensor:
+    """Return what a microbatch contributes, float32: of about one magnitude, or of very many.
+
+    Where magnitudes are spread over decades, each element's is alike in all microbatches.
+    """
+    own = torch.Generator().manual_seed(microbatch + 1)
+    found = torch.randn(elements, generator=own).mul_(1e-3)
+    return found.mul_(_magnitudes(elements)) if spread else found
+
+
+@functools.lru_cache(maxsize=1)
+def _magnitudes(elements: int) -> torch.Tensor:
+    of_all = torch.Generator().manual_seed(0)
+    return torch.randn(elements, generator=of_all).mul_(2.0).exp_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summing:
+    """How gradients are summed, and how many."""
+
+    exact: Exact
+    elements: int
+    microbatches: int
+    spread: bool = False
+
+
+class _Step:
+    """The gradients of a step, microbatch by microbatch."""
+
+    def __init__(self, seat: Seat, how: Summing) -> None:
+        sizes = [len(part) for part in torch.empty(how.elements).tensor_split(PARAMETERS)]
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+        self._given = [
+            torch.split(given_gradient(each, how.elements, spread=how.spread), sizes)
+            for each in range(seat.rank, how.microbatches, seat.world_size)
+        ]
+        self._gradients = Gradients(
+            {"model": self.weights},
+            Ranks(),
+            microbatches=how.microbatches,
+            exact=how.exact,
+            bounds={},
+        )
+
+    def make(self) -> None:
+        """Make the mean gradient; a pass that outgrew its grid is repeated."""
+        is_made = False
+        while not is_made:
+            self._gradients.begin_pass()
+            for given in self._given:
+                self._gradients.begin_microbatch(last=given is self._given[-1])
+                losses = [_loss_of(*pair) for pair in zip(self.weights, given, strict=True)]
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            is_made = self._gradients.end_pass(backwards=len(self._given), agree=0)
+
+    def mean(self) -> torch.Tensor:
+        """Return the mean gradient, flat."""
+        return torch.cat([weight.grad for weight in self.weights if weight.grad is not None])
+
+    def clear(self) -> None:
+        """Drop it."""
+        self._gradients.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds on the clock, of a step's gradients and of an all-reduce of as many bytes alone.
+
+    ``processor_s`` is the processor time of the step at this rank.
+    """
+
+    steps_s: list[float]
+    processor_s: list[float]
+    alone_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Time the gradients of a step ``repeat`` times."""
+
+    how: Summing
+    repeat: int
+
+    def run(self, seat: Seat) -> Times:
+        """Return what it took."""
+        step, flat = _Step(seat, self.how), torch.zeros(self.how.elements)
+        found = Times(steps_s=[], processor_s=[], alone_s=[])
+        for number in range(self.repeat + 2):
+            busy_s = time.process_time()
+            step_s = _timed(step.make)
+            busy_s = time.process_time() - busy_s
+            step.clear()
+            alone_s = _timed(lambda: dist.all_reduce(flat))
+            if number >= 2:  # the first measures the grid, both warm up
+                found.steps_s.append(step_s)
+                found.processor_s.append(busy_s)
+                found.alone_s.append(alone_s)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """Make the gradients of one step."""
+
+    how: Summing
+
+    def run(self, seat: Seat) -> Any:
+        """Return the mean, at rank 0."""
+        step = _Step(seat, self.how)
+        step.make()
+        return step.mean().numpy() if seat.rank == 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Train a small model for so many steps."""
+
+    exact: Exact
+    steps: int
+    microbatches: int
+
+    def run(self, seat: Seat) -> Any:
+        """Return the weights, at rank 0."""
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        gradients = Gradients(
+            {"model": model}, Ranks(), microbatches=self.microbatches, exact=self.exact, bounds={}
+        )
+        for step in range(self.steps):
+            is_made = False
+            while not is_made:
+                gradients.begin_pass()
+                mine = range(seat.rank, self.microbatches, seat.world_size)
+                for microbatch in mine:
+                    gradients.begin_microbatch(last=microbatch == mine[-1])
+                    _loss(model, seed=step * self.microbatches + microbatch).backward()  # type: ignore[no-untyped-call]
+                is_made = gradients.end_pass(backwards=len(mine), agree=0)
+            optimizer.step()
+            gradients.clear()
+        flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        return flat.numpy() if seat.rank == 0 else None
+
+
+def _loss(model: nn.Module, *, seed: int) -> torch.Tensor:
+    """Return how far the model is from sorting its input."""
+    batch = torch.randn(16, _WIDTH, generator=torch.Generator().manual_seed(seed))
+    return nn.functional.mse_loss(model(batch), batch.sort(dim=1).values)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def serve(seat: Seat, pipe: Connection) -> None:
+    """Do the tasks that come, on one thread, as a rank of a gloo group."""
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=_TIMEOUT_S)
+    store = TCPStore("127.0.0.1", seat.meeting_port, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        "gloo", store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout
+    )
+    while True:
+        try:
+            task: Task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(task.run(seat))

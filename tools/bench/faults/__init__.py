@@ -1,0 +1,1 @@
+"""Sections about faults: mttr, join, goodput, and the peers."""

@@ -1,0 +1,204 @@
+"""A job of ours to be hurt: started as ``holdfast run`` does, struck, and watched by its events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.bench.faults.faulted import HANG_SIGNAL
+from holdfast.tools.bench.faults.recoveries import Event, Recovery, after_change
+from holdfast.tools.bench.faults.watching import Log, trained
+from holdfast.tools.bench.samples import Setup
+from holdfast.tools.report.timeline import KILL_TRAINER
+
+WORKERS: Final = 4
+_END_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the job looks like: ``nodes`` share the `WORKERS` evenly.
+
+    ``spares`` are further workers that take over instead of going on smaller; ``hang_s`` is the
+    silence after which a worker hangs, where that is measured. Nodes that are ``apart`` share no
+    memory; who joins does ``rehearse``, or prepares nothing.
+    """
+
+    nodes: int = 1
+    spares: int = 0
+    parity: int = 0
+    hang_s: float = 0.0
+    apart: bool = False
+    rehearse: bool = True
+
+
+class ElasticJob:
+    """A job that runs."""
+
+    def __init__(self, launcher: Launcher, log: Log) -> None:
+        self._launcher, self.log = launcher, log
+
+    def started(self) -> None:
+        """Wait until all ranks train."""
+        self.log.until(partial(trained, since_s=0.0, world=WORKERS), "its first steps")
+
+    def ranks(self) -> Sequence[str]:
+        """Return the seats of the newest generation, by rank."""
+        newest = [event for event in self.log.events if event["kind"] == "proposed"][-1]
+        found: Sequence[str] = newest["ranks"]
+        return found
+
+    def kill(self, seat: str, *, what: str = KILL_TRAINER) -> float:
+        """Kill a worker without warning; return when. ``what`` the fault is called."""
+        started = self._started(seat)
+        self._launcher.emit("fault", what=what, victim=seat, on=started["node"], seats=[seat])
+        killed_s = time.time()
+        os.kill(int(started["pid"]), signal.SIGKILL)
+        return killed_s
+
+    def hang(self, seat: str) -> float:
+        """Have a worker stand still in the middle of a step; return when it did."""
+        os.kill(int(self._started(seat)["pid"]), HANG_SIGNAL)
+        since_s = time.time()
+
+        def look(events: Sequence[Event]) -> float | None:
+            stood = (e["t"] for e in events if e["kind"] == "hung" and e["t"] > since_s)
+            return next(stood, None)
+
+        return self.log.until(look, f"{seat} hangs")
+
+    def _started(self, seat: str) -> Event:
+        return [
+            event
+            for event in self.log.events
+            if event["kind"] == "worker_started" and event["seat"] == seat
+        ][-1]
+
+    def shrink(self, node: str) -> Recovery:
+        """Give a node notice that it will be taken away; return how the others went on."""
+        agent = self._launcher.processes()[node].agent
+        since_s = time.time()
+        os.kill(agent, signal.SIGTERM)
+        found = self.log.until(
+            partial(after_change, since_s=since_s, world=self._without(node)),
+            f"going on without {node}",
+        )
+        self.log.until(partial(_gone, node=node, since_s=since_s), f"the end of {node}")
+        return found
+
+    def _without(self, node: str) -> int:
+        return len([seat for seat in self.ranks() if self._started(seat)["node"] != node])
+
+    def grow(self, node: str) -> Recovery:
+        """Bring a node back that was taken away; return how it joined."""
+        since_s = time.time()
+        self._launcher.return_machine(node)
+        return self.joined(since_s=since_s, what=node)
+
+    def joined(self, *, since_s: float, what: str) -> Recovery:
+        """Return how training went on with all ranks, and wait until they have trained a while."""
+        found = self.log.until(
+            partial(after_change, since_s=since_s, world=WORKERS), f"the join of {what}"
+        )
+        self.settle(found)
+        return found
+
+    def settle(self, after: Recovery) -> None:
+        """Wait until all ranks have trained for a while."""
+        self.log.until(
+            partial(trained, since_s=after.new_s, world=WORKERS), "steps after a recovery"
+        )
+
+    def is_ready(self, seat: str, *, since_s: float) -> None:
+        """Wait until another worker of ``seat`` is ready to take part."""
+
+        def look(events: Sequence[Event]) -> bool | None:
+            names = (e["victim"] for e in events if e["t"] > since_s and e.get("what") == "join")
+            return True if seat in names else None
+
+        self.log.until(look, f"another {seat}")
+
+    def end(self) -> None:
+        """Stop the job in order."""
+        self._launcher.stop("measured")
+        self._launcher.wait(_END_S)
+        self.log.read()
+
+
+def _gone(events: Sequence[Event], *, node: str, since_s: float) -> bool | None:
+    ends = (e["victim"] for e in events if e["kind"] == "node_exited" and e["t"] > since_s)
+    return True if node in ends else None
+
+
+@contextmanager
+def elastic_job(setup: Setup, name: str, shape: Shape) -> Iterator[ElasticJob]:
+    """Run a job from its first steps on, and end it and all it started."""
+    with running(_config(setup, shape, name=name), setup.directory / name) as job:
+        job.started()
+        yield job
+
+
+@contextmanager
+def running(config: LaunchConfig, run_dir: Path) -> Iterator[ElasticJob]:
+    """Start a job in its ``run_dir``, and end it and all it started."""
+    launcher = Launcher(config)
+    launcher.start()
+    log = Log(
+        run_dir, ended=_ended(launcher), outputs=lambda: sorted((run_dir / "logs").glob("*.log"))
+    )
+    job = ElasticJob(launcher, log)
+    try:
+        yield job
+    finally:
+        job.end()
+        launcher.kill()
+        if launcher.wait(_END_S) is None:
+            raise PeerError(f"the job of {run_dir.name} does not end")
+
+
+def _ended(launcher: Launcher) -> Callable[[], str]:
+    def ended() -> str:
+        outcome = launcher.wait(0)
+        return f"ended ({outcome.message})" if outcome else ""
+
+    return ended
+
+
+def _config(setup: Setup, shape: Shape, *, name: str) -> LaunchConfig:
+    count = (WORKERS + shape.spares) // shape.nodes
+    timing = LOCAL_TIMING
+    if shape.hang_s:
+        timing = msgspec.structs.replace(timing, min_hang_s=shape.hang_s, max_hang_s=shape.hang_s)
+    options = {
+        "--size-bytes": setup.size_bytes,
+        "--microbatches": WORKERS,
+        "--world": WORKERS if shape.spares else 0,
+        "--parity": shape.parity,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    return LaunchConfig(
+        command=(sys.executable, "-m", "holdfast.tools.bench.faults.faulted", *words),
+        nodes=tuple(
+            NodeSpec(name=f"n{number}", domain=f"n{number}", slots={TRAINER: count})
+            for number in range(shape.nodes)
+        ),
+        wanted={TRAINER: WORKERS + shape.spares},
+        run_dir=setup.directory / name,
+        capture_output=True,
+        timing=timing,
+        settings={"rehearse": shape.rehearse},
+        apart=shape.apart,
+    )

@@ -1,0 +1,67 @@
+"""A job that trains until it is ended, under ``holdfast run``: to measure what a fault costs it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from typing import Final
+
+import torch
+
+from holdfast import elastic
+from holdfast.tools.bench.faults import faulted_model
+
+HANG_SIGNAL: Final = signal.SIGUSR1
+_FOREVER: Final = 10**9
+
+
+class _Hang:
+    """Stands still in the middle of a step, for good, once it was told to by a signal."""
+
+    def __init__(self) -> None:
+        self._told = False
+        signal.signal(HANG_SIGNAL, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._told = True
+
+    def here(self, run: elastic.Run) -> None:
+        """Hang, if it is to be."""
+        if self._told:
+            run.emit("hung")
+            threading.Event().wait()
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train a model whose state, with Adam's moments, has about ``args.size_bytes``."""
+    torch.set_num_threads(1)
+    data, hang = faulted_model.samples(), _Hang()
+
+    @elastic.resilient(
+        mesh=elastic.Mesh(dp=args.world or "auto"),
+        batch=elastic.Batch(microbatches=args.microbatches, size=1),
+        parity=args.parity,
+    )
+    def train(run: elastic.Run) -> None:
+        model = faulted_model.build(args.size_bytes, mesh=run.mesh)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        run.track(model=model, optimizer=optimizer)
+        if run.completed == 0:
+            faulted_model.fill(model)
+        for _ in run.steps(_FOREVER):
+            for batch in run.microbatches(data):
+                hang.here(run)
+                run.backward(faulted_model.loss(model, batch))
+            run.step(optimizer)
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size-bytes", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--world", type=int, default=0)
+    parser.add_argument("--parity", type=int, default=0)
+    main(parser.parse_args())

@@ -1,0 +1,59 @@
+"""Section join: how long training stands still when a worker joins, prepared and not.
+
+Four workers train, each on a node that shares no memory with the others, as if on a host of its
+own. One is killed; its replacement starts while the others train on, and what is timed is the pause
+when it joins. Every byte of the state changes in every step: so what was prefetched is worth
+something only where it was kept current.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from holdfast.tools.bench.faults import pauses
+from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
+from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.tempo import Tempo
+
+PREPARED: Final = "rehearsed and prefetched"
+COLD: Final = "not prepared"
+SENT: Final = "sent between hosts in the pause"
+REHEARSAL: Final = "rehearsal, while the others train"
+
+
+def join(setup: Setup) -> list[Figure]:
+    """Time joins, prepared and not."""
+    with Tempo(setup, total=2 * setup.repeat) as tempo:
+        return [figure for name in (PREPARED, COLD) for figure in _joins(setup, name, tempo)]
+
+
+def _joins(setup: Setup, name: str, tempo: Tempo) -> list[Figure]:
+    found = []
+    shape = Shape(nodes=WORKERS, apart=True, rehearse=name == PREPARED)
+    with elastic_job(setup, name.replace(" ", "-"), shape) as job:
+        for number in range(setup.repeat):
+            tempo.say(f"{name}, {number + 1} of {setup.repeat}")
+            seat = job.ranks()[number % WORKERS]
+            killed_s = job.kill(seat)
+            found.append(job.joined(since_s=killed_s, what=f"another {seat}"))
+            tempo.beat()
+        events = job.log.events
+    sent = [each.sent_bytes / (1 << 20) for each in found]
+    figures = pauses.figures("join", name, found, step_s=pauses.step_s(events))
+    figures.append(pauses.sampled("join", f"{name}: {SENT}", sent, unit="MiB"))
+    if took := [float(e["seconds"]) for e in events if e["kind"] == "rehearsed"]:
+        figures.append(pauses.sampled("join", f"{name}: {REHEARSAL}", took))
+    return figures
+
+
+def show(figures: Sequence[Figure], *, console: Console) -> None:
+    """Print a line for each kind of join, and what travelled."""
+    pauses.show(figures, console=console)
+    for figure in figures:
+        if figure.name.endswith((SENT, REHEARSAL)):
+            value = statistics.median(figure.samples)
+            console.print(f"{figure.name}: {value:.2f} {figure.unit}", highlight=False)

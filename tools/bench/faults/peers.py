@@ -1,0 +1,183 @@
+"""The same job with what others offer, hurt in the same way: torchrun with DCP, and torchft."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.tools.bench.faults.elastic_job import WORKERS
+from holdfast.tools.bench.faults.recoveries import Event, Recovery, after_fault, after_loss
+from holdfast.tools.bench.faults.watching import Log, trained
+from holdfast.tools.bench.samples import Setup
+
+SAVED_EVERY: Final = 5
+"""Steps between two checkpoints of torchrun's job."""
+
+_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""A store for every restart: in one that is kept, gloo meets the addresses of the dead."""
+
+_HOST: Final = "127.0.0.1"
+_RESTARTS: Final = 1000
+_END_S: Final = 30.0
+_START_S: Final = 60.0
+_POLL_S: Final = 0.02
+
+
+def has_torchft() -> bool:
+    """Say whether torchft is installed."""
+    return importlib.util.find_spec("torchft") is not None
+
+
+class PeerJob:
+    """A job of another's that runs: its processes, of which ``main`` are not to end."""
+
+    def __init__(self, directory: Path, main: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._directory, self._main = directory, main
+        self.log = Log(
+            directory, ended=self._ended, outputs=lambda: sorted(directory.glob("*.out"))
+        )
+
+    def _ended(self) -> str:
+        codes = [process.poll() for process in self._main]
+        return next((f"ended with {code}" for code in codes if code is not None), "")
+
+    def kill(self, seat: str) -> float:
+        """Kill a worker without warning; return when."""
+        started = [
+            event
+            for event in self.log.events
+            if event["kind"] == "worker_started" and event["seat"] == seat
+        ]
+        killed_s = time.time()
+        os.kill(int(started[-1]["pid"]), signal.SIGKILL)
+        return killed_s
+
+
+def restarted(setup: Setup, name: str) -> Generator[tuple[Recovery, PeerJob], None, None]:
+    """Kill workers of torchrun's job for as long as wanted; yield how it got over each."""
+    directory = setup.directory / name
+    directory.mkdir()
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port = probe.getsockname()[1]
+    argv = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
+        *(f"--nproc-per-node={WORKERS}", f"--max-restarts={_RESTARTS}", f"--rdzv-id={name}"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={_HOST}:{port}"),
+        *("-m", "holdfast.tools.bench.faults.faulted_torchrun", *_size(setup)),
+        *("--microbatches", str(WORKERS), "--every", str(SAVED_EVERY)),
+        *("--directory", str(directory)),
+    ]
+    with _process(argv, directory / "torchrun.out") as process:
+        job = PeerJob(directory, [process])
+        since_s, number = 0.0, 0
+        while True:
+            job.log.until(partial(trained, since_s=since_s, world=WORKERS), "steps of all ranks")
+            job.log.until(partial(_saved, since_s=since_s), "a checkpoint")
+            seat = f"trainer/{number % WORKERS}"
+            look = partial(after_fault, killed_s=job.kill(seat))
+            found = job.log.until(look, f"another {seat}")
+            yield found, job
+            since_s, number = found.new_s, number + 1
+
+
+def _saved(events: Sequence[Event], *, since_s: float) -> bool | None:
+    return any(e["kind"] == "saved" and e["t"] > since_s for e in events) or None
+
+
+def replicated(
+    setup: Setup, name: str, *, heartbeat_ms: int
+) -> Generator[tuple[Recovery, PeerJob], None, None]:
+    """Kill replicas of torchft's job for as long as wanted; yield how it got over each.
+
+    Each is replaced once the others train again, so that its start does not slow them down.
+    ``heartbeat_ms`` is the silence after which the lighthouse takes a replica for dead, 0 for its
+    default.
+    """
+    directory = setup.directory / name
+    directory.mkdir()
+    argv = [
+        sys.executable,
+        "-m",
+        "holdfast.tools.bench.faults.faulted_torchft",
+        "--directory",
+        str(directory),
+    ]
+    with ExitStack() as stack:
+        words = ["--lighthouse", "--heartbeat-ms", str(heartbeat_ms)]
+        lighthouse = stack.enter_context(_process([*argv, *words], directory / "lighthouse.out"))
+        _await_file(directory / "lighthouse", lighthouse)
+        job = PeerJob(directory, [lighthouse])
+
+        def start(number: int) -> None:
+            words = [*_size(setup), "--replica", str(number)]
+            output = directory / f"replica{number}.out"
+            stack.enter_context(_process([*argv, *words], output))
+
+        for number in range(WORKERS):
+            start(number)
+        number = 0
+        while True:
+            job.log.until(_whole, "steps of all replicas")
+            seat = f"trainer/{number}"
+            look = partial(after_loss, killed_s=job.kill(seat), others=WORKERS - 1)
+            found = job.log.until(look, f"going on without {seat}")
+            yield found, job
+            start(number)
+            number = (number + 1) % WORKERS
+
+
+def _whole(events: Sequence[Event]) -> bool | None:
+    """Say that all replicas have made some steps in one quorum, which is the newest."""
+    newest = {e["seat"]: e for e in events if e["kind"] == "reformed"}
+    quorums = {(e["generation"], e["world"]) for e in newest.values()}
+    if len(newest) < WORKERS or len(quorums) > 1 or newest.popitem()[1]["world"] < WORKERS:
+        return None
+    since_s = max(e["t"] for e in events if e["kind"] == "reformed")
+    return trained(events, since_s=since_s, world=WORKERS)
+
+
+def _size(setup: Setup) -> list[str]:
+    return ["--size-bytes", str(setup.size_bytes)]
+
+
+def _await_file(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + _START_S
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            said = path.with_suffix(".out").read_text(errors="replace")
+            raise PeerError(f"the {path.name} does not start: {said}")
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _process(argv: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process, and end it and all it started."""
+    with output.open("ab") as file:
+        process = subprocess.Popen(
+            argv,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | _ENVIRONMENT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

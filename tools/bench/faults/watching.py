@@ -1,0 +1,69 @@
+"""The events of a job under way, and waiting for what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.events import EventReader
+from holdfast.tools.bench.faults.recoveries import Event
+
+STEPS_BETWEEN: Final = 3
+"""So many steps every rank makes before it is hurt again."""
+
+_LIMIT_S: Final = 300.0
+_POLL_S: Final = 0.02
+_TOLD_LINES: Final = 12
+_T = TypeVar("_T")
+
+
+class Log:
+    """All events of a job so far, by time.
+
+    ``ended`` returns how the job ended, empty while it runs; ``outputs`` are the files that hold
+    what its processes said.
+    """
+
+    def __init__(
+        self, directory: Path, *, ended: Callable[[], str], outputs: Callable[[], Sequence[Path]]
+    ) -> None:
+        self._reader, self._ended, self._outputs = EventReader(directory), ended, outputs
+        self.events: list[dict[str, Any]] = []
+
+    def until(self, look: Callable[[Sequence[Event]], _T | None], what: str) -> _T:
+        """Wait until ``look`` finds something. Raises ``PeerError`` where the job ends before."""
+        deadline_s, fresh = time.monotonic() + _LIMIT_S, True
+        while True:
+            ended = self._ended()
+            fresh |= self.read()
+            if fresh and (found := look(self.events)) is not None:
+                return found
+            fresh = False
+            if ended or time.monotonic() > deadline_s:
+                how = ended or f"takes longer than {_LIMIT_S:g} s"
+                raise PeerError(f"the job {how} before {what}; {self._said()}")
+            time.sleep(_POLL_S)
+
+    def read(self) -> bool:
+        """Take what is new; whether there was anything."""
+        if fresh := self._reader.new():
+            self.events = sorted([*self.events, *fresh], key=lambda event: float(event["t"]))
+        return bool(fresh)
+
+    def _said(self) -> str:
+        lines = [
+            line
+            for output in self._outputs()
+            for line in output.read_text(errors="replace").splitlines()[-_TOLD_LINES:]
+        ]
+        return "\n".join(["it said last:", *lines]) if lines else "it said nothing"
+
+
+def trained(events: Sequence[Event], *, since_s: float, world: int) -> bool | None:
+    """Say that ``world`` ranks made some steps since; to be given to `Log.until`."""
+    seats = [e["seat"] for e in events if e["kind"] == "step" and e["start"] > since_s]
+    enough = [seat for seat in set(seats) if seats.count(seat) >= STEPS_BETWEEN]
+    return True if len(enough) >= world else None

@@ -1,0 +1,116 @@
+"""What a job of reinforcement learning did in a stretch of time, read from its events. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from holdfast.tools.bench.faults.recoveries import Event
+
+SKIPPED_STEPS: Final = 3
+"""So many first steps are not counted: the pipeline fills."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What was trained from the end of one step to the end of the last.
+
+    ``waited`` is the share of the time in which the trainer waited for rollouts.
+    """
+
+    steps: int
+    seconds: float
+    tokens: int
+    waited: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What all rollout workers sampled and wrote to their logs.
+
+    ``share`` is the time they spent on their logs, as a share of that and of sampling.
+    """
+
+    tokens: int
+    nbytes: int
+    share: float
+
+
+def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> Pace:
+    """Return how fast it trained. Raises ``ValueError`` where too few steps were made."""
+    ends = {e["step"]: float(e["t"]) for e in events if e["kind"] == "step" and e["rank"] == 0}
+    tokens = {e["step"]: int(e["tokens"]) for e in events if e["kind"] == "metric"}
+    if len(ends) <= skipped:
+        raise ValueError(f"{len(ends)} steps were made, more than {skipped} are needed")
+    steps = sorted(ends)
+    first, *counted = steps[skipped - 1 :]
+    seconds = ends[counted[-1]] - ends[first]
+    waited = sum(
+        float(e["seconds"])
+        for e in events
+        if e["kind"] == "rollouts_awaited" and first < e["step"] <= counted[-1]
+    )
+    return Pace(
+        steps=len(counted),
+        seconds=seconds,
+        tokens=sum(tokens[step] for step in counted),
+        waited=waited / seconds,
+    )
+
+
+def logged(events: Sequence[Event]) -> Logged:
+    """Return the totals of all workers, lost ones as far as they told."""
+    lasts = [told[-1] for told in _told(events)]
+    logging_s = sum(float(e["logging_s"]) for e in lasts)
+    sampling_s = sum(float(e["sampling_s"]) for e in lasts)
+    return Logged(
+        tokens=sum(int(e["tokens"]) for e in lasts),
+        nbytes=sum(int(e["logged_bytes"]) for e in lasts),
+        share=logging_s / (logging_s + sampling_s) if lasts else 0.0,
+    )
+
+
+def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float:
+    """Return how many tokens were sampled between two times, as far as workers told."""
+    return sum(
+        float(later["tokens"] - sooner["tokens"])
+        * _overlap(sooner["t"], later["t"], since_s, until_s)
+        for told in _told(events)
+        for sooner, later in pairwise(told)
+    )
+
+
+def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> Event | None:
+    """Return how the work of a worker lost after ``since_s`` was taken back, None while it is not.
+
+    The event has the ``tokens`` that were saved, and those to be sampled again (``resampled``).
+    """
+    found = (
+        e
+        for e in events
+        if e["kind"] == "rollout_recovered" and e["worker"] == seat and e["t"] >= since_s
+    )
+    return next(found, None)
+
+
+def _told(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """Yield what each worker's process told of itself, in order."""
+    seats: dict[str, list[list[Event]]] = defaultdict(list)
+    for event in events:
+        if event["kind"] == "sampled":
+            of_seat = seats[event["seat"]]
+            if not of_seat or event["tokens"] < of_seat[-1][-1]["tokens"]:
+                of_seat.append([])  # a new process begins at nothing
+            of_seat[-1].append(event)
+    for of_seat in seats.values():
+        yield from of_seat
+
+
+def _overlap(begin_s: float, end_s: float, since_s: float, until_s: float) -> float:
+    """Return the share of the first stretch that lies in the second."""
+    if end_s <= begin_s:
+        return 0.0
+    return max(0.0, min(end_s, until_s) - max(begin_s, since_s)) / (end_s - begin_s)

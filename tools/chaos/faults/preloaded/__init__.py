@@ -1,0 +1,1 @@
+"""Faults by LD_PRELOAD: disks, clocks."""

@@ -1,0 +1,1 @@
+"""History of a job, and the checker."""

@@ -1,0 +1,1 @@
+"""What a scenario is, the faults there are, the ready ones."""

@@ -1,0 +1,332 @@
+"""`holdfast cat`: print a tensor, a slice of it, its statistics, or a plain value."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.geometry.element_types import DType
+from holdfast.ckpt.geometry.slicing import Selection, parse, select, split_name, tiles
+from holdfast.ckpt.inspect.compare import leaves, number_of
+from holdfast.ckpt.inspect.statistics import Accumulator, Part, Summary
+from holdfast.ckpt.inspect.values import decode, widened
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step
+from holdfast.tools.show.picture import HeatMap, histogram_svg, histogram_text
+from holdfast.tools.terminal import (
+    HelpFormatter,
+    console,
+    positive,
+    print_json,
+    progress_bar,
+    shape_text,
+)
+
+if TYPE_CHECKING:
+    from holdfast.tools.cli import Subparsers
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_PRINTED: Final = 1000
+"""A selection of more elements is shown by its corners only, as numpy does."""
+
+_EDGE: Final = 3
+
+_EPILOG: Final = """\
+examples:
+  holdfast cat runs/demo model.head.weight
+  holdfast cat runs/demo 'model.head.weight[0:2, ::3]'     quote it: brackets mean files to a shell
+  holdfast cat runs/demo model.head.weight --stats --histogram
+  holdfast cat runs/demo model.head.weight --npy head.npy --svg head.svg --png head.png
+  holdfast cat runs/demo optimizer.groups.0.lr             a plain value
+  holdfast cat runs/demo optimizer.groups                  all plain values below a name
+
+bfloat16, float8 and float4 are shown as float32, complex32 as complex64; both are exact. Statistics
+are of the finite numbers; quantiles are right to 0.4 %. Only what is selected is read, and checked.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "cat",
+        help="print a tensor, a slice of it, its statistics or a plain value",
+        description="Prints the numbers of a stored tensor or slice, or a plain value.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    add_path(parser)
+    parser.add_argument("name", metavar="NAME[SLICE]", help="a tensor, perhaps sliced, or a value")
+    add_step(parser)
+    parser.add_argument("--full", action="store_true", help="print every number")
+    parser.add_argument("--stats", action="store_true", help="print statistics instead")
+    parser.add_argument("--histogram", action="store_true", help="print a histogram instead")
+    parser.add_argument("--bins", type=positive, default=24, metavar="N", help="its bars (24)")
+    parser.add_argument("--svg", metavar="FILE", help="write the histogram as a picture")
+    parser.add_argument("--png", metavar="FILE", help="write a heat map: blue < 0 < red")
+    parser.add_argument("--npy", metavar="FILE", help="write the numbers as a NumPy file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_resources(parser)
+    return parser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A tensor, and what of it is asked for."""
+
+    asked: str
+    fqn: str
+    dtype: DType
+    full_shape: tuple[int, ...]
+    selection: Selection
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    with closing(open_step(args.path, args.step)) as source:
+        reader = BoxReader(source)
+        chosen = _choose(source, reader, args.name)
+        if chosen is None:
+            _print_values(source, args)
+        elif args.stats or args.histogram or args.svg or args.png or args.npy:
+            _stream(reader, chosen, args)
+        else:
+            _print(reader, chosen, args)
+    return 0
+
+
+def _choose(source: StoreSource, reader: BoxReader, asked: str) -> Chosen | None:
+    """Return the tensor that ``asked`` names, None where it may name a value."""
+    aliases = source.manifest.aliases
+    for name, inner in ((asked, None), split_name(asked)):
+        parts = reader.tensors.get(aliases.get(name, name))
+        if parts is None:
+            continue
+        try:
+            selection = select(parse(inner) if inner is not None else (), parts.shape)
+        except (ValueError, IndexError) as error:
+            raise ConfigError(f"{asked}: {error}; {name} is {shape_text(parts.shape)}") from error
+        return Chosen(
+            asked=asked,
+            fqn=parts.fqn,
+            dtype=parts.dtype,
+            full_shape=parts.shape,
+            selection=selection,
+        )
+    return None
+
+
+def _print_values(source: StoreSource, args: argparse.Namespace) -> None:
+    """Print the plain values at or below a path; those of single ranks name their rank."""
+    trees = {"": source.manifest.values}
+    trees |= {f" (rank {rank})": pack.rank_values for rank, pack in source.packs.items()}
+    found: dict[str, Json] = {}
+    for suffix, tree in trees.items():
+        for path, value in leaves(tree):
+            if path == args.name or path.startswith(f"{args.name}."):
+                found[path + suffix] = value
+    if not found:
+        raise _unknown(
+            source, args.name, [path for tree in trees.values() for path, _ in leaves(tree)]
+        )
+    if args.json:
+        print_json({"name": args.name, "values": found})
+        return
+    for path, value in found.items():
+        said = msgspec.json.encode(value).decode()
+        print(said if [args.name] == list(found) else f"{path} = {said}")
+
+
+def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError:
+    names = [*source.manifest.tensors, *source.manifest.aliases, *values]
+    near = difflib.get_close_matches(split_name(name)[0], names, n=4, cutoff=0.5)
+    remedy = f"similar: {', '.join(near)}" if near else "`holdfast inspect PATH` lists the names"
+    return NotFoundError(f"{source.origin}: no tensor and no value {name!r}; {remedy}")
+
+
+def _numbers(reader: BoxReader, chosen: Chosen, part: Selection) -> Array:
+    """Return the selected numbers, all dims kept."""
+    return decode(reader.box(chosen.fqn, part.box)[part.within_box], chosen.dtype)
+
+
+def _print(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None:
+    """Print the numbers as numpy would; of many, the corners only are read."""
+    selection, small = chosen.selection, chosen.selection.size <= _PRINTED
+    box_bytes = chosen.dtype.itemsize * int(np.prod(selection.box.shape))
+    if (small or args.full) and box_bytes <= args.memory:
+        array = _numbers(reader, chosen, selection).reshape(_shown_shape(chosen))
+        threshold = sys.maxsize
+    elif args.full:
+        raise ConfigError(
+            f"{chosen.asked}: {selection.size:,} numbers do not fit in --memory; select fewer, "
+            "allow more, or write them with --npy"
+        )
+    else:
+        array, threshold = _corners(reader, chosen), 0
+    if args.json:
+        numbers = _as_json(array) if threshold else None
+        print_json({**_about(chosen), "truncated": not threshold, "values": numbers})
+        return
+    shown = console()
+    shown.print(f"[bold]{_title(chosen)}[/bold]" if shown.is_terminal else _title(chosen))
+    width = shown.width if shown.is_terminal else 100
+    said = np.array2string(array, threshold=threshold, edgeitems=_EDGE, max_line_width=width)
+    print(said)
+
+
+def _shown_shape(chosen: Chosen) -> tuple[int, ...]:
+    shape = chosen.selection.shape
+    if chosen.dtype.name != "float4_e2m1fn_x2":
+        return shape
+    return (*shape[:-1], shape[-1] * 2) if shape else (2,)
+
+
+def _corners(reader: BoxReader, chosen: Chosen) -> Array:
+    """Return the edges of a large selection with one filler between them, which is not shown."""
+    keep = [_ends(len(r)) for r in chosen.selection.ranges]
+    shape = [sum(map(len, ends)) + (len(ends) > 1) for ends in keep]
+    out = np.zeros(shape, chosen.dtype.numpy)
+    for corner in np.ndindex(*map(len, keep)):
+        picks = [ends[i] for ends, i in zip(keep, corner, strict=True)]
+        ranges = tuple(
+            r[p.start : p.stop] for r, p in zip(chosen.selection.ranges, picks, strict=True)
+        )
+        part = Selection(ranges=ranges)
+        place = tuple(
+            slice(0, len(p)) if i == 0 else slice(-len(p), None)
+            for p, i in zip(picks, corner, strict=True)
+        )
+        out[place] = reader.box(chosen.fqn, part.box)[part.within_box]
+    kept = [n for dim, n in enumerate(shape) if dim not in chosen.selection.dropped]
+    return decode(out.reshape(kept), chosen.dtype)
+
+
+def _ends(extent: int) -> list[range]:
+    if extent <= 2 * _EDGE:
+        return [range(extent)]
+    return [range(_EDGE), range(extent - _EDGE, extent)]
+
+
+def _title(chosen: Chosen) -> str:
+    shape = shape_text(chosen.selection.shape)
+    whole = shape_text(chosen.full_shape)
+    of = "" if chosen.selection.shape == chosen.full_shape else f" of {whole}"
+    return f"{chosen.asked}  {chosen.dtype.name}  {shape}{of}"
+
+
+def _about(chosen: Chosen) -> dict[str, object]:
+    return {
+        "name": chosen.fqn,
+        "asked": chosen.asked,
+        "dtype": chosen.dtype.name,
+        "tensor_shape": chosen.full_shape,
+        "shape": chosen.selection.shape,
+    }
+
+
+def _as_json(array: Array) -> object:
+    if array.dtype.kind in "iub" or (array.dtype.kind == "f" and np.isfinite(array).all()):
+        return array.tolist()
+    return np.vectorize(number_of, otypes=[object])(array).tolist() if array.size else []
+
+
+def _stream(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None:
+    """Read everything once, tile by tile, and make all that was asked for of it."""
+    total, heat = Accumulator(), HeatMap(chosen.selection.shape) if args.png else None
+    out = _npy(chosen, args.npy) if args.npy else None
+    at = 0
+    for numbers, part in _read_tiles(reader, chosen, args):
+        total.merge(part)
+        if heat is not None:
+            heat.add(numbers)
+        if out is not None:
+            out[at : at + numbers.size] = numbers
+        at += numbers.size
+    summary, bars = total.summary(), total.bars(args.bins)
+    if heat is not None:
+        Path(args.png).write_bytes(heat.png())
+    if args.svg:
+        Path(args.svg).write_text(histogram_svg(bars, title=_title(chosen)), encoding="utf-8")
+    if args.json:
+        told = [{"low": bar.low, "high": bar.high, "count": bar.count} for bar in bars]
+        print_json({**_about(chosen), "stats": summary, "histogram": told})
+        return
+    shown = console()
+    shown.print(_title(chosen), style="bold", markup=False)
+    if args.stats or not args.histogram:
+        _show_summary(shown, summary)
+    if args.histogram:
+        width = shown.width if shown.is_terminal else 100
+        shown.print(histogram_text(bars, width=width))
+
+
+def _npy(chosen: Chosen, file: str) -> Array:
+    """Create a NumPy file and return it as one flat array that is filled from the start."""
+    kind, shape = widened(chosen.dtype), _shown_shape(chosen)
+    if not chosen.selection.size:
+        np.save(Path(file), np.empty(shape, kind), allow_pickle=False)
+        return np.empty(0, kind)
+    room = np.lib.format.open_memmap(Path(file), mode="w+", dtype=kind, shape=shape)
+    return room.reshape(-1)
+
+
+def _read_tiles(
+    reader: BoxReader, chosen: Chosen, args: argparse.Namespace
+) -> Iterator[tuple[Array, Part]]:
+    """Yield the numbers of the selection in C order, flat, each with what was seen of them."""
+    chunk = largest_chunk([reader.tensors[chosen.fqn]])
+    limits = budget(args.memory // 2, threads=args.threads, largest_chunk=chunk)
+
+    def work(part: Selection) -> tuple[Array, Part]:
+        numbers = np.ascontiguousarray(_numbers(reader, chosen, part)).reshape(-1)
+        seen = Accumulator()
+        seen.add(numbers)
+        return numbers, seen.part()
+
+    parts = tiles(
+        chosen.selection,
+        itemsize=chosen.dtype.itemsize,
+        most_bytes=limits.tile_bytes // 4,
+        cell=reader.cell(chosen.fqn),
+    )
+    with progress_bar() as bar:
+        task = bar.add_task("reading", total=chosen.selection.size * chosen.dtype.itemsize)
+        for numbers, part in parallel(work, parts, threads=limits.threads):
+            yield numbers, part
+            bar.advance(task, numbers.size * chosen.dtype.itemsize)
+
+
+def _show_summary(shown: Console, summary: Summary) -> None:
+    table = Table.grid(padding=(0, 3))
+    rows: list[tuple[str, str]] = [
+        ("numbers", f"{summary.count:,}"),
+        ("zeros", f"{summary.zeros:,}"),
+        ("NaN", f"{summary.nan:,}"),
+        ("+inf, -inf", f"{summary.positive_infinite:,}, {summary.negative_infinite:,}"),
+    ]
+    for name in ("minimum", "maximum", "mean", "std", "norm"):
+        value = getattr(summary, name)
+        rows.append((name, "none" if value is None else f"{value:.7g}"))
+    rows += [(f"{100 * float(q):g} % below", f"{v:.4g}") for q, v in summary.quantiles.items()]
+    half = -(-len(rows) // 2)
+    for left, right in zip(rows[:half], [*rows[half:], ("", "")], strict=False):
+        table.add_row(*left, *right)
+    for column in (1, 3):
+        table.columns[column].justify = "right"
+    shown.print(table)

@@ -1,0 +1,245 @@
+"""`holdfast convert`: take tensors from any known format to any other."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from contextlib import ExitStack, closing
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from holdfast.ckpt.convert.checkpoint import Identity
+from holdfast.ckpt.convert.interchange import (
+    MEMORY_BYTES,
+    TensorSource,
+    Transferred,
+    nbytes_of,
+    transfer,
+)
+from holdfast.ckpt.convert.renaming import selected, the_module, with_prefix, without_prefix
+from holdfast.ckpt.convert.target_layout import DATA_AXIS, TargetLayout
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.commands.checkpoints import add_compress, compression_of
+from holdfast.tools.commands.formats import FORMATS, Reading, Writing, source_format, target_format
+from holdfast.tools.terminal import (
+    parse_bytes,
+    place,
+    positive,
+    print_json,
+    progress_bar,
+    readable,
+    step_number,
+)
+
+if TYPE_CHECKING:
+    from holdfast.tools.cli import Subparsers
+
+_DESCRIPTION: Final = (
+    "Converts between checkpoints of Holdfast, of torch.distributed.checkpoint, safetensors files "
+    "(single, or sharded as Hugging Face does), torch.save files and Zarr directories, piece by "
+    "piece in bounded memory. Formats are recognised where --from and --to are not given. Nothing "
+    "is overwritten, and the target appears complete or not at all."
+)
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "convert", help="convert between formats of checkpoints", description=_DESCRIPTION
+    )
+    parser.add_argument("source", type=place, metavar="SOURCE", help="a file or a directory")
+    parser.add_argument(
+        "target", type=place, metavar="TARGET", help="what to write; must not be there yet"
+    )
+    parser.add_argument("--from", dest="source_format", choices=FORMATS, help="format of SOURCE")
+    parser.add_argument("--to", dest="target_format", choices=FORMATS, help="format of TARGET")
+    _add_names(parser)
+    _add_ways(parser)
+    return parser
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    names = parser.add_argument_group("what is taken, and what it is called")
+    names.add_argument(
+        "--select",
+        action="append",
+        metavar="GLOB",
+        help="only names of SOURCE that match, as in 'model.*'; may be given several times",
+    )
+    prefix = names.add_mutually_exclusive_group()
+    prefix.add_argument(
+        "--prefix",
+        type=_prefix,
+        metavar="TEXT",
+        help="what names of a whole state have before those of its model, as in 'model.': taken "
+        "off on the way to safetensors and torch (what is not under it stays behind), put on on "
+        "the way from them",
+    )
+    prefix.add_argument(
+        "--name", type=_module, metavar="NAME", help="the module: the same as --prefix NAME."
+    )
+    names.add_argument(
+        "--tie",
+        action="append",
+        type=_tie,
+        default=[],
+        metavar="NAME=STORED",
+        help="safetensors: NAME is tied to the tensor STORED",
+    )
+    names.add_argument(
+        "--duplicate-tied", action="store_true", help="safetensors: store under every tied name"
+    )
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
+    ways = parser.add_argument_group("how")
+    ways.add_argument(
+        "--step",
+        type=step_number,
+        metavar="STEP",
+        help="of a checkpoint: the step to read (the newest verified), or to write (that of the "
+        "source, else 0)",
+    )
+    ways.add_argument(
+        "--dp",
+        type=positive,
+        metavar="N",
+        help="write a checkpoint as N ranks would (1)",
+    )
+    ways.add_argument(
+        "--file-size",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="safetensors: several files of this size and an index, where there is more (4GiB)",
+    )
+    ways.add_argument(
+        "--memory",
+        type=parse_bytes,
+        default=MEMORY_BYTES,
+        metavar="SIZE",
+        help="working memory, as in 512MiB (2GiB)",
+    )
+    add_compress(ways)
+    ways.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _tie(text: str) -> tuple[str, str]:
+    name, _, stored = text.partition("=")
+    if not name or not stored:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=STORED")
+    return name, stored
+
+
+def _prefix(text: str) -> str:
+    if text and not text.endswith("."):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} ends within a name; write --prefix {text}. or --name {text}"
+        )
+    return text
+
+
+def _module(text: str) -> str:
+    if not text or text.endswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a module's name, as in 'model'")
+    return text
+
+
+def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
+    """Raise ``ConfigError`` for an option that means nothing between these two formats."""
+    of_target = {
+        "--dp": (args.dp, "holdfast"),
+        "--compress": (args.compress, "holdfast"),
+        "--file-size": (args.file_size, "safetensors"),
+        "--duplicate-tied": (args.duplicate_tied, "safetensors"),
+    }
+    for option, (given, served) in of_target.items():
+        if given and wanted != served:
+            raise ConfigError(f"{option} is for {served} targets, and this one is {wanted}")
+    if args.tie and kind != "safetensors":
+        raise ConfigError(f"--tie is for safetensors sources, and this one is {kind}")
+    if args.step is not None and "holdfast" not in (kind, wanted):
+        raise ConfigError(f"--step: neither {kind} nor {wanted} has steps; leave it out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and say what was done."""
+    kind = args.source_format or source_format(args.source)
+    wanted = args.target_format or target_format(args.target, kind)
+    _check_options(args, kind=kind, wanted=wanted)
+    reading = Reading(step=args.step, ties=dict(args.tie))
+    with ExitStack() as stack:
+        source = FORMATS[kind].source(args.source, reading)
+        stack.enter_context(closing(source))
+        named = _named(source, args, kind=kind, wanted=wanted)
+        compression_of(args.compress, named.specs, origin=args.source)
+        writing = Writing(
+            layout=TargetLayout(mesh={DATA_AXIS: args.dp or 1}),
+            file_bytes=args.file_size,
+            memory_bytes=args.memory,
+            duplicate_tied=args.duplicate_tied,
+            identity=_identity(source, args),
+        )
+        sink = stack.enter_context(closing(FORMATS[wanted].sink(args.target, writing)))
+        bar = stack.enter_context(progress_bar())
+        total = sum(map(nbytes_of, named.specs.values()))
+        task = bar.add_task("converting", total=total)
+        done = transfer(
+            named,
+            sink,
+            memory_bytes=args.memory,
+            progress=lambda n: bar.advance(task, n),
+            step=getattr(source, "step", None) if args.step is None else args.step,
+        )
+    _report(args, done, kind=kind, wanted=wanted)
+    return 0
+
+
+def _named(
+    source: TensorSource, args: argparse.Namespace, *, kind: str, wanted: str
+) -> TensorSource:
+    """Return what is taken of the source, under the names it is to have in the target."""
+    if args.select:
+        source = selected(source, args.select)
+    prefix = f"{args.name}." if args.name else args.prefix
+    if prefix is None and wanted == "safetensors" and kind == "holdfast":
+        prefix = f"{the_module(source)}."
+    if not prefix:
+        return source
+    if FORMATS[kind].weights and not FORMATS[wanted].weights:
+        return with_prefix(source, prefix)
+    return without_prefix(source, prefix)
+
+
+def _identity(source: TensorSource, args: argparse.Namespace) -> Identity:
+    """Return what the source says of itself; its content counts together with what is taken."""
+    found = getattr(source, "identity", None)
+    if not isinstance(found, Identity) or found.content is None:
+        return Identity(compression=dict(args.compress or ()))
+    if args.compress is not None:
+        found = dataclasses.replace(found, compression=dict(args.compress))
+    taken = (found.content, args.select, args.prefix, args.name)
+    return dataclasses.replace(found, content=sha256(repr(taken).encode()).hexdigest())
+
+
+def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: str) -> None:
+    left_out = 0 if FORMATS[wanted].values else done.values
+    if args.json:
+        print_json(
+            {
+                "source": {"path": args.source, "format": kind},
+                "target": {"path": args.target, "format": wanted},
+                "tensors": done.tensors,
+                "tied": done.aliases,
+                "values": done.values - left_out,
+                "values_left_out": left_out,
+                "bytes": done.bytes,
+                "seconds": done.seconds,
+            }
+        )
+        return
+    print(
+        f"{args.target}: {done.tensors} tensors, {readable(done.bytes)} in {done.seconds:.1f} s, "
+        f"{kind} to {wanted}"
+    )
+    if left_out:
+        print(f"{left_out} plain values have no place in {wanted} and were left out")

@@ -1,0 +1,239 @@
+"""The formats that `holdfast convert` knows: how each is recognised, opened and written.
+
+A format is one entry of `FORMATS`; what it opens are ``TensorSource`` and ``TensorSink`` of
+``holdfast.ckpt.convert.interchange``. Modules are imported when their format is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from holdfast.ckpt.checkpoints.catalog import steps
+from holdfast.ckpt.convert.box_files import split_place
+from holdfast.ckpt.convert.checkpoint import Identity
+from holdfast.ckpt.convert.interchange import MEMORY_BYTES, TensorSink, TensorSource
+from holdfast.ckpt.convert.target_layout import TargetLayout
+from holdfast.ckpt.errors import MismatchError, StoreError
+from holdfast.ckpt.format.manifest import MANIFEST
+from holdfast.ckpt.store.places import open_store, scheme_of
+from holdfast.tools.commands.checkpoints import open_step
+
+_TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a user may say of a source: step of a checkpoint, tied name to stored name."""
+
+    step: int | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+
+_DCP_FILE_BYTES: Final = 256 << 20
+"""A file of a DCP directory, which is gathered in memory, where the budget is no smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """What a user may say of a target, and what the source says of itself."""
+
+    layout: TargetLayout = field(default_factory=TargetLayout)
+    file_bytes: int | None = None
+    memory_bytes: int = MEMORY_BYTES
+    duplicate_tied: bool = False
+    identity: Identity = field(default_factory=Identity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format.
+
+    ``evidence`` says what `found` looks for; ``suffixes`` are those of a target's name; ``weights``
+    is true of formats whose names start inside the module, ``values`` of those with plain values.
+    """
+
+    evidence: str
+    found: Callable[[str], bool]
+    source: Callable[[str, Reading], TensorSource]
+    sink: Callable[[str, Writing], TensorSink]
+    suffixes: tuple[str, ...] = ()
+    weights: bool = False
+    values: bool = True
+
+
+def _names(path: str) -> list[str]:
+    """Return what lies in a folder; nothing where there is none."""
+    if not scheme_of(path) and not Path(path).is_dir():
+        return []
+    return open_store(path).names("")
+
+
+def _is_file(path: str) -> bool:
+    if not scheme_of(path):
+        return Path(path).is_file()
+    store, name = split_place(path)
+    return store.size(name) is not None
+
+
+def _new(path: str) -> str:
+    """Return ``path``. Raises ``StoreError`` where something is there already."""
+    if _is_file(path) or _names(path):
+        raise StoreError(
+            f"{path}: there already, it is not overwritten; remove it or choose another target"
+        )
+    return path
+
+
+def _holdfast_found(path: str) -> bool:
+    names = _names(path)
+    return MANIFEST in names or bool(names and steps(path))
+
+
+def _holdfast_source(path: str, reading: Reading) -> TensorSource:
+    from holdfast.ckpt.convert.checkpoint import CheckpointSource
+
+    return CheckpointSource(open_step(path, reading.step))
+
+
+def _holdfast_sink(path: str, writing: Writing) -> TensorSink:
+    from holdfast.ckpt.convert.checkpoint import CheckpointSink
+
+    return CheckpointSink(path, layout=writing.layout, identity=writing.identity)
+
+
+def _safetensors_found(path: str) -> bool:
+    names = _names(path)
+    return (_is_file(path) and path.endswith(".safetensors")) or any(
+        name.endswith((".safetensors", ".safetensors.index.json")) for name in names
+    )
+
+
+def _safetensors_source(path: str, reading: Reading) -> TensorSource:
+    from holdfast.ckpt.convert.safetensors import SafetensorsSource
+
+    return SafetensorsSource(path, ties=reading.ties)
+
+
+def _safetensors_sink(path: str, writing: Writing) -> TensorSink:
+    from holdfast.ckpt.convert.safetensors import FILE_BYTES, SafetensorsSink
+
+    return SafetensorsSink(
+        path,
+        file_bytes=writing.file_bytes or FILE_BYTES,
+        duplicate_tied=writing.duplicate_tied,
+        content=writing.identity.content,
+    )
+
+
+def _torch_source(path: str, _: Reading) -> TensorSource:
+    from holdfast.ckpt.convert.torch_save import TorchSaveSource
+
+    return TorchSaveSource(path)
+
+
+def _torch_sink(path: str, _: Writing) -> TensorSink:
+    from holdfast.ckpt.convert.torch_save import TorchSaveSink
+
+    return TorchSaveSink(_new(path))
+
+
+def _dcp_source(path: str, _: Reading) -> TensorSource:
+    from holdfast.adapters.dcp import DcpSource
+
+    return DcpSource(path)
+
+
+def _dcp_sink(path: str, writing: Writing) -> TensorSink:
+    from holdfast.adapters.dcp import DcpSink
+
+    return DcpSink(_new(path), file_bytes=min(writing.memory_bytes, _DCP_FILE_BYTES))
+
+
+def _zarr_source(path: str, _: Reading) -> TensorSource:
+    from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
+
+    return ZarrDirectorySource(path)
+
+
+def _zarr_sink(path: str, _: Writing) -> TensorSink:
+    from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
+
+    return ZarrDirectorySink(_new(path))
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "holdfast": Format(
+        evidence="a root of step-… directories, or one of them with manifest.json",
+        found=_holdfast_found,
+        source=_holdfast_source,
+        sink=_holdfast_sink,
+    ),
+    "dcp": Format(
+        evidence="a directory with .metadata",
+        found=lambda path: ".metadata" in _names(path),
+        source=_dcp_source,
+        sink=_dcp_sink,
+    ),
+    "safetensors": Format(
+        evidence="a file *.safetensors, or a directory of such",
+        found=_safetensors_found,
+        source=_safetensors_source,
+        sink=_safetensors_sink,
+        suffixes=(".safetensors",),
+        weights=True,
+        values=False,
+    ),
+    "torch": Format(
+        evidence=f"a file {', '.join('*' + suffix for suffix in _TORCH_SUFFIXES)}",
+        found=lambda path: path.endswith(_TORCH_SUFFIXES) and _is_file(path),
+        source=_torch_source,
+        sink=_torch_sink,
+        suffixes=_TORCH_SUFFIXES,
+        weights=True,
+    ),
+    "zarr": Format(
+        evidence="a directory with zarr.json",
+        found=lambda path: "zarr.json" in _names(path),
+        source=_zarr_source,
+        sink=_zarr_sink,
+        suffixes=(".zarr",),
+    ),
+}
+"""Every format by name, in the order in which a source is asked whether it is one."""
+
+
+def source_format(path: str) -> str:
+    """Return the format of what lies at ``path``. Raises ``MismatchError`` naming what was sought.
+
+    A path where nothing lies is an error of its own.
+    """
+    for name, entry in FORMATS.items():
+        if entry.found(path):
+            return name
+    if not _is_file(path) and not _names(path):
+        raise MismatchError(f"{path}: there is nothing, or an empty directory; check the path")
+    sought = "; ".join(f"{name}: {entry.evidence}" for name, entry in FORMATS.items())
+    raise MismatchError(
+        f"{path}: of no format that is known by its looks; looked for: {sought}. Say what it is "
+        "with --from"
+    )
+
+
+def target_format(path: str, source: str) -> str:
+    """Return the format that a target's name tells; a name that tells none is a checkpoint of ours.
+
+    Raises ``MismatchError`` where source and target would both be ours.
+    """
+    for name, entry in FORMATS.items():
+        if path.endswith(entry.suffixes or ("\0",)):
+            return name
+    if source != "holdfast":
+        return "holdfast"
+    endings = ", ".join(s for entry in FORMATS.values() for s in entry.suffixes)
+    raise MismatchError(
+        f"{path}: its name does not say which format to write (known endings: {endings}); say it "
+        f"with --to: {', '.join(FORMATS)}"
+    )

@@ -1,0 +1,166 @@
+"""`holdfast reshard`: write a checkpoint again for another layout."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Final
+
+from holdfast.ckpt.checkpoints.catalog import choose
+from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.convert.interchange import MEMORY_BYTES, nbytes_of
+from holdfast.ckpt.convert.rewrite import reshard
+from holdfast.ckpt.convert.target_layout import DATA_AXIS, Rule, TargetLayout
+from holdfast.ckpt.format.manifest import Manifest
+from holdfast.ckpt.geometry.layout import TensorSpec
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.commands.checkpoints import (
+    add_compress,
+    add_path,
+    add_step,
+    compression_of,
+    pointed_at,
+)
+from holdfast.tools.terminal import parse_bytes, place, print_json, progress_bar, readable
+
+if TYPE_CHECKING:
+    from holdfast.tools.cli import Subparsers
+
+MAX_RANKS: Final = 65_536
+
+_AXIS: Final = re.compile(r"([a-z][a-z0-9_]*)=(\d{1,5})")
+_RULE: Final = re.compile(r"(.+)=(?:([a-z][a-z0-9_]*):)?(-?\d{1,2})")
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "reshard",
+        help="rewrite a checkpoint for another layout",
+        description="Writes a checkpoint again, as the ranks of another mesh would have saved it. "
+        "Loading needs no resharding: any layout loads any checkpoint. Every byte is checked on "
+        "the way, and the source is not changed. Killed, the same command goes on behind the last "
+        "writer that was complete.",
+    )
+    add_path(parser, "source", "SRC")
+    parser.add_argument("target", type=place, metavar="DST", help="the root to write to")
+    parser.add_argument(
+        "--mesh",
+        type=mesh,
+        required=True,
+        metavar="AXIS=N,…",
+        help="the new layout, as in dp=4 or dp=2,tp=2; dp splits dim 0 of every tensor, as FSDP2 "
+        "does, other axes what --shard says",
+    )
+    parser.add_argument(
+        "--shard",
+        action="append",
+        type=rule,
+        default=[],
+        metavar="GLOB=[AXIS:]DIM",
+        help="split dim DIM of the tensors that match, as in '*.wq.weight=0'; AXIS where the mesh "
+        "has several besides dp. The last one that fits counts",
+    )
+    add_step(parser)
+    parser.add_argument(
+        "--memory",
+        type=parse_bytes,
+        default=MEMORY_BYTES,
+        metavar="SIZE",
+        help="working memory, as in 512MiB (2GiB)",
+    )
+    add_compress(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def mesh(text: str) -> dict[str, int]:
+    """Parse ``dp=2,tp=2``; an argparse type."""
+    axes: dict[str, int] = {}
+    ranks = 1
+    for part in text.split(","):
+        match = _AXIS.fullmatch(part)
+        if match is None or match[1] in axes or int(match[2]) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a mesh; give dp=N, or several axes as in dp=2,tp=2"
+            )
+        axes[match[1]] = int(match[2])
+        ranks *= axes[match[1]]
+    if ranks > MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} has {ranks} ranks; {MAX_RANKS} at most")
+    return axes
+
+
+def rule(text: str) -> tuple[str, str | None, int]:
+    """Parse ``GLOB=[AXIS:]DIM``; an argparse type."""
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form GLOB=DIM or GLOB=AXIS:DIM")
+    return match[1], match[2], int(match[3])
+
+
+def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) -> TargetLayout:
+    """Return the layout; a rule without an axis is for the one besides dp.
+
+    Raises ``ConfigError`` where there is none, or several, or not the axis a rule names.
+    """
+    others = [axis for axis in axes if axis != DATA_AXIS]
+    found = []
+    for glob, named, dim in rules:
+        if named is None and len(others) != 1:
+            raise ConfigError(
+                f"--shard {glob}={dim}: the mesh has the axes {', '.join(axes)}; say which one "
+                f"splits, as in {glob}={(others or list(axes))[0]}:{dim}"
+            )
+        axis = named or others[0]
+        if axis not in axes:
+            raise ConfigError(
+                f"--shard {glob}={axis}:{dim}: the mesh has the axes {', '.join(axes)}"
+            )
+        found.append(Rule(glob=glob, axis=axis, dim=dim))
+    return TargetLayout(mesh=axes, rules=tuple(found))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the checkpoint again and say where."""
+    layout = layout_of(args.mesh, args.shard)
+    root, named = pointed_at(args.source, args.step)
+    step = choose(root, named)
+    with StoreSource(root, step) as source, progress_bar() as bar:
+        compression = compression_of(args.compress, source.manifest.tensors, origin=source.origin)
+        total = _total(source.manifest)
+        task = bar.add_task("writing", total=total)
+        done = reshard(
+            source,
+            args.target,
+            layout=layout,
+            compression=compression,
+            memory_bytes=args.memory,
+            progress=lambda n: bar.advance(task, n),
+        )
+        written = f"{str(args.target).rstrip('/')}/{source.folder}"
+    if args.json:
+        print_json(
+            {
+                "step": step,
+                "path": written,
+                "mesh": args.mesh,
+                "ranks": layout.ranks,
+                "bytes": done.bytes,
+                "bytes_found_complete": total - done.bytes,
+                "seconds": done.seconds,
+            }
+        )
+        return 0
+    resumed = f", {readable(total - done.bytes)} were there already" if total > done.bytes else ""
+    print(
+        f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})"
+    )
+    return 0
+
+
+def _total(manifest: Manifest) -> int:
+    return sum(
+        nbytes_of(TensorSpec(fqn=fqn, dtype=tensor.dtype, shape=tensor.shape))
+        for fqn, tensor in manifest.tensors.items()
+    )

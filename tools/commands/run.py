@@ -1,0 +1,404 @@
+"""``holdfast run``: make a script elastic on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.notice import NoticeConfig
+from holdfast.elastic.config import Settings
+from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.joint import JointLauncher
+from holdfast.elastic.launch.local import (
+    EMBEDDED,
+    ETCD_TIMING,
+    LOCAL_TIMING,
+    LaunchConfig,
+    Launcher,
+    NodeSpec,
+    python_command,
+)
+from holdfast.elastic.membership.records import TRAINER, Outcome
+from holdfast.tools.commands import run_machines
+from holdfast.tools.show.narrate import Narrator
+
+_EXAMPLES = """\
+examples:
+  holdfast run --nproc 4 train.py --epochs 3         four trainers on one node
+  holdfast run --nproc 1 --nodes 3 train.py          three nodes of one: snapshots with parity
+  holdfast run --nproc 2 --role rollout=2 rl.py      two trainers, two rollout workers
+  holdfast run --nproc 4 -m package.training         a module, as python -m runs it
+
+Everything behind the script goes to the script. SIGKILL what you like: the job goes on.
+"""
+_POLL_S = 0.1
+
+
+class Subparsers(Protocol):
+    """What ``ArgumentParser.add_subparsers`` returns, as far as it is needed here."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Add and return the parser of one subcommand."""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a script with workers that may die, hang, leave and join",
+        description=(
+            "Start workers that run SCRIPT, with a coordinator, and per node an agent and a "
+            "sidecar that keeps the snapshots. A worker that dies, hangs or is stopped is "
+            "replaced; the others go on from the newest complete step without being restarted."
+        ),
+        epilog=_EXAMPLES + run_machines.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--nproc", type=_positive, default=1, metavar="N", help="trainers per node (default 1)")
+    add("--nodes", type=_positive, default=1, metavar="K", help="nodes (default 1)")
+    add("--world", type=_positive, metavar="W", help="trainers in all (default N times K)")
+    run_machines.add_options(add)
+    add(
+        "--role",
+        type=_role,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="N workers of another role beside the trainers; may be repeated",
+    )
+    add(
+        "--parity",
+        type=_parity,
+        metavar="M",
+        help="nodes that may be lost with their memory, or 'replicate' for whole copies "
+        "(default: what the script says)",
+    )
+    add(
+        "--parity-group",
+        type=_positive,
+        metavar="N",
+        help="preferred number of nodes that guard each other (default: what the script says)",
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="host memory a node may spend on snapshots, as in 12GiB (default: no limit)",
+    )
+    add(
+        "--checkpoint-bandwidth",
+        metavar="RATE",
+        help="what a node may write of checkpoints, as in 500MB/s (default: no limit)",
+    )
+    add(
+        "--on-checkpoint-error",
+        choices=("retry", "skip", "stop"),
+        help="when a checkpoint cannot be written: try again and end the job only after several, "
+        "never end it, or end it at once (default: what the script says)",
+    )
+    add(
+        "--disk",
+        metavar="DIR",
+        help="spill snapshots to DIR on every node's own disk, and go on from what is there",
+    )
+    add(
+        "--stop-grace-s",
+        type=float,
+        metavar="S",
+        help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
+    )
+    add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
+    add(
+        "--coordinator",
+        default=EMBEDDED,
+        metavar="URL",
+        help="etcd://HOST:PORT[,HOST:PORT...] to agree through an etcd instead of a coordinator "
+        "that is part of this command; etcds:// with TLS; options: docs/dependencies.md; HOST:PORT "
+        "with --nnodes: where the command on HOST serves it to the others",
+    )
+    add(
+        "--port",
+        type=_port,
+        default=0,
+        metavar="P",
+        help="port of the coordinator on the loopback address (default: any free one)",
+    )
+    add(
+        "--capture-output",
+        action="store_true",
+        help="write each worker's output to DIR/logs/SEAT.log instead of this terminal",
+    )
+    add(
+        "--max-attempts",
+        type=_positive,
+        default=5,
+        metavar="N",
+        help="give up when a worker failed N times in a row without progress (default 5)",
+    )
+    add(
+        "--min-hang-s",
+        type=_seconds,
+        default=LOCAL_TIMING.min_hang_s,
+        metavar="S",
+        help="never call a worker hung before S seconds of silence (default %(default)g)",
+    )
+    add(
+        "--max-hang-s",
+        type=_seconds,
+        default=LOCAL_TIMING.max_hang_s,
+        metavar="S",
+        help="call a worker hung after S seconds at most, whatever its steps take "
+        "(default %(default)g)",
+    )
+    add(
+        "--first-hang-s",
+        type=_seconds,
+        default=LOCAL_TIMING.first_hang_s,
+        metavar="S",
+        help="the same for the first step of a generation, which may compile (default %(default)g)",
+    )
+    add(
+        "--pause-s",
+        type=_seconds,
+        default=LOCAL_TIMING.pause_s,
+        metavar="S",
+        help="the same for what is not training: building, restoring, a pause that the script "
+        "announced (default %(default)g)",
+    )
+    add(
+        "--notice-file",
+        default="",
+        metavar="FILE",
+        help="a node leaves in order once FILE exists; {node} in it stands for the node's name",
+    )
+    add(
+        "--notice-url",
+        default="",
+        metavar="URL",
+        help="the same once a GET of URL succeeds with a body other than FALSE or NONE",
+    )
+    add(
+        "--notice-header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a header of those requests, as in Metadata-Flavor=Google; may be repeated",
+    )
+    add(
+        "--grace-s",
+        type=_seconds,
+        default=NoticeConfig().grace_s,
+        metavar="S",
+        help="time from such a notice, or an agent's SIGTERM, to the end (default %(default)g)",
+    )
+    add("--quiet", action="store_true", help="no progress lines on stderr")
+    add(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, to be run as python -m runs it",
+    )
+    add("script", metavar="SCRIPT", help="Python script to run, or after -- any of its arguments")
+    add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job; 0 when it completed, 1 when it failed, 2 for a wrong call, 130 for Ctrl-C."""
+    interrupts: _Interrupts | None = None
+    try:
+        launcher = _launcher(args)
+        interrupts = _Interrupts(launcher)
+        launcher.start()
+    except ElasticError as error:
+        caught = interrupts.caught if interrupts else 0
+        return _complain(str(error), 128 + caught if caught else 2)
+    if args.run_dir is None and not args.quiet:
+        _say(f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)")
+    outcome = _follow(launcher, Narrator(quiet=args.quiet))
+    if interrupts.caught:
+        return _complain(outcome.message, 128 + interrupts.caught)
+    return 0 if outcome.ok else _complain(outcome.message, 1)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Json]:
+    """Return the settings of the script that the command line overrides."""
+    given: dict[str, Json] = {
+        "parity": args.parity,
+        "parity_group": args.parity_group,
+        "memory": args.memory,
+        "checkpoint_bandwidth": args.checkpoint_bandwidth,
+        "on_checkpoint_error": args.on_checkpoint_error,
+        "disk": args.disk,
+        "stop_grace_s": args.stop_grace_s,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    try:
+        Settings(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"wrong option: {error}") from error
+    return settings
+
+
+def _launcher(args: argparse.Namespace) -> Launcher:
+    joint = run_machines.joint_config(args)
+    if joint is None:
+        return Launcher(_config(args))
+    return JointLauncher(_config(args, machines=joint.most), joint)
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.module:
+        return python_command("-m", [args.script, *args.args])
+    script = Path(args.script)
+    if not script.is_file():
+        raise ConfigError(
+            f"{script}: no such script (in {Path.cwd()}); give the path of the Python script to "
+            "run, or -m and the name of a module"
+        )
+    return python_command(script, args.args)
+
+
+def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
+    command = _command(args)
+    if args.capture_output and args.run_dir is None:
+        raise ConfigError("--capture-output needs --run-dir DIR: that is where the output goes")
+    roles = dict(args.role)
+    slots = {TRAINER: args.nproc, **roles}
+    nodes = tuple(
+        NodeSpec(name=f"node{i}", domain=f"node{i}", slots=slots) for i in range(args.nodes)
+    )
+    return LaunchConfig(
+        command=command,
+        nodes=nodes,
+        wanted={TRAINER: args.world or args.nproc * args.nodes * machines, **roles},
+        run_dir=args.run_dir,
+        coordinator=_coordinator(args.coordinator),
+        elsewhere=(machines - 1) * args.nodes,
+        port=args.port,
+        capture_output=args.capture_output,
+        settings=_settings(args),
+        max_attempts=args.max_attempts,
+        node_restarts=args.max_attempts,
+        timing=msgspec.structs.replace(
+            ETCD_TIMING if is_etcd(args.join or args.coordinator) else LOCAL_TIMING,
+            min_hang_s=args.min_hang_s,
+            max_hang_s=max(args.min_hang_s, args.max_hang_s),
+            first_hang_s=args.first_hang_s,
+            pause_s=args.pause_s,
+        ),
+        notice=_notice(args),
+    )
+
+
+def _coordinator(text: str) -> str:
+    if is_etcd(text):
+        EtcdAddress.parse(text)  # says what is wrong with it
+    return text
+
+
+class _Interrupts:
+    """Ctrl-C and SIGTERM end the job in order; the second one ends it at once."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.caught = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            self._launcher.kill()
+            return
+        self.caught = number
+        self._launcher.stop(f"stopped by {signal.Signals(number).name}")
+
+
+def _follow(launcher: Launcher, narrator: Narrator) -> Outcome:
+    reader = EventReader(launcher.run_dir)
+    while (outcome := launcher.wait(_POLL_S)) is None:
+        _tell(narrator, reader)
+    _tell(narrator, reader)
+    return outcome
+
+
+def _tell(narrator: Narrator, reader: EventReader) -> None:
+    for event in reader.new():
+        for line in narrator.lines(event):
+            _say(line)
+
+
+def _complain(message: str, status: int) -> int:
+    _say(message)
+    return status
+
+
+def _say(line: str) -> None:
+    print(f"holdfast: {line}", file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def _parity(text: str) -> int | str:
+    if text != "replicate" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
+    return text if text == "replicate" else int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _notice(args: argparse.Namespace) -> NoticeConfig:
+    try:
+        return NoticeConfig(
+            file=args.notice_file,
+            url=args.notice_url,
+            headers=dict(args.notice_header),
+            grace_s=args.grace_s,
+        )
+    except ValueError as error:
+        raise ConfigError(f"wrong option: {error}") from error
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VALUE")
+    return name, value
+
+
+def _role(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not name.isidentifier() or name == TRAINER:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give NAME=N with a name other than {TRAINER!r}, as in rollout=2"
+        )
+    return name, _positive(count)

@@ -1,0 +1,116 @@
+"""The options by which ``holdfast run`` becomes one of several launchers of a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key_file
+from holdfast.elastic.channel.slurm import SlurmStep
+from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.joint import JOIN_S, JointConfig
+from holdfast.elastic.launch.local import EMBEDDED
+from holdfast.elastic.rendezvous.link import Place
+
+EXAMPLES = """
+on several machines, with the same key file on all of them (a shared home does it):
+  holdfast run --nnodes 2 --coordinator head:29400 --nproc 8 train.py     on both
+  holdfast run --join head:29400 --nproc 8 train.py                       on a third, later
+  holdfast run --nnodes 2:8 --coordinator etcd://e1,e2,e3 --nproc 8 train.py
+  srun --ntasks-per-node=1 holdfast run --nproc 8 train.py                under Slurm
+"""
+_BY_MACHINE = ("nnodes", "node_rank", "join", "job", "key_file", "join_timeout_s")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Declare the options; ``add`` is ``ArgumentParser.add_argument``."""
+    add(
+        "--nnodes",
+        metavar="N|MIN:MAX",
+        help="machines, each with its own `holdfast run`: MIN are waited for, MAX are the job's "
+        "full size (under srun: one per task)",
+    )
+    add(
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="this machine's number (default: any free one; under srun the task's)",
+    )
+    add(
+        "--join",
+        metavar="ADDRESS",
+        help="join the job whose coordinator is at HOST:PORT or etcd://...; never begin one",
+    )
+    add("--host", metavar="ADDRESS", help="this machine's address for the others (default: found)")
+    add("--job", metavar="NAME", help="the job's name at the coordinator (default: 'job')")
+    add(
+        "--key-file",
+        metavar="FILE",
+        help=f"the key that admits launchers, the same on all machines (default: {KEY_FILE_ENV}, "
+        "~/.config/holdfast/key.json); made where there is none",
+    )
+    add(
+        "--join-timeout-s",
+        type=float,
+        metavar="S",
+        help="wait up to S seconds for the coordinator and the other machines (default 600)",
+    )
+
+
+def joint_config(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> JointConfig | None:
+    """Return how this launcher meets others, None where it is the only one.
+
+    Raises ``ConfigError`` for options that contradict each other.
+    """
+    step = SlurmStep.of(environment)
+    told = any(getattr(args, name) is not None for name in _BY_MACHINE)
+    if not told and (step is None or step.tasks == 1):
+        if args.coordinator != EMBEDDED and not is_etcd(args.coordinator):
+            raise ConfigError(
+                f"--coordinator {args.coordinator}: one command alone needs no place to meet; add "
+                "--nnodes for several, or write etcd://HOST:PORT"
+            )
+        return None
+    least, most = _nnodes(args.nnodes) if args.nnodes else (1, 1)
+    if step and step.tasks > 1 and not args.nnodes and not args.join:
+        least = most = step.tasks
+    number = args.node_rank
+    if number is None and step and not args.join:
+        number = step.task
+    patience_s = JOIN_S if args.join_timeout_s is None else args.join_timeout_s
+    return JointConfig(
+        place=_place(args, step),
+        key_file=shared_key_file(args.key_file),
+        job=args.job or (f"slurm-{step.job}" if step else "job"),
+        least=least,
+        most=most,
+        number=number,
+        joins=args.join is not None,
+        join_s=patience_s,
+        host=args.host or "",
+    )
+
+
+def _place(args: argparse.Namespace, step: SlurmStep | None) -> Place:
+    if args.join is not None:
+        return Place.parse(args.join, may_host=False)
+    if args.coordinator != EMBEDDED:
+        return Place.parse(args.coordinator, may_host=False if args.node_rank else None)
+    if step and step.hosts:
+        return Place(address=f"{step.hosts[0]}:{step.port}", may_host=step.task == 0)
+    raise ConfigError(
+        "several machines need a place to meet: add --coordinator HOST:PORT (the launcher on HOST "
+        "serves it) or an etcd:// address, the same on all of them"
+    )
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    if not least.isdecimal() or not (most or least).isdecimal():
+        raise ConfigError(f"--nnodes {text}: give N or MIN:MAX")
+    return int(least), int(most or least)

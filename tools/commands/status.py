@@ -1,0 +1,171 @@
+"""`holdfast status`: how well a running job is protected, asked of its sidecars."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from rich.live import Live
+
+from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
+from holdfast.elastic.events import events_file
+from holdfast.tools.show.node_status import NodeStatus
+from holdfast.tools.show.prometheus import exposition
+from holdfast.tools.show.status_view import view
+from holdfast.tools.terminal import HelpFormatter, console, print_json
+
+if TYPE_CHECKING:
+    from holdfast.tools.cli import Subparsers
+
+_TIMEOUT_S: Final = 3.0
+_AT_ONCE: Final = 32
+
+_EPILOG: Final = """\
+examples:
+  holdfast run --run-dir runs/live --nodes 3 train.py &
+  holdfast status runs/live                 what each node holds, and what it costs
+  holdfast status runs/live --watch 2       the same, again every two seconds
+  holdfast status runs/live --json | jq '.nodes[].status.protected'
+  holdfast status runs/live --prometheus    for a scraper's text file collector
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "status",
+        help="show how well a running job is protected",
+        description="Asks the sidecars of a running job what they hold: the newest protected step "
+        "and its age, how long protecting takes, what the stages cost, memory, and what is wrong. "
+        "Training is not touched.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN_DIR", help="what `holdfast run --run-dir` was given"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, one line each time")
+    form.add_argument(
+        "--prometheus", action="store_true", help="print Prometheus' text exposition format"
+    )
+    parser.add_argument(
+        "--watch",
+        type=_seconds,
+        metavar="SECONDS",
+        help="again every so many seconds, until Ctrl-C",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the status once, or until the job is over."""
+    if args.watch is None:
+        _print(args, ask(args.run_dir))
+        return 0
+    shown = console()
+    if args.json or args.prometheus or not shown.is_terminal:
+        while True:
+            _print(args, ask(args.run_dir))
+            time.sleep(args.watch)
+    with Live(view(ask(args.run_dir)), console=shown, auto_refresh=False) as live:
+        while True:
+            time.sleep(args.watch)
+            live.update(view(ask(args.run_dir)), refresh=True)
+
+
+def _print(args: argparse.Namespace, nodes: list[NodeStatus]) -> None:
+    if args.json:
+        print_json({"nodes": {node.node: node for node in nodes}})
+    elif args.prometheus:
+        print(exposition(nodes), end="", flush=True)
+    else:
+        console().print(view(nodes))
+
+
+def ask(run_dir: Path) -> list[NodeStatus]:
+    """Return what every node of the job in ``run_dir`` says of itself.
+
+    Raises ``NotFoundError`` when no job is there or it is over, ``PeerError`` when no node
+    answers; a node that does not is in the list with the reason.
+    """
+    key = _key(run_dir)
+    listed = read_all_processes(run_dir)
+    if (ending := _ending(run_dir)) is not None:
+        raise NotFoundError(f"{run_dir}: the job is over ({ending}); events and logs are there")
+    if not listed:
+        raise NotFoundError(f"{run_dir}: the job is starting, no node has a sidecar yet; try again")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        nodes = list(pool.map(lambda item: _ask_node(*item, key=key), listed.items()))
+    if not any(node.status for node in nodes):
+        told = "; ".join(f"{node.node}: {node.error}" for node in nodes)
+        raise PeerError(f"{run_dir}: no sidecar answers, the job was killed or stopped ({told})")
+    return nodes
+
+
+def _key(run_dir: Path) -> RunKey:
+    if not run_dir.is_dir():
+        raise NotFoundError(
+            f"{run_dir}: no such directory; give what `holdfast run --run-dir` was given"
+        )
+    path = run_dir / "key.json"
+    if not path.exists():
+        raise NotFoundError(
+            f"{run_dir}: no job was started here (there is no key.json); "
+            "give what `holdfast run --run-dir` was given"
+        )
+    return RunKey.load(path)
+
+
+def _ending(run_dir: Path) -> str | None:
+    """Return how the job ended, None while it has not."""
+    try:
+        lines = events_file(run_dir, "launcher").read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    last: dict[str, Any] = msgspec.json.decode(lines[-1]) if lines else {}
+    if last.get("kind") != "job_ended":
+        return None
+    return str(last["message"] or "completed")
+
+
+def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
+    status: dict[str, Any] = {}
+    error = None
+    if not found.address:
+        error = "its sidecar is down; its agent starts another"
+    else:
+        client = SidecarClient(found.address, key, timeout_s=_TIMEOUT_S)
+        try:
+            status = client.status()
+        except CkptError as failed:
+            error = str(failed)
+        finally:
+            client.close()
+    return NodeStatus(
+        node=node,
+        sidecar=found.sidecar,
+        workers=found.workers,
+        status=status,
+        error=error,
+        stragglers=found.stragglers,
+        data_troubles=found.data_troubles,
+        unreachable=found.unreachable,
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 up")
+    return seconds

@@ -1,0 +1,95 @@
+"""Running one job of the demo from start to end: launched, watched, hurt when so planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.events import EventReader
+from holdfast.elastic.launch.local import LaunchConfig, Launcher
+from holdfast.tools.demo.display import make_display
+from holdfast.tools.demo.kills import Nemesis
+from holdfast.tools.demo.schedule import Kill
+from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.show.live_state import LiveState
+
+_LOG_LINES = 15
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job did: its events, what rank 0 wrote as result, and what it left behind."""
+
+    events: list[dict[str, Any]]
+    result: dict[str, Json]
+    leftovers: list[str]
+    killed_pids: frozenset[int]
+    kills_pending: int
+
+
+def run_job(
+    config: LaunchConfig,
+    *,
+    result_file: Path,
+    hold_file: Path,
+    steps: int,
+    title: str,
+    console: Console,
+    plan: Sequence[Kill] = (),
+    seed: int = 0,
+) -> JobRecord:
+    """Run a job to its end, carrying out ``plan`` on the way.
+
+    The job begins no step while ``hold_file`` is there; rank 0 writes ``result_file`` at its end.
+    Raises ``JobFailed`` with the reason and the end of the guilty log when the job fails.
+    """
+    launcher = Launcher(config)
+    reader, state = EventReader(launcher.run_dir), LiveState()
+    launcher.start()
+    nemesis = Nemesis(launcher, plan, seed=seed, hold_file=hold_file)
+    try:
+        with make_display(console, title=title, steps=steps) as display:
+            outcome = None
+            while outcome is None:
+                outcome = launcher.wait(timeout_s=nemesis.tick_s)
+                events = reader.new()
+                state.apply(events)
+                nemesis.tick(state)
+                display.update(state, events)
+    except BaseException:
+        launcher.kill()
+        launcher.wait()
+        raise
+    finally:
+        nemesis.close()
+    if not outcome.ok:
+        raise JobFailed(f"{title} failed: {outcome.message}. {_evidence(launcher.run_dir)}")
+    return JobRecord(
+        events=[dict(event) for event in state.history],
+        result=_read_result(result_file),
+        leftovers=leftovers(launcher.run),
+        killed_pids=frozenset(nemesis.killed_pids),
+        kills_pending=nemesis.pending,
+    )
+
+
+def _read_result(path: Path) -> dict[str, Json]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Json])
+    except (OSError, msgspec.DecodeError) as error:
+        raise JobFailed(f"the job ended well but left no readable result: {error}") from error
+
+
+def _evidence(run_dir: Path) -> str:
+    """Return where the logs are, and the last lines of the one that looks guilty."""
+    for log in sorted((run_dir / "logs").glob("*.log")):
+        lines = log.read_text(errors="replace").splitlines()
+        if any(line.startswith("Traceback") for line in lines):
+            end = " | ".join(lines[-_LOG_LINES:])
+            return f"Logs are in {log.parent}; the end of {log.name}: {end}"
+    return f"Logs are in {run_dir / 'logs'}"

@@ -1,0 +1,76 @@
+"""What the snapshots of a job cost, added up from its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.tools.terminal import readable
+
+_Rank: TypeAlias = tuple[int, int]
+"""(generation, rank)."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Stall as a share of the ranks' step time; the seconds from a step's end to its protection.
+
+    ``discarded`` are snapshots given up because the state changed under the copy, or for want of
+    room.
+    """
+
+    stall_share: float
+    protected_median_s: float | None
+    protected_max_s: float | None
+    copied_bytes: int
+    discarded: int
+
+    def __str__(self) -> str:
+        """Return it as a line for people."""
+        told = f"snapshots held training for {self.stall_share:.1%} of the step time"
+        if self.protected_median_s is not None and self.protected_max_s is not None:
+            told += (
+                f"; protected after {1000 * self.protected_median_s:.0f} ms (median; "
+                f"{1000 * self.protected_max_s:.0f} ms at most)"
+            )
+        return f"{told}; {readable(self.copied_bytes)} copied, {self.discarded} discarded"
+
+
+class Costs:
+    """Takes events in any order."""
+
+    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._stall_s = self._step_s = 0.0
+        self._protected_s: list[float] = []
+        self._copied: dict[_Rank, int] = {}
+        self._discarded: dict[int, int] = {}
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of any kind."""
+        if event["kind"] == "protected":
+            self._protected_s.append(event["seconds"])
+        if event["kind"] != "step" or "copied_bytes" not in event:
+            return
+        generation, rank = event["generation"], event["rank"]
+        at = (generation, rank)
+        self._stall_s += event["stall_s"]
+        self._step_s += event["seconds"]
+        self._copied[at] = max(self._copied.get(at, 0), event["copied_bytes"])
+        # what one rank discards all of them do, so the ranks' counts are not to be added up
+        self._discarded[generation] = max(self._discarded.get(generation, 0), event["discarded"])
+
+    def total(self) -> Cost | None:
+        """Return the sum, None where no rank told of a step."""
+        if not self._step_s:
+            return None
+        return Cost(
+            stall_share=self._stall_s / self._step_s,
+            protected_median_s=median(self._protected_s) if self._protected_s else None,
+            protected_max_s=max(self._protected_s, default=None),
+            copied_bytes=sum(self._copied.values()),
+            discarded=sum(self._discarded.values()),
+        )

@@ -1,0 +1,114 @@
+"""A running job as its events tell it, folded one event at a time. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.membership.view import role_of
+
+_STEPS_REMEMBERED = 16
+
+
+class LiveState:
+    """What is known of a job now: its newest step and generation, its workers, its troubles.
+
+    ``stepped`` is the newest generation that completed a step; ``alive`` maps node and seat to a
+    process id; ``training`` maps the seats of the generation's trainers to their nodes;
+    ``salvaged`` says how many samples a lost rollout worker was found to have been at.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.generation = 0
+        self.metrics: dict[int, dict[str, Any]] = {}
+        self.alive: dict[str, dict[str, int]] = {}
+        self.training: dict[str, str] = {}
+        self.faults: list[Mapping[str, Any]] = []
+        self.history: list[Mapping[str, Any]] = []
+        self.unrecovered: set[str] = set()
+        self.stepped = 0
+        self.salvaged: dict[str, int] = {}
+        self._sampling: dict[str, float] = {}
+        self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+
+    def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take in new events, oldest first."""
+        for event in events:
+            self.history.append(event)
+            if handler := getattr(self, f"_on_{event['kind']}", None):
+                handler(event)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median duration of the newest steps; a second while none is known."""
+        return statistics.median(self._seconds) if self._seconds else 1.0
+
+    def participants(self) -> dict[str, list[str]]:
+        """Return per node the seats that take part: trainers of this generation, all others."""
+        return {
+            node: [
+                seat
+                for seat in sorted(seats)
+                if role_of(seat) != TRAINER or self.training.get(seat) == node
+            ]
+            for node, seats in self.alive.items()
+        }
+
+    def busy(self, *, since: float) -> list[str]:
+        """Return the rollout workers that began to sample after ``since`` and still do."""
+        return sorted(seat for seat, began in self._sampling.items() if began >= since)
+
+    def count(self, role: str) -> int:
+        """Return how many workers of a role take part."""
+        return sum(role_of(s) == role for seats in self.participants().values() for s in seats)
+
+    def _on_worker_started(self, event: Mapping[str, Any]) -> None:
+        self.alive.setdefault(event["node"], {})[event["seat"]] = event["pid"]
+
+    def _on_worker_exited(self, event: Mapping[str, Any]) -> None:
+        self._gone(event["node"], event["seat"], pid=event["pid"])
+
+    def _on_fault(self, event: Mapping[str, Any]) -> None:
+        self.faults.append(event)
+        self.unrecovered.add(event["victim"])
+        for seat in event["seats"]:
+            self.salvaged.pop(seat, None)
+            self._gone(event["on"], seat)
+        if event["victim"] == event["on"]:
+            self.alive.pop(event["on"], None)
+
+    def _gone(self, node: str, seat: str, *, pid: int | None = None) -> None:
+        seats = self.alive.get(node, {})
+        if seat in seats and pid in (None, seats[seat]):
+            del seats[seat]
+            self._sampling.pop(seat, None)
+            if self.training.get(seat) == node:
+                del self.training[seat]
+
+    def _on_proposed(self, event: Mapping[str, Any]) -> None:
+        if event["generation"] > self.generation:
+            self.generation = event["generation"]
+            self.training.clear()
+
+    def _on_restored(self, event: Mapping[str, Any]) -> None:
+        if event["generation"] == self.generation:
+            self.training[event["seat"]] = event["node"]
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        self.step = max(self.step, event["step"])
+        self.stepped = max(self.stepped, event["generation"])
+        self._seconds.append(event["seconds"])
+        self.unrecovered.clear()
+
+    def _on_sampling(self, event: Mapping[str, Any]) -> None:
+        self._sampling[event["seat"]] = event["t"] if event["samples"] else 0.0
+
+    def _on_rollout_recovered(self, event: Mapping[str, Any]) -> None:
+        self.salvaged[event["worker"]] = event["unfinished"]
+
+    def _on_metric(self, event: Mapping[str, Any]) -> None:
+        self.metrics[event["step"]] = dict(event)

@@ -1,0 +1,131 @@
+"""A job's status in Prometheus' text exposition format, version 0.0.4. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.tools.show.node_status import MEMORY, STAGES, NodeStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A metric with all its samples: labels and value of each."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    about: str
+    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
+
+    def add(self, value: float | None, **labels: str) -> None:
+        """Add a sample; nothing where there is no value."""
+        if value is not None:
+            self.samples.append((labels, float(value)))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text, nothing without samples."""
+        if not self.samples:
+            return
+        yield f"# HELP {self.name} {self.about}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for labels, value in self.samples:
+            told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            yield f"{self.name}{{{told}}} {value:.15g}"
+
+
+def exposition(nodes: Sequence[NodeStatus]) -> str:
+    """Return the text, a family after the other."""
+    up = Family(name="holdfast_up", kind="gauge", about="Whether the node's sidecar answers.")
+    for node in nodes:
+        up.add(bool(node.status), node=node.node)
+    answering = [node for node in nodes if node.status]
+    families = [up, *_steps(answering), *_stages(answering), *_memory(answering)]
+    families += [*_queues(answering), *_counts(answering)]
+    return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _gauge(name: str, about: str) -> Family:
+    return Family(name=f"holdfast_{name}", kind="gauge", about=about)
+
+
+def _counter(name: str, about: str) -> Family:
+    return Family(name=f"holdfast_{name}_total", kind="counter", about=about)
+
+
+def _steps(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+    generation = _gauge("generation", "The generation the sidecar guards.")
+    age = _gauge("restore_point_age_seconds", "Since the newest protected step was complete.")
+    for node in nodes:
+        generation.add(node.generation, node=node.node)
+        age.add(node.age_s, node=node.node)
+    yield generation
+    for what in ("committed", "protected", "durable"):
+        family = _gauge(f"{what}_step", f"The newest {what} step.")
+        for node in nodes:
+            family.add(node.step(what), node=node.node)
+        yield family
+    yield age
+
+
+def _stages(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+    families = {
+        "count": _counter("stage_runs", "How often a stage ran."),
+        "seconds": _counter("stage_seconds", "What a stage took in all."),
+        "bytes": _counter("stage_bytes", "What passed a stage."),
+        "median_s": _gauge("stage_median_seconds", "What the recent runs of a stage took."),
+        "max_s": _gauge("stage_max_seconds", "What the longest recent run of a stage took."),
+    }
+    for stage in STAGES:
+        for node in nodes:
+            for key, value in (node.meter(stage) or {}).items():
+                if key in families:
+                    families[key].add(value, node=node.node, stage=stage)
+    yield from families.values()
+
+
+def _memory(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+    held = _gauge("memory_bytes", "Shared memory held, by purpose.")
+    needs = _gauge("memory_need_bytes", "The most that slots and parity will hold.")
+    logs = _gauge("memory_logs_most_bytes", "The most that logs may hold.")
+    budget = _gauge("memory_budget_bytes", "What was declared for all purposes, 0 for nothing.")
+    disk = _gauge("disk_bytes", "Snapshots spilled to the node's own disk.")
+    for node in nodes:
+        for purpose in MEMORY:
+            held.add(node.nbytes(purpose), node=node.node, purpose=purpose)
+        needs.add(node.memory.get("need_bytes"), node=node.node)
+        logs.add(node.memory.get("logs_most_bytes"), node=node.node)
+        budget.add(node.nbytes("budget"), node=node.node)
+        disk.add(node.nbytes("disk"), node=node.node)
+    yield from (held, needs, logs, budget, disk)
+
+
+def _queues(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+    queued = _gauge("peer_queue_length", "What is to be asked or told of a peer.")
+    oldest = _gauge("peer_queue_oldest_seconds", "How long the oldest of it has waited.")
+    records = _gauge("log_lag_records", "Records of a log that are not on every copy.")
+    late = _gauge("log_lag_seconds", "How long the oldest of them has waited.")
+    for node in nodes:
+        for (peer, purpose), link in node.peers.items():
+            queued.add(link["queued"], node=node.node, peer=peer, purpose=purpose)
+            oldest.add(link["oldest_s"], node=node.node, peer=peer, purpose=purpose)
+        for name, lag in node.logs.items():
+            records.add(lag["records"], node=node.node, log=name)
+            late.add(lag["oldest_s"], node=node.node, log=name)
+    yield from (queued, oldest, records, late)
+
+
+def _counts(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+    refused = _counter("refused_messages", "Messages refused, by reason.")
+    unprotected = _gauge("unprotected_snapshots", "Snapshots that cannot be protected just now.")
+    failed = _gauge("checkpoints_failed_in_a_row", "Checkpoints that failed since one succeeded.")
+    for node in nodes:
+        for reason, count in node.refusals.items():
+            refused.add(count, node=node.node, reason=reason)
+        unprotected.add(len(node.unprotected), node=node.node)
+        failed.add(node.status.get("persist_failed_in_a_row"), node=node.node)
+    yield from (refused, unprotected, failed)
