@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from document_blocks import blocks, run_script
 
 from holdfast import ckpt
 from holdfast.ckpt.native.crc import BLOCK_BYTES
@@ -18,11 +17,6 @@ from holdfast.tools import cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-
-
-def blocks(document: Path, language: str) -> list[str]:
-    fenced = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
-    return [body for name, body in fenced if name == language]
 
 
 def commands() -> list[str]:
@@ -74,22 +68,6 @@ def test_the_checkpoint_calls_of_the_readme_run(
     source = blocks(ROOT / "README.md", "python")[1]
     exec(compile(source, "README.md", "exec"), {"model": model, "optimizer": optimizer})
     assert ckpt.open("runs/demo")["model.head.weight"][:10].shape == (10, 3)
-
-
-def run_script(directory: Path, source: str) -> str:
-    """Run a block as a script of its own; return what it printed."""
-    script = directory / "train.py"
-    script.write_text(source)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_first_job_of_the_quickstart_runs_and_leaves_a_checkpoint(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_documents import blocks, run_script
+from document_blocks import blocks, run_script
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lone_channel import LoneChannel
 from ranks import GRACE_S, fence_file, ranks, record_of
-from test_loop import LoneChannel
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import pytest
 from ordering import FOLDERS, LONG, rank
+from tree import ROOT
 
-TESTS = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 
 
 def test_the_files_named_as_long_exist() -> None:
@@ -16,7 +17,7 @@ def test_the_files_named_as_long_exist() -> None:
 
 
 def test_every_folder_with_tests_that_run_everywhere_has_its_place() -> None:
-    found = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     assert found - {"gpu"} <= set(FOLDERS)
 
 

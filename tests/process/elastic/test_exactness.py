@@ -1,0 +1,105 @@
+"""Exact mode: weights, norms and losses do not depend on the number of ranks, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DEADLINE_S, PATIENT, hurt, launched
+from rank_bodies import train_in_turn
+from ranks import ranks
+from tree import HELPERS
+
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"how": "plain", "exact": True},
+    "ddp": {"how": "ddp", "exact": True},
+    "fsdp2": {"how": "fsdp2", "exact": True},
+    "hsdp": {"how": "hsdp", "exact": True},
+    "ddp, int64": {"how": "ddp", "exact": "int64"},
+    "hsdp, int64": {"how": "hsdp", "exact": "int64"},
+    "bfloat16 by fsdp2": {"how": "mixed", "exact": True},
+}
+INEXACT: dict[str, dict[str, Any]] = {
+    "ddp": {"how": "ddp", "exact": False},
+    "hsdp": {"how": "hsdp", "exact": False},
+}
+SCRIPT = HELPERS / "tiny_training.py"
+
+Trained = dict[str, dict[str, Any]]
+
+
+def trained(world_size: int, folder: Path) -> Trained:
+    """Train in every way; return what all ranks agree on."""
+    ways = WAYS | {f"inexact {name}": how for name, how in INEXACT.items()}
+    with ranks(world_size, functools.partial(train_in_turn, ways=ways), folder) as running:
+        by_rank = running.results(timeout_s=250)
+    shares = [result["plain"]["microbatches"] for result in by_rank]
+    assert sum(shares) == 5 * (8 + 2)
+    assert world_size == 1 or len(set(shares)) == 2, "uneven shares"
+    for result in by_rank:
+        for way in result.values():
+            del way["microbatches"]
+    assert all(result == by_rank[0] for result in by_rank)
+    found: Trained = by_rank[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What every way of training comes to on one rank."""
+    return trained(1, tmp_path_factory.mktemp("alone"))
+
+
+def test_what_wraps_the_model_does_not_show_in_the_weights(alone: Trained) -> None:
+    # The first step measures the grid, the sixth (a loss 1000 times larger) outgrows it.
+    assert [alone[way]["regrids"] for way in WAYS] == [2] * len(WAYS)
+    assert alone["plain"] == alone["ddp"] == alone["fsdp2"] == alone["hsdp"]
+    assert alone["ddp, int64"] == alone["hsdp, int64"]
+    assert alone["ddp, int64"]["hash"] != alone["ddp"]["hash"]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_weights_are_those_of_one_rank_and_without_exact_nearly(
+    tmp_path: Path, alone: Trained, world_size: int
+) -> None:
+    found = trained(world_size, tmp_path)
+    for way in WAYS:
+        assert found[way] == alone[way], way
+    for way in INEXACT:
+        one, several = alone[f"inexact {way}"], found[f"inexact {way}"]
+        assert one["norms"] == pytest.approx(several["norms"], rel=1e-3)
+        assert one["loss"] == pytest.approx(several["loss"], rel=1e-3)
+        assert one["hash"] != several["hash"]
+
+
+def test_a_ddp_job_that_loses_a_worker_ends_with_the_weights_of_a_plain_one(
+    tmp_path: Path,
+) -> None:
+    words = [SCRIPT, "--steps", 40, "--result", tmp_path / "alone.json"]
+    subprocess.run([sys.executable, *map(str, words)], check=True, timeout=DEADLINE_S)
+    go_on = tmp_path / "go"
+    flags = ["--steps", "40", "--result", str(tmp_path / "job.json"), "--ddp"]
+    flags += ["--pace", "0.4", "--until", str(go_on)]
+    config = LaunchConfig(
+        command=python_command(SCRIPT, flags),
+        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
+        wanted={"trainer": 2},
+        run_dir=tmp_path / "run",
+        timing=PATIENT,
+    )
+    with launched(config) as job:
+        job.await_step(4)
+        hurt(job.worker("trainer/1"))
+        job.generation(2)
+        go_on.touch()
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+    alone, found = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("alone", "job"))
+    assert found == alone

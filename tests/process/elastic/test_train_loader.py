@@ -1,0 +1,68 @@
+"""The example of data loading: a rank and a process that reads data are killed, nothing shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import PATIENT, Job, launched
+from tree import ROOT
+
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+
+EXAMPLE = ROOT / "docs" / "examples" / "train_loader.py"
+EPOCHS = 8
+
+
+def undisturbed(directory: Path, *flags: str) -> Any:
+    """Return the result of a run alone, whose rank reads data by itself."""
+    result = directory / "alone.json"
+    words = [sys.executable, EXAMPLE, "--epochs", EPOCHS, "--workers", 0, "--result", result]
+    subprocess.run([*map(str, words), *flags], check=True, timeout=250)
+    return json.loads(result.read_text())
+
+
+def readers(pid: int) -> list[int]:
+    """Return the processes that read data for a rank: the children of its starter."""
+    starters = [c for c in children(pid) if b"starter" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return [reader for starter in starters for reader in children(starter)]
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill_a_rank_and_a_reader(running: Job) -> None:
+    """SIGKILL one rank, and once the others go on without it, a process that reads data."""
+    running.await_step(2)
+    os.kill(running.worker("trainer/1"), signal.SIGKILL)
+    running.generation(2)
+    for pid in readers(running.worker("trainer/0")):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("flags", [(), ("--stream",)], ids=["indexed", "iterable"])
+def test_killed_ranks_and_killed_readers_leave_no_trace(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    result = tmp_path / "result.json"
+    told = ["--epochs", str(EPOCHS), "--workers", "1", "--result", str(result), *flags]
+    config = LaunchConfig(
+        command=python_command(EXAMPLE, told),
+        nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 2}),),
+        wanted={"trainer": 2},
+        run_dir=tmp_path / "run",
+        timing=PATIENT,
+    )
+    with launched(config) as running:
+        kill_a_rank_and_a_reader(running)
+        assert running.finish().ok
+    assert json.loads(result.read_text()) == undisturbed(tmp_path, *flags)

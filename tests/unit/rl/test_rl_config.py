@@ -1,0 +1,99 @@
+"""Configurations survive their file, and a wrong one says what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from tree import ROOT
+
+from holdfast.adapters.rl import main as job
+from holdfast.adapters.rl.config import RLConfig, load_config, preset, save_config
+from holdfast.adapters.rl.ledger.plan import Mode
+from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.main import main
+from holdfast.elastic.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["quick", "full", "tiny", "reversal", "spiral"])
+def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
+    save_config(preset(name), tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == preset(name)
+
+
+def test_every_example_of_the_guide_is_a_configuration() -> None:
+    guide = (ROOT / "docs" / "rl.md").read_text()
+    examples = re.findall(r"^```json\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert examples
+    for example in examples:
+        assert msgspec.json.decode(example, type=RLConfig).steps
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'huge' is not known; choose one of"):
+        preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "config.json: "),
+        ('{"stepz": 3}', "`stepz`"),
+        ('{"steps": 0}', "steps is 0, needed: at least 1"),
+        ('{"group": 1}', "an advantage needs at least 2 samples"),
+        ('{"groups": 3, "group": 3, "microbatches": 2}', "do not part into 2 equal"),
+        ('{"model": {"width": 100}}', "width 100 is no multiple of 16 x 4 heads"),
+        ('{"loss": {"clip_low": 1.5}}', "clip_low is 1.5"),
+        ('{"checkpoint_every": 0}', "checkpoint_every is 0, needed: at least 1"),
+        ('{"tp": 3}', "tp is 3, needed: a divisor of 4 heads"),
+        ('{"tp": 2, "pretrained": "/model"}', "tp is 2: a pretrained model is not cut"),
+        ('{"tp": 2, "lora": {"rank": 4}}', "tp is 2: adapters are not cut"),
+        ('{"lora": {"rank": 0}}', "rank is 0, needed: at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_is_one_sentence_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert "cannot read the configuration: No such file" in capsys.readouterr().err
+
+
+def test_the_disk_that_the_command_line_names_is_known_to_every_role() -> None:
+    options = job._parse(["--preset", "tiny"])
+    assert job._config(options, {}).disk is None
+    config = job._config(options, {"disk": "/mnt/own", "parity": 1})
+    assert (config.disk, config.retained) == ("/mnt/own", config.eta)
+
+
+def test_the_job_keeps_every_version_that_may_still_be_asked_to_sample() -> None:
+    config = preset("full")
+    assert config.keep == config.eta + 1
+    assert RLConfig(eta=0).keep == 2
+
+
+def test_earlier_versions_are_retained_only_where_a_cold_start_would_miss_them() -> None:
+    def retained(**changes: object) -> int:
+        return msgspec.structs.replace(RLConfig(eta=2, checkpoint="root"), **changes).retained
+
+    recomputed, replay = LossConfig(proximal="recomputed"), ReplayConfig(policy="recent", max_age=3)
+    assert retained() == 2
+    assert retained(checkpoint=None, disk="/mnt/own") == 2
+    assert retained(checkpoint=None) == retained(eta=0) == retained(mode=Mode.SYNC) == 0
+    assert retained(mode=Mode.BOUNDED) == 0, "what is sampled goes on under any newer version"
+    assert retained(mode=Mode.BOUNDED, loss=recomputed) == 2
+    assert retained(loss=recomputed, replay=replay) == 5
+    assert RLConfig(eta=2, loss=recomputed, replay=replay).keep == 6
