@@ -16,7 +16,7 @@ from .parity.budget import memory_need as memory_need
 from .state.flatten import PerRank as PerRank
 from .state.flatten import Stateful as Stateful
 from .state.hashing import state_hash as state_hash
-from .state.held import FlatPart as FlatPart
-from .state.held import Part as Part
+from .state.local_boxes import FlatShard as FlatShard
+from .state.local_boxes import TensorShard as TensorShard
 from .state.model_parts import ModelParts as ModelParts
 from .state.restore import RestoreReport as RestoreReport

@@ -26,14 +26,14 @@ from holdfast.ckpt.checkpoints.commit import (
     write_parts,
 )
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.collective import World
+from holdfast.ckpt.collective import RankWorld
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StateError
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.inspect.view import Checkpoint
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
-from holdfast.ckpt.state.held import regions
+from holdfast.ckpt.state.local_boxes import regions
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
 from holdfast.ckpt.state.strictness import Select, Strict, Strictness
 from holdfast.ckpt.store.places import locate, open_store
@@ -68,7 +68,7 @@ def save(
     Raises ``StateError`` for a state that cannot be saved and ``StoreError`` when the store
     refuses (full, read-only, forbidden).
     """
-    world = World()
+    world = RankWorld()
     with world.agreed():
         step, axes = _step_number(step), _axes(mesh, world)
         _check_state(state)
@@ -104,7 +104,7 @@ def _step_number(step: object, *, name: str = "step") -> int:
         raise StateError(f"{name} is {step!r}; give a whole number, such as 100") from error
 
 
-def _axes(mesh: Mapping[str, int] | None, world: World) -> dict[str, int]:
+def _axes(mesh: Mapping[str, int] | None, world: RankWorld) -> dict[str, int]:
     if mesh is None:
         return {"dp": world.size}
     if not isinstance(mesh, Mapping):
@@ -126,7 +126,7 @@ def _check_root(root: str | Path) -> None:
 
 
 def _base(
-    root: str | Path, base: int | Literal["latest"] | None, world: World, step: int
+    root: str | Path, base: int | Literal["latest"] | None, world: RankWorld, step: int
 ) -> int | None:
     """Return the step to compare with, as rank 0 finds it; None where there is none."""
     if base is None or world.rank != 0:
@@ -192,7 +192,7 @@ def load(
     differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state
     may then be overwritten in part.
     """
-    world = World()
+    world = RankWorld()
     candidates: Iterator[int] = iter(())
     fault: CkptError | None = None
     with world.agreed():
@@ -228,7 +228,7 @@ def load(
             fault = fault or error
 
 
-def _exchanged(keys: list[str], world: World) -> list[list[str]]:
+def _exchanged(keys: list[str], world: RankWorld) -> list[list[str]]:
     """Return the keys of all ranks; nothing where all have the same."""
     digest = hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
     if len(set(world.gather(digest))) == 1:

@@ -13,14 +13,14 @@ from holdfast.ckpt import errors
 from holdfast.ckpt.errors import CkptError, PeerError
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong on a rank."""
 
     kind: str
     message: str
 
 
-class World:
+class RankWorld:
     """The default process group, or a world of one where there is none."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class World:
 class Agreed:
     """Ends when every rank has ended it; raises on all ranks what was raised on one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RankWorld) -> None:
         self._world = world
 
     def __enter__(self) -> None:
@@ -71,16 +71,16 @@ class Agreed:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # an interrupt: this process ends, which the others notice
-        mine = Failure(kind=type(error).__name__, message=str(error)) if error else None
+        mine = RankFailure(kind=type(error).__name__, message=str(error)) if error else None
         everyone = self._world.gather(mine)
         if error is not None:
             return
         for rank, found in enumerate(everyone):
             if found is not None:
-                raise _error(rank, msgspec.convert(found, Failure))
+                raise _error(rank, msgspec.convert(found, RankFailure))
 
 
-def _error(rank: int, failure: Failure) -> CkptError:
+def _error(rank: int, failure: RankFailure) -> CkptError:
     kind = getattr(errors, failure.kind, None)
     text = f"rank {rank}: {failure.message}"
     if isinstance(kind, type) and issubclass(kind, CkptError):

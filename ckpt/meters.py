@@ -17,7 +17,7 @@ RECENT = 64
 
 
 @dataclass(slots=True)
-class _Meter:
+class _Series:
     count: int = 0
     seconds: float = 0.0
     nbytes: int = 0
@@ -33,12 +33,12 @@ class Meters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._meters: dict[str, _Meter] = {}
+        self._meters: dict[str, _Series] = {}
 
     def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
         """Note one piece of work."""
         with self._lock:
-            meter = self._meters.setdefault(name, _Meter())
+            meter = self._meters.setdefault(name, _Series())
             meter.count += 1
             meter.seconds += seconds
             meter.nbytes += nbytes

@@ -24,7 +24,7 @@ _LEAST_SPREAD = 0.02
 Response = Literal["warn", "skip", "rollback", "stop"]
 
 
-class Action(StrEnum):
+class LossAction(StrEnum):
     """What becomes of a step."""
 
     GO_ON = "go_on"
@@ -124,14 +124,14 @@ def judge(loss: float, losses: Collection[float], *, guard: LossGuard) -> str:
 
 def decide(
     loss: float, past: Past, *, step: int, guard: LossGuard, wrong: str = ""
-) -> tuple[Action, str, Past]:
+) -> tuple[LossAction, str, Past]:
     """Return what becomes of step ``step``, why, and what is remembered of it.
 
     ``wrong`` says what else is not finite, as a gradient.
     """
     why = wrong or judge(loss, list(past.losses.values()), guard=guard)
     if not why:
-        return Action.GO_ON, "", _accepted(past, step, loss, guard=guard)
+        return LossAction.GO_ON, "", _accepted(past, step, loss, guard=guard)
     response = guard.nonfinite if wrong or not math.isfinite(loss) else guard.spike
     tries = past.rollbacks if step <= past.worst_step else 0
     if response == "rollback" and tries >= guard.limit:
@@ -144,15 +144,15 @@ def decide(
     match response:
         case "rollback":
             past = msgspec.structs.replace(past, worst_step=worst, rollbacks=tries + 1)
-            return Action.ROLL_BACK, why, past
+            return LossAction.ROLL_BACK, why, past
         case "skip":
             past = msgspec.structs.replace(past, worst_step=worst, skipped=past.skipped + 1)
-            return Action.SKIP, why, past
+            return LossAction.SKIP, why, past
         case "stop":
-            return Action.STOP, why, past
+            return LossAction.STOP, why, past
         case _:
             known = _accepted(past, step, loss, guard=guard) if math.isfinite(loss) else past
-            return Action.WARN, why, known  # a new level of the loss is learned in time
+            return LossAction.WARN, why, known  # a new level of the loss is learned in time
 
 
 def _accepted(past: Past, step: int, loss: float, *, guard: LossGuard) -> Past:

@@ -29,7 +29,7 @@ _GROUP: Final = re.compile(r"(.+)\.groups\.(\d+)\.params")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class DcpView:
     """A checkpoint in DCP's names.
 
     ``tensors`` maps them to ``stored`` names, ``values`` to objects, ``paths`` to where they lie in
@@ -103,7 +103,7 @@ def to_record(paths: Mapping[str, Path], values: Mapping[str, object]) -> dict[s
 
 def view_of(
     tensors: Iterable[str], *, aliases: Mapping[str, str], values: Mapping[str, Json]
-) -> View:
+) -> DcpView:
     """Return what DCP sees of stored tensors, tied names and plain values (as JSON)."""
     recorded: dict[str, Path] = {}
     for name, paths in values.items():
@@ -112,7 +112,7 @@ def view_of(
     ours = not any(name.startswith(PATHS) for name in values)
     path_of = _optimizer_paths(values) if ours else usual_path
     stored = tuple(tensors)
-    view = View(stored=frozenset(stored))
+    view = DcpView(stored=frozenset(stored))
     for name in (*stored, *aliases):
         path = recorded.get(name) or path_of(name)
         view.tensors[name_of(path)] = aliases.get(name, name)
@@ -131,7 +131,7 @@ def view_of(
     return view
 
 
-def _add(view: View, start: Path, value: object, *, aliases: Mapping[str, str]) -> None:
+def _add(view: DcpView, start: Path, value: object, *, aliases: Mapping[str, str]) -> None:
     """Add a value; tensors in it that are not there (they were not selected) are left out."""
     for path, leaf in leaves(start, value):
         name = name_of(path)

@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from holdfast.adapters.dcp.names import View, view_of
+from holdfast.adapters.dcp.names import DcpView, view_of
 from holdfast.adapters.dcp.writer import Place, can_hold
-from holdfast.ckpt.checkpoints.assemble import Parts, parts_of
+from holdfast.ckpt.checkpoints.assemble import TensorChunks, parts_of
 from holdfast.ckpt.checkpoints.catalog import choose, step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, MismatchError
@@ -46,7 +46,7 @@ _STAGED_BYTES: Final = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Seen:
+class _OpenedCheckpoint:
     """Which checkpoint a rank has opened: its step, and a checksum over its files."""
 
     step: int
@@ -70,7 +70,7 @@ class HoldfastReader(StorageReader):
         self._root, named = locate(os.fspath(root))
         self._step = named if step is None else step
         self._cast = cast
-        self._opened: tuple[StoreSource, View] | None = None
+        self._opened: tuple[StoreSource, DcpView] | None = None
         self._fault: CkptError | None = None
         self._refs: dict[MetadataIndex, ChunkRef] = {}
 
@@ -116,7 +116,7 @@ class HoldfastReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add to the plan what this rank has opened."""
         manifest = self._source.manifest
-        seen = _Seen(manifest.step, crc32c(msgspec.json.encode(manifest.writers)))
+        seen = _OpenedCheckpoint(manifest.step, crc32c(msgspec.json.encode(manifest.writers)))
         return dataclasses.replace(plan, storage_data=seen)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -178,7 +178,7 @@ def _as_torch_saves(value: object) -> io.BytesIO:
     return data
 
 
-def _metadata(source: StoreSource, view: View) -> Metadata:
+def _metadata(source: StoreSource, view: DcpView) -> Metadata:
     """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` says where each lies."""
     parts = parts_of(source.indexes(), origin=source.origin)
     found = Metadata({}, planner_data=dict(view.paths), storage_data={})
@@ -193,7 +193,7 @@ def _metadata(source: StoreSource, view: View) -> Metadata:
     return found
 
 
-def _tensor_metadata(parts: Parts) -> TensorStorageMetadata:
+def _tensor_metadata(parts: TensorChunks) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=torch_dtypes.BY_NAME[parts.dtype.name]),
         size=torch.Size(parts.shape),

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holdfast.adapters.dcp.names import View, view_of
+from holdfast.adapters.dcp.names import DcpView, view_of
 from holdfast.ckpt.checkpoints.commit import new_tag
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import MismatchError, StoreError
@@ -40,7 +40,7 @@ FILE_BYTES: Final = 256 << 20
 """Boxes are gathered to files of about this size; what is held in memory at once."""
 
 
-class _Writer(FileSystemWriter):
+class _TorchWriter(FileSystemWriter):
     """Torch's own writer, which says where the directory will be, not where it is made."""
 
     def __init__(self, path: Path, *, final: Path) -> None:
@@ -51,7 +51,7 @@ class _Writer(FileSystemWriter):
         return StorageMeta(checkpoint_id=str(self._final), save_id=self.save_id)
 
 
-class _Given(DefaultSavePlanner):
+class _GivenPlanner(DefaultSavePlanner):
     """Gives the writer what it is told to write."""
 
     def __init__(self, data: Mapping[MetadataIndex, Any]) -> None:
@@ -76,7 +76,7 @@ class DcpSink(Closing):
     def __init__(self, path: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._limit = Path(path).absolute(), file_bytes
         self._folder: NewFolder | None = None
-        self._writer: _Writer | None = None
+        self._writer: _TorchWriter | None = None
         self._specs: Mapping[str, TensorSpec] = {}
         self._names: dict[str, list[str]] = {}
         self._metadata = Metadata({})
@@ -99,7 +99,7 @@ class DcpSink(Closing):
         for name, stored in view.tensors.items():
             self._names[stored].append(name)
         self._metadata = _describe(specs, view)
-        self._writer = _Writer(self._folder.path, final=self._path)
+        self._writer = _TorchWriter(self._folder.path, final=self._path)
         items = [
             WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO) for name in view.values
         ]
@@ -155,7 +155,7 @@ class DcpSink(Closing):
         self._files += 1
         others = {names[0]: names[1:] for names in self._names.values()}
         with _refusals(self._path):
-            written = self._writer.write_data(plan, _Given(data)).wait()
+            written = self._writer.write_data(plan, _GivenPlanner(data)).wait()
         for result in written:
             self._results.append(result)
             for name in others.get(result.index.fqn, ()):
@@ -163,7 +163,7 @@ class DcpSink(Closing):
                 self._results.append(WriteResult(alias, result.size_in_bytes, result.storage_data))
 
 
-def _describe(specs: Mapping[str, TensorSpec], view: View) -> Metadata:
+def _describe(specs: Mapping[str, TensorSpec], view: DcpView) -> Metadata:
     found = Metadata({}, planner_data=dict(view.paths))
     for name, stored in view.tensors.items():
         found.state_dict_metadata[name] = TensorStorageMetadata(

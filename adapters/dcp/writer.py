@@ -35,7 +35,7 @@ Place = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class WriterAssignment:
     """What the coordinator tells a rank: its number among the writers, and its tensors' grids."""
 
     writer: int
@@ -90,7 +90,7 @@ class HoldfastWriter(StorageWriter):
         return [
             dataclasses.replace(
                 plan,
-                storage_data=Assignment(
+                storage_data=WriterAssignment(
                     writer=rank,
                     world_size=len(plans),
                     grids={item.index.fqn: grids.get(item.index.fqn) for item in plan.items},
@@ -184,7 +184,7 @@ class _Shard:
         self._planner = planner
         self._items: dict[tuple[str, int], WriteItem] = {}
         self._assigned = plan.storage_data
-        if not isinstance(self._assigned, Assignment):
+        if not isinstance(self._assigned, WriterAssignment):
             raise StateError(
                 f"the planner {type(planner).__name__} dropped the storage_data of its SavePlan; "
                 "keep it with dataclasses.replace(plan, …)"

@@ -16,7 +16,7 @@ from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
-from holdfast.adapters.rl.samples.trajectory import Limits
+from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.elastic.errors import ConfigError
 
 ROLE = "rollout"
@@ -155,9 +155,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Ascii() if self.pretrained is None else _pretrained_tokenizer(self.pretrained)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TurnLimits:
         """When a turn is over."""
-        return Limits(
+        return TurnLimits(
             end=self.tokenizer.end,
             context=self.model.context,
             max_new_tokens=self.max_new_tokens,

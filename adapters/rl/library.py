@@ -23,15 +23,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from holdfast import elastic
-from holdfast.adapters.rl.ledger.checker import Checker, Consumer, Observation, observe
+from holdfast.adapters.rl.ledger.checker import Consumer, ObservedStep, StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Delta, Limits, SampleId, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
 from holdfast.adapters.rl.server.meeting import Meeting
-from holdfast.adapters.rl.server.messages import Worker
+from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.adapters.rl.server.salvage import read_log, take_over
 from holdfast.adapters.rl.server.server import LedgerState
 from holdfast.adapters.rl.server.serving import Serving
@@ -40,7 +40,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailed
 
-__all__ = ["BatchPlan", "Limits", "Mode", "Rollouts", "Sample", "Trajectory"]
+__all__ = ["BatchPlan", "Mode", "Rollouts", "Sample", "Trajectory", "TurnLimits"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,14 +73,16 @@ class Rollouts:
     ) -> None:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
-        self.ledger, self.checker = Ledger(plan), Checker()
+        self.ledger, self.checker = Ledger(plan), StepChecker()
         self.lock: AbstractContextManager[Any] = nullcontext()  # one thread has the ledger
         self._serving: Serving | None = None
         self._served: Callable[[], Serving] | None = None
         self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
         self._fatal = fatal
         member = run.members[run.rank]
-        self._worker = Worker(seat=member.seat, incarnation=member.incarnation, node=member.node)
+        self._worker = WorkerIdentity(
+            seat=member.seat, incarnation=member.incarnation, node=member.node
+        )
         self._state = LedgerState(self.ledger, self)
         self._log = TokenLog(lambda: run.sidecar, self._worker.log)
         self._open: dict[SampleId, Sample] = {}
@@ -177,7 +179,7 @@ class Rollouts:
         self._state.load_state_dict(state)
         self.checker.load_state_dict(state["checker"])
 
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WorkerIdentity, ...]:
         """Return whose logs may have samples that are not trained and protected."""
         if self._serving is not None:
             return self._serving.server.workers()
@@ -197,7 +199,7 @@ class Rollouts:
         return self._run.generation
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TurnLimits:
         """When an answer is over: the plan's."""
         return self.ledger.plan.limits
 
@@ -214,7 +216,7 @@ class Rollouts:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _sampled(self, step: int) -> tuple[list[Trajectory], Observation]:
+    def _sampled(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
         """Return what this process sampled for a step, and how the ledger stood."""
         self._begin()
         found = self.ledger.batch(step)
@@ -227,7 +229,7 @@ class Rollouts:
         self.ledger.train(step)
         return found, seen
 
-    def _gathered(self, step: int) -> tuple[list[Trajectory], Observation]:
+    def _gathered(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
         """Return what others sampled for a step, and how the ledger stood."""
         serving = self._serving or self._begin_serving()
         found = serving.gather(step)

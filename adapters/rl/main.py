@@ -24,7 +24,7 @@ import torch
 from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
-from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
 from holdfast.elastic.channel.solo import SoloChannel
 from holdfast.elastic.errors import ConfigError, ElasticError, Stopped
 from holdfast.elastic.membership.records import TRAINER, Roster
@@ -53,7 +53,7 @@ class ThreadHost:
     def handed_over(self, *, generation: int, step: int) -> None:
         """Nobody waits for it."""
 
-    def beat(self, *, step: int, phase: Phase) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """The trainer's own heartbeat is the process's."""
 
     def emit(self, kind: str, **fields: Json) -> None:

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from holdfast.adapters.rl.rollout.claimant import RETRY_S, Claimant
 from holdfast.adapters.rl.rollout.engine import unlogged
+from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, SamplingClient
 from holdfast.adapters.rl.samples.sample import Sample
-from holdfast.adapters.rl.samples.trajectory import Delta, Limits, SampleId, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
 from holdfast.ckpt.types import Json
-from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import ConfigError, JobFailed
 from holdfast.elastic.membership.records import Roster
 
@@ -57,12 +57,12 @@ def attach(
     """
     if log_every_tokens < 1:
         raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
-    place = _Place(Meeting(directory), directory, node=node, wait_s=wait_s)
+    place = _SamplerPlace(Meeting(directory), directory, node=node, wait_s=wait_s)
     return Sampler(place, load, every=log_every_tokens)
 
 
-class _Place:
-    """Where a sampler stands in the job, as the offers tell (see `claimant.Host`)."""
+class _SamplerPlace:
+    """Where a sampler stands in the job, as the offers tell (see `sampling_client.Host`)."""
 
     def __init__(
         self, meeting: Meeting, directory: str | Path, *, node: str | None, wait_s: float
@@ -139,7 +139,7 @@ class _Place:
     def handed_over(self, *, generation: int, step: int) -> None:
         """Nobody waits for it."""
 
-    def beat(self, *, step: int, phase: Phase) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """Nobody watches it: its death is seen by its lock."""
 
     def emit(self, kind: str, **fields: Json) -> None:
@@ -160,7 +160,7 @@ def _roster(offer: Offer) -> Roster:
 
 
 class _Hand:
-    """Samples that are at work somewhere in the loop's own code (see `claimant.Work`).
+    """Samples that are at work somewhere in the loop's own code (see `sampling_client.Work`).
 
     ``wanted`` more are asked for at the moment. Only then weights change.
     """
@@ -265,12 +265,12 @@ class Sampler:
     """
 
     def __init__(
-        self, place: _Place, load: Callable[[Mapping[str, Tensor]], Any], *, every: int
+        self, place: _SamplerPlace, load: Callable[[Mapping[str, Tensor]], Any], *, every: int
     ) -> None:
         offer = place.first
         self._place, self._every, self._plan, self._seed = place, every, offer.plan, offer.seed
         self._hand = _Hand(self._make, load, pinned=offer.plan.pinned)
-        self._claimant = Claimant(
+        self._client = SamplingClient(
             place, self._hand, offer.names, stopped=lambda: place.over, frozen=None
         )
 
@@ -296,7 +296,7 @@ class Sampler:
     @property
     def over(self) -> bool:
         """Whether nothing more is to be sampled: the loop has made its last step."""
-        return self._claimant.over or self._place.over
+        return self._client.over or self._place.over
 
     def samples(self) -> Iterator[Sample]:
         """Yield one sample after another, until the loop is over; each is to be finished."""
@@ -319,10 +319,10 @@ class Sampler:
         hand.wanted = count
         try:
             if not hand.idle:
-                self._claimant.attend(at_once=True)
+                self._client.attend(at_once=True)
             while hand.idle and not self.over:
                 self._place.require_leader()
-                self._claimant.attend()
+                self._client.attend()
                 if hand.idle:
                     time.sleep(RETRY_S)
         finally:
@@ -331,18 +331,18 @@ class Sampler:
 
     def close(self) -> None:
         """Hand what is at work to others, and end."""
-        claimant, deadline_s = self._claimant, time.monotonic() + _PART_LIMIT_S
-        claimant.log(self._hand.take_deltas())
+        client, deadline_s = self._client, time.monotonic() + _PART_LIMIT_S
+        client.log(self._hand.take_deltas())
         self._place.is_leaving = True
-        while not (self.over or claimant.parted) and time.monotonic() < deadline_s:
-            claimant.attend()
-        claimant.close()
+        while not (self.over or client.parted) and time.monotonic() < deadline_s:
+            client.attend()
+        client.close()
         self._place.close()
 
     # -- a sample's side -------------------------------------------------------------------------
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TurnLimits:
         """When an answer is over: the plan's."""
         return self._plan.limits
 
@@ -362,7 +362,7 @@ class Sampler:
         hand.deltas.append(delta)
         if sample.finished:
             hand.remove(sample)
-            self._claimant.finish(sample.trajectory())
+            self._client.finish(sample.trajectory())
         if sample.finished or sum(len(each.tokens) for each in hand.deltas) >= self._every:
-            self._claimant.log(hand.take_deltas())
-        self._claimant.attend()
+            self._client.log(hand.take_deltas())
+        self._client.attend()

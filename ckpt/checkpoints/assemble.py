@@ -32,7 +32,7 @@ class Chunks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TensorChunks:
     """A tensor with all its chunks, whoever wrote them."""
 
     fqn: str
@@ -41,7 +41,7 @@ class Parts:
     chunks: tuple[ChunkRef, ...]
 
 
-def parts_of(indexes: Sequence[ShardIndex], *, origin: str) -> dict[str, Parts]:
+def parts_of(indexes: Sequence[ShardIndex], *, origin: str) -> dict[str, TensorChunks]:
     """Bring the chunks of each tensor together. Raises ``CorruptError`` where writers disagree."""
     chunks: dict[str, list[ChunkRef]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -57,7 +57,7 @@ def parts_of(indexes: Sequence[ShardIndex], *, origin: str) -> dict[str, Parts]:
         for ref in index.chunks():
             chunks[ref.fqn].append(ref)
     return {
-        fqn: Parts(
+        fqn: TensorChunks(
             fqn=fqn,
             dtype=dtype_of(dtype, origin=f"{origin}: tensor {fqn}"),
             shape=shape,
@@ -72,7 +72,7 @@ class Assembler:
 
     def __init__(self, source: Chunks) -> None:
         self._source = source
-        self.tensors: Mapping[str, Parts] = parts_of(source.indexes(), origin=source.origin)
+        self.tensors: Mapping[str, TensorChunks] = parts_of(source.indexes(), origin=source.origin)
 
     def box(self, fqn: str, box: Box | None = None) -> Array:
         """Return a box of a tensor (all of it for None) in the numpy view of its dtype.

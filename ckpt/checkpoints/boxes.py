@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.ckpt.checkpoints.assemble import Parts, parts_of
+from holdfast.ckpt.checkpoints.assemble import TensorChunks, parts_of
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.scatter import ByChunk
@@ -50,7 +50,7 @@ class BoxReader:
 
     def __init__(self, source: ChunkFiles) -> None:
         self._source = source
-        self.tensors: dict[str, Parts] = parts_of(source.indexes(), origin=source.origin)
+        self.tensors: dict[str, TensorChunks] = parts_of(source.indexes(), origin=source.origin)
         self._extents: dict[str, tuple[Array, Array]] = {}
 
     def cell(self, fqn: str) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class BoxReader:
         self._source.scatter(batch)
         return out
 
-    def _overlaps(self, parts: Parts, box: Box) -> Iterator[tuple[ChunkRef, Box]]:
+    def _overlaps(self, parts: TensorChunks, box: Box) -> Iterator[tuple[ChunkRef, Box]]:
         """Yield the chunks that share elements with ``box``, and what they share."""
         low, high = self._extent(parts)
         start = np.array(box.offset, dtype=np.int64)
@@ -96,7 +96,7 @@ class BoxReader:
             if common := ref.chunk.box.intersect(box):
                 yield ref, common
 
-    def _extent(self, parts: Parts) -> tuple[Array, Array]:
+    def _extent(self, parts: TensorChunks) -> tuple[Array, Array]:
         """Return the corners of a tensor's chunks, one row each."""
         known = self._extents.get(parts.fqn)
         if known is None:
@@ -130,14 +130,14 @@ def parallel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class ReadBudget:
     """How many threads read boxes of how many bytes, within a bound on memory."""
 
     threads: int
     tile_bytes: int
 
 
-def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int = 1) -> Budget:
+def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int = 1) -> ReadBudget:
     """Divide ``memory_bytes`` between threads that each hold a box and a chunk per source.
 
     A compressed chunk is read whole, so one thread with the largest chunk is the least there is.
@@ -145,9 +145,9 @@ def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int 
     least = sources * (largest_chunk + _LEAST_TILE)
     used = max(1, min(threads, memory_bytes // least))
     room = memory_bytes // used // sources - largest_chunk
-    return Budget(threads=used, tile_bytes=max(_LEAST_TILE, min(room, _MOST_TILE)))
+    return ReadBudget(threads=used, tile_bytes=max(_LEAST_TILE, min(room, _MOST_TILE)))
 
 
-def largest_chunk(tensors: Iterable[Parts]) -> int:
+def largest_chunk(tensors: Iterable[TensorChunks]) -> int:
     """Return the size of the largest chunk of all ``tensors``, 0 where there is none."""
     return max((ref.chunk.nbytes for parts in tensors for ref in parts.chunks), default=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from holdfast.ckpt.checkpoints.assemble import Assembler, Parts
+from holdfast.ckpt.checkpoints.assemble import Assembler, TensorChunks
 from holdfast.ckpt.checkpoints.source import PackSource
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format import pack
@@ -23,7 +23,9 @@ from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.store.base import Store
 
 
-def describe(packs: Iterable[PackIndex], parts: Mapping[str, Parts]) -> dict[str, TensorRecord]:
+def describe(
+    packs: Iterable[PackIndex], parts: Mapping[str, TensorChunks]
+) -> dict[str, TensorRecord]:
     """Return every tensor's record, with the cells of its Zarr array."""
     agreed: dict[str, set[tuple[int, ...] | None]] = {fqn: set() for fqn in parts}
     codecs: dict[str, set[Codec | None]] = {fqn: set() for fqn in parts}
@@ -52,7 +54,7 @@ def _codec(fqn: str, found: set[Codec | None]) -> Codec | None:
     return next(iter(found), None)
 
 
-def _cell(part: Parts, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
+def _cell(part: TensorChunks, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
     boxes = [ref.chunk.box for ref in part.chunks]
     if not boxes:
         return tuple(max(n, 1) for n in part.shape)
@@ -64,7 +66,7 @@ def _cell(part: Parts, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
     return split_grid(largest, part.shape, part.dtype.itemsize)
 
 
-def check_cover(parts: Mapping[str, Parts], *, origin: str) -> None:
+def check_cover(parts: Mapping[str, TensorChunks], *, origin: str) -> None:
     """Raise ``CorruptError`` unless the chunks hold every tensor exactly once."""
     for fqn, part in parts.items():
         if fault := fault_of_cover(part.shape, [ref.chunk.box for ref in part.chunks]):

@@ -63,7 +63,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"an age limit of {self.most_age_s} seconds is negative")
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class PruneCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A committed step: its plain values, whether it is pinned, and its age where it is known."""
 
     step: int
@@ -72,7 +72,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a step, and why."""
 
     step: int
@@ -81,8 +81,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    candidates: Sequence[Candidate], rules: Rules, *, newest_verified: int
-) -> tuple[Verdict, ...]:
+    candidates: Sequence[PruneCandidate], rules: Rules, *, newest_verified: int
+) -> tuple[RetentionVerdict, ...]:
     """Return a verdict on every step, oldest first; ``newest_verified`` stays in any case."""
     there = sorted(candidates, key=lambda candidate: candidate.step)
     kept: dict[int, list[str]] = {candidate.step: [] for candidate in there}
@@ -104,12 +104,14 @@ def judge(
         reasons = firm + ([] if expired else kept[candidate.step])
         ending = (expired,) if expired else ("no rule keeps it",)
         verdicts.append(
-            Verdict(step=candidate.step, keep=bool(reasons), reasons=tuple(reasons) or ending)
+            RetentionVerdict(
+                step=candidate.step, keep=bool(reasons), reasons=tuple(reasons) or ending
+            )
         )
     return tuple(verdicts)
 
 
-def ranked(candidates: Sequence[Candidate], best: Best) -> list[tuple[int, float]]:
+def ranked(candidates: Sequence[PruneCandidate], best: Best) -> list[tuple[int, float]]:
     """Return steps and metric, best first, the newer of equals first.
 
     Steps without the metric, or where it is not a finite number, are left out.
@@ -140,7 +142,7 @@ def _place(best: Best, place: int, value: float) -> str:
     return f"{number}{order} {best.metric} ({value:g})"
 
 
-def _expired(candidate: Candidate, rules: Rules, *, newest: int) -> str | None:
+def _expired(candidate: PruneCandidate, rules: Rules, *, newest: int) -> str | None:
     old = newest - candidate.step
     if rules.most_steps_old is not None and old > rules.most_steps_old:
         return f"{old} steps older than the newest, the limit is {rules.most_steps_old}"

@@ -22,7 +22,7 @@ _PARTS: Final = ("data", "index")
 _PACK: Final = ".pack"
 
 
-class Kind(StrEnum):
+class UnreferencedKind(StrEnum):
     """What an unreferenced thing is: its value says it in words.
 
     ``FILE``: a file beside a committed step's, or of a removed step, that nothing refers to.
@@ -42,7 +42,7 @@ class Unreferenced:
 
     where: str
     step: int
-    kind: Kind
+    kind: UnreferencedKind
 
 
 def unreferenced(store: Store) -> Iterator[Unreferenced]:
@@ -56,7 +56,7 @@ def unreferenced(store: Store) -> Iterator[Unreferenced]:
         yield from _files(store, info, needed)
         for part in ("", *(f"/{part}" for part in _PARTS)):
             for each in store.unpublished(f"{step_folder(info.step)}{part}"):
-                kind = Kind.ABANDONED if each.abandoned else Kind.BEGUN
+                kind = UnreferencedKind.ABANDONED if each.abandoned else UnreferencedKind.BEGUN
                 yield Unreferenced(where=each.where, step=info.step, kind=kind)
 
 
@@ -76,7 +76,7 @@ def _files(store: Store, info: StepInfo, needed: set[str] | None) -> Iterator[Un
         paths = (path for path in paths if not path.endswith(_PACK) and path != RETAINED)
     elif any(f"{folder}/{path}" in needed for path in going):
         kept.add(RETAINED)
-    kind = Kind.FILE if info.committed or info.retained else Kind.SAVE
+    kind = UnreferencedKind.FILE if info.committed or info.retained else UnreferencedKind.SAVE
     for path in paths:
         if path not in kept and f"{folder}/{path}" not in (needed or ()):
             yield Unreferenced(where=store.where(f"{folder}/{path}"), step=info.step, kind=kind)

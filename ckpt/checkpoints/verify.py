@@ -45,7 +45,7 @@ THREADS: Final = 4
 _TASK_BYTES: Final = 8 << 20
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """One damage: the file, and inside a pack the tensor, the chunk's box and where it starts."""
 
     file: str
@@ -74,7 +74,7 @@ class StoredChunk:
 class Examination:
     """What a quick check of a step found, and what a deep one has still to read."""
 
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Damage] = field(default_factory=list)
     chunks: list[StoredChunk] = field(default_factory=list)
     ends: dict[str, dict[int, int]] = field(default_factory=dict)
     """Per pack of the step itself where each chunk ends, with the zeros behind it."""
@@ -90,7 +90,7 @@ class Examination:
         try:
             yield
         except CorruptError as error:
-            self.faults.append(Fault(file=file, message=str(error)))
+            self.faults.append(Damage(file=file, message=str(error)))
 
 
 def examine(store: Store, step: int) -> Examination:
@@ -140,7 +140,7 @@ def faults(
     deep: bool,
     threads: int = THREADS,
     progress: Progress = lambda _: None,
-) -> Iterator[Fault]:
+) -> Iterator[Damage]:
     """Yield what is damaged. ``deep`` reads every byte; ``progress`` hears of bytes read.
 
     Raises ``NotFoundError`` where the step was never committed.
@@ -157,7 +157,7 @@ def deep_faults(
     *,
     threads: int = THREADS,
     progress: Progress = lambda _: None,
-) -> Iterator[Fault]:
+) -> Iterator[Damage]:
     """Read all chunks of ``found`` and yield those that are damaged, pack by pack, in order."""
     rooms = threading.local()
     with contextlib.ExitStack() as opened:
@@ -171,7 +171,7 @@ def deep_faults(
             opened.callback(pack.close)
             tasks += [(pack, task) for task in _tasks(chunks)]
 
-        def check(task: tuple[Pack, list[StoredChunk]]) -> list[Fault]:
+        def check(task: tuple[Pack, list[StoredChunk]]) -> list[Damage]:
             wanted = max(task[0].file.run_bytes // crc.BLOCK_BYTES, 1) * crc.BLOCK_BYTES
             if len(getattr(rooms, "room", b"")) < wanted:
                 rooms.room = memoryview(bytearray(wanted))
@@ -205,10 +205,10 @@ def _tasks(chunks: Sequence[StoredChunk]) -> Iterator[list[StoredChunk]]:
         yield task
 
 
-def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> list[Fault]:
+def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> list[Damage]:
     """Check chunks in the order they lie; neighbours that fit in ``room`` are read at once."""
-    found: list[Fault] = []
-    checkers = [Checker(pack, stored) for stored in chunks]
+    found: list[Damage] = []
+    checkers = [ChunkChecker(pack, stored) for stored in chunks]
     address = isal.address_of(room)
     for group in _neighbours(checkers, room.nbytes):
         first, end = group[0].at, group[-1].at + group[-1].extent
@@ -227,9 +227,9 @@ def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> li
     return found
 
 
-def _neighbours(checkers: Sequence[Checker], most_bytes: int) -> Iterator[list[Checker]]:
+def _neighbours(checkers: Sequence[ChunkChecker], most_bytes: int) -> Iterator[list[ChunkChecker]]:
     """Yield groups of chunks that lie side by side as they are, and fit in ``most_bytes``."""
-    group: list[Checker] = []
+    group: list[ChunkChecker] = []
     nbytes = 0
     for checker in checkers:
         joins = checker.direct and nbytes + checker.extent <= most_bytes
@@ -244,7 +244,7 @@ def _neighbours(checkers: Sequence[Checker], most_bytes: int) -> Iterator[list[C
         yield group
 
 
-class Checker(ChunkReader):
+class ChunkChecker(ChunkReader):
     """Checks a chunk, and what lies behind it up to the next one, without keeping its bytes."""
 
     def __init__(self, pack: Pack, stored: StoredChunk) -> None:
@@ -255,9 +255,9 @@ class Checker(ChunkReader):
         self.direct = self._in_one_run()
         """Whether its bytes lie in the pack as they are."""
 
-    def fault(self, message: str) -> Fault:
+    def fault(self, message: str) -> Damage:
         """Return what is wrong with it as a value."""
-        return Fault(
+        return Damage(
             file=self._pack.origin,
             tensor=self._fqn,
             chunk=self._chunk.box,

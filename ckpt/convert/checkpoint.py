@@ -118,7 +118,7 @@ class CheckpointSink(Closing):
         self._root = root
         self._layout, self._identity = layout or TargetLayout(), identity or Identity()
         self._store: Store = open_store(root)
-        self._writers: list[_Writer] = []
+        self._writers: list[_PackWriter] = []
         self._filler: Filler | None = None
         self._specs: Mapping[str, TensorSpec] = {}
         self._finished = False
@@ -155,7 +155,7 @@ class CheckpointSink(Closing):
             left = there.get((f"{writer:05d}", tag), [])
             receipt = _standing(self._store, self._folder, left)
             self._writers.append(
-                _Writer(self._root, index, tag=tag, receipt=receipt, options=options)
+                _PackWriter(self._root, index, tag=tag, receipt=receipt, options=options)
             )
         self._filler = Filler(self._writers)
         return self._filler.pieces()
@@ -226,7 +226,7 @@ class CheckpointSink(Closing):
                 self._store.delete(f"{self._folder}/{name}" for name in names)
 
 
-class _Writer:
+class _PackWriter:
     """One writer's pack and index, to be filled; with a ``receipt`` they are complete."""
 
     def __init__(

@@ -117,7 +117,7 @@ class Transferred:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class TransferBudget:
     """How memory is shared: pieces this large, so much read ahead, by so many threads.
 
     At most half of the memory is for what is read ahead; a source needs as much again for what it
@@ -129,7 +129,7 @@ class Budget:
     threads: int
 
     @classmethod
-    def of(cls, memory_bytes: int) -> Budget:
+    def of(cls, memory_bytes: int) -> TransferBudget:
         """Share ``memory_bytes``. Raises ``StateError`` where that is too little to work with."""
         if memory_bytes < MEMORY_LEAST:
             raise StateError(
@@ -183,7 +183,7 @@ def matches(name: str, patterns: Sequence[str] | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class TransferSelection:
     """What is transferred; ``stored`` maps its tensors to their names at the source."""
 
     specs: Mapping[str, TensorSpec]
@@ -192,7 +192,7 @@ class Chosen:
     stored: Mapping[str, str]
 
 
-def choose(source: TensorSource, select: Sequence[str] | None) -> Chosen:
+def choose(source: TensorSource, select: Sequence[str] | None) -> TransferSelection:
     """Return what the globs select. A tied name whose stored one is not selected takes its place.
 
     Raises ``MismatchError`` where they select no tensor.
@@ -216,7 +216,7 @@ def choose(source: TensorSource, select: Sequence[str] | None) -> Chosen:
         for name, at in stored.items()
     }
     values = {name: value for name, value in source.values.items() if matches(name, select)}
-    return Chosen(specs=specs, aliases=aliases, values=values, stored=stored)
+    return TransferSelection(specs=specs, aliases=aliases, values=values, stored=stored)
 
 
 def transfer(
@@ -233,7 +233,7 @@ def transfer(
     What is in flight stays within ``memory_bytes``, however large a tensor is. The caller closes
     both ends, whatever happens.
     """
-    started, budget = time.perf_counter(), Budget.of(memory_bytes)
+    started, budget = time.perf_counter(), TransferBudget.of(memory_bytes)
     chosen = choose(source, select)
     sink.begin(chosen.specs, aliases=chosen.aliases, values=chosen.values, step=step)
     if isinstance(sink, OrderedSink):
@@ -266,7 +266,7 @@ def in_order(specs: Mapping[str, TensorSpec], *, most_bytes: int) -> Iterator[Pi
 
 
 def _read_ahead(
-    source: TensorSource, chosen: Chosen, pieces: Iterable[Piece], budget: Budget
+    source: TensorSource, chosen: TransferSelection, pieces: Iterable[Piece], budget: TransferBudget
 ) -> Generator[tuple[Piece, memoryview], None, None]:
     """Yield the pieces in order with their bytes, while threads read the next ones."""
     parallel = bool(getattr(source, "parallel", False))

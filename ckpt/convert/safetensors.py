@@ -20,7 +20,7 @@ from holdfast.ckpt.convert.filling import Filler, Piece
 from holdfast.ckpt.convert.interchange import cut, itemsize_of, nbytes_of
 from holdfast.ckpt.convert.safetensors_header import (
     LENGTH_BYTES,
-    Header,
+    SafetensorsHeader,
     build_header,
     by_alignment,
     header_length,
@@ -89,7 +89,7 @@ class SafetensorsSource(Closing):
         self.aliases = {k: v for k, v in (tied | ties).items() if k not in specs}
         self._check(ties, expected)
 
-    def _add(self, store: Store, name: str, expected: Mapping[str, str]) -> Header:
+    def _add(self, store: Store, name: str, expected: Mapping[str, str]) -> SafetensorsHeader:
         """Open a file and take note of its tensors. Raises ``CorruptError``."""
         origin = store.where(name)
         file = store.open(name)

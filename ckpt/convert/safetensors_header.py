@@ -60,7 +60,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class SafetensorsHeader:
     """A file's tensors, where each starts in the file, and its string metadata."""
 
     specs: Mapping[str, TensorSpec]
@@ -84,7 +84,7 @@ def header_length(head: bytes, *, file_bytes: int, origin: str) -> int:
     return length
 
 
-def parse_header(raw: bytes, *, file_bytes: int, origin: str) -> Header:
+def parse_header(raw: bytes, *, file_bytes: int, origin: str) -> SafetensorsHeader:
     """Parse the header ``raw`` of a file of ``file_bytes``.
 
     Raises ``CorruptError`` unless the tensors fill the file exactly, without gap or overlap.
@@ -103,7 +103,7 @@ def parse_header(raw: bytes, *, file_bytes: int, origin: str) -> Header:
         specs[name] = _spec(name, entry, origin=origin)
         starts[name] = base + entry.data_offsets[0]
     _check_extents(entries, data_bytes=file_bytes - base, origin=origin)
-    return Header(specs=specs, starts=starts, metadata=metadata)
+    return SafetensorsHeader(specs=specs, starts=starts, metadata=metadata)
 
 
 def _spec(name: str, entry: _Entry, *, origin: str) -> TensorSpec:

@@ -30,7 +30,7 @@ DATA_AXIS: Final = "dp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SplitRule:
     """Mesh axis ``axis`` splits dim ``dim`` (negative: from the last) of what ``glob`` names."""
 
     glob: str
@@ -43,7 +43,7 @@ class TargetLayout:
     """A mesh, axis names to sizes, and how it splits tensors; the last fitting rule counts."""
 
     mesh: Mapping[str, int] = field(default_factory=lambda: {DATA_AXIS: 1})
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SplitRule, ...] = ()
 
     def __post_init__(self) -> None:
         for axis, size in self.mesh.items():

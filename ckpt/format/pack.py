@@ -83,7 +83,7 @@ _WATCH_BYTES: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ChunkPiece:
     """A part of a saver's chunk that becomes a chunk of the pack.
 
     ``start`` is its offset in the saver's chunk in bytes; ``cell`` the shape it is stored with,
@@ -101,7 +101,7 @@ class Cut:
     """How a tensor is stored: its Zarr cell, None without a known grid, and the pieces by chunk."""
 
     cell: tuple[int, ...] | None
-    pieces: tuple[tuple[Piece, ...], ...]
+    pieces: tuple[tuple[ChunkPiece, ...], ...]
 
 
 def cut(entry: TensorEntry, itemsize: int) -> Cut:
@@ -128,14 +128,14 @@ def _cell(
     return split_grid(tuple(max(n, 1) for n in grid), shape, itemsize)
 
 
-def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[Piece, ...]:
+def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[ChunkPiece, ...]:
     """Cut a saver's box into what is stored, in the order of its bytes."""
     start, found = 0, []
     for part in [box] if cell is None else cells(box, cell):
         nbytes = part.size * itemsize
         if nbytes:
             padded = cell if part.shape != cell else None
-            found.append(Piece(box=part, start=start, nbytes=nbytes, cell=padded))
+            found.append(ChunkPiece(box=part, start=start, nbytes=nbytes, cell=padded))
         start += nbytes
     return tuple(found)
 
@@ -156,7 +156,7 @@ class _Started:
     """A piece whose checksums are under way; the ``last`` one of the saver's chunk ``ref``?"""
 
     ref: ChunkRef
-    piece: Piece
+    piece: ChunkPiece
     work: Future[_Ready] | _Ready | PieceCopy
     last: bool
 
@@ -172,7 +172,7 @@ def _sums(address: int, nbytes: int) -> tuple[list[int], int]:
     return blocks, crc64
 
 
-def _prepare(piece: Piece, raw: memoryview, *, itemsize: int, codec: Codec | None) -> _Ready:
+def _prepare(piece: ChunkPiece, raw: memoryview, *, itemsize: int, codec: Codec | None) -> _Ready:
     """Checksum, pad and compress one piece."""
     blocks, crc64 = _sums(isal.address_of(raw), piece.nbytes)
     checksum = whole = crc.of_blocks(blocks, piece.nbytes)
@@ -273,7 +273,7 @@ class PackWriter:
     def _start(
         self,
         pool: ThreadPoolExecutor,
-        piece: Piece,
+        piece: ChunkPiece,
         raw: memoryview,
         *,
         itemsize: int,
@@ -353,7 +353,12 @@ class PackWriter:
             yield self._ended(ready.stored, nbytes)
 
     def _chunk(
-        self, piece: Piece, crc32c: int, crc64: int, blocks: list[int], stored: int | None = None
+        self,
+        piece: ChunkPiece,
+        crc32c: int,
+        crc64: int,
+        blocks: list[int],
+        stored: int | None = None,
     ) -> PackedChunk:
         """Return what the index says of the piece that is stored next."""
         has_blocks = len(blocks) > 1 and stored is None

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from holdfast.ckpt.geometry.layout import TensorSpec
-from holdfast.ckpt.geometry.partition import Cuts, MeshLayout, Partition, cut_like, cuts
+from holdfast.ckpt.geometry.partition import DimCuts, MeshLayout, Partition, cut_like, cuts
 from holdfast.ckpt.geometry.reshard import differences, mismatch
 from holdfast.ckpt.geometry.spans import Ints, expand
 
@@ -172,7 +172,7 @@ class _Pair:
     saved: Partition
     wanted: Partition
 
-    def dims(self) -> Iterator[tuple[Cuts, Cuts]]:
+    def dims(self) -> Iterator[tuple[DimCuts, DimCuts]]:
         return zip(self.saved.dims, self.wanted.dims, strict=True)
 
     def merged(self) -> list[_Merged]:
@@ -202,7 +202,7 @@ class _Merged:
         )
 
 
-def _merge(saved: Cuts, wanted: Cuts, only: Ints) -> _Merged:
+def _merge(saved: DimCuts, wanted: DimCuts, only: Ints) -> _Merged:
     """Find what overlaps the intervals ``only`` of ``wanted``, by bisection."""
     start, stop = wanted.start[only], wanted.stop[only]
     first = saved.stop.searchsorted(start, side="right")
@@ -219,7 +219,7 @@ def _merge(saved: Cuts, wanted: Cuts, only: Ints) -> _Merged:
 
 
 @lru_cache(maxsize=_CACHED)
-def _merged(saved: Cuts, wanted: Cuts) -> _Merged:
+def _merged(saved: DimCuts, wanted: DimCuts) -> _Merged:
     return _merge(saved, wanted, np.arange(len(wanted)))
 
 

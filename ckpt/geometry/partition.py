@@ -26,7 +26,7 @@ _CACHED: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cuts:
+class DimCuts:
     """One dim of a tensor in intervals: ascending, not empty, apart, together all of it.
 
     ``holder`` tells who holds an interval: the sum of coordinate × stride over the axes that cut
@@ -50,7 +50,7 @@ class Cuts:
 @lru_cache(maxsize=_CACHED)
 def cuts(
     extent: int, *, mesh: tuple[int, ...], axes: tuple[Split | None, ...], dim: int, nested: bool
-) -> Cuts:
+) -> DimCuts:
     """Return how ``axes`` of ``mesh`` cut dim ``dim`` of ``extent``; see `shard_runs`."""
     knife = _knife(mesh, axes, dim)
     if (
@@ -66,7 +66,7 @@ def cuts(
         start, stop, holder = start[order], stop[order], knife.by_number[who[order]]
     for array in (start, stop, holder):
         array.flags.writeable = False
-    return Cuts(start=start, stop=stop, holder=holder, axes=knife.axes)
+    return DimCuts(start=start, stop=stop, holder=holder, axes=knife.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,7 +184,7 @@ class Partition:
     ``replicas`` are what the ranks of a cell have added to its holders, ascending; int64.
     """
 
-    dims: tuple[Cuts, ...]
+    dims: tuple[DimCuts, ...]
     replicas: Ints
 
     @property

@@ -95,7 +95,7 @@ def tally(
         part_a, part_b = flat_a[start : start + _BLOCK], flat_b[start : start + _BLOCK]
         places = np.flatnonzero(_bits_differ(part_a, part_b))
         if places.size:
-            index = _Places(shape=a.shape, offset=offset, flat=places + start)
+            index = _NumberPlaces(shape=a.shape, offset=offset, flat=places + start)
             block = _differences(part_a[places], part_b[places], dtype, tolerance, index)
             found = merge(found, block)
     return found
@@ -109,7 +109,7 @@ def _bits_differ(a: Array, b: Array) -> Array:
     return np.asarray(pairs.any(axis=1))
 
 
-class _Places(msgspec.Struct, frozen=True, kw_only=True):
+class _NumberPlaces(msgspec.Struct, frozen=True, kw_only=True):
     """Where in the tensor the numbers of a block lie."""
 
     shape: tuple[int, ...]
@@ -121,7 +121,9 @@ class _Places(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(int(i) + o for i, o in zip(inside, self.offset, strict=True))
 
 
-def _differences(a: Array, b: Array, dtype: DType, tolerance: Tolerance, places: _Places) -> Tally:
+def _differences(
+    a: Array, b: Array, dtype: DType, tolerance: Tolerance, places: _NumberPlaces
+) -> Tally:
     """Compare numbers whose bits differ."""
     differing = a.size
     a, b = decode(a, dtype), decode(b, dtype)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.checkpoints.assemble import Parts
+from holdfast.ckpt.checkpoints.assemble import TensorChunks
 from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.slicing import Selection, everything, tiles
@@ -45,8 +45,8 @@ class Pair:
     """A tensor under one name; each side may store it under another (tied) name."""
 
     name: str
-    a: Parts
-    b: Parts
+    a: TensorChunks
+    b: TensorChunks
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +54,7 @@ class Pair:
         return everything(self.a.shape).size * self.a.dtype.itemsize
 
 
-def kind_difference(name: str, a: Parts, b: Parts) -> KindDifference | None:
+def kind_difference(name: str, a: TensorChunks, b: TensorChunks) -> KindDifference | None:
     """Return how the kinds of two tensors differ, None where they can be compared."""
     if (a.dtype, a.shape) == (b.dtype, b.shape):
         return None
@@ -67,13 +67,13 @@ def kind_difference(name: str, a: Parts, b: Parts) -> KindDifference | None:
     )
 
 
-def equal_by_checksums(a: Parts, b: Parts) -> bool:
+def equal_by_checksums(a: TensorChunks, b: TensorChunks) -> bool:
     """Say whether both were written in equal boxes with equal recorded checksums.
 
     That is no proof of equality: nothing is read, and CRC32C has 32 bits.
     """
 
-    def recorded(parts: Parts) -> set[tuple[Box, int, int]]:
+    def recorded(parts: TensorChunks) -> set[tuple[Box, int, int]]:
         return {(ref.chunk.box, ref.chunk.nbytes, ref.chunk.crc32c) for ref in parts.chunks}
 
     return recorded(a) == recorded(b)

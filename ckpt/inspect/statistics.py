@@ -32,7 +32,7 @@ _BLOCK: Final = 1 << 17
 QUANTILES: Final = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics. All but the counts are of the finite numbers; None where there are none.
 
     ``std`` is that of the population; ``norm`` the root of the sum of squares. Quantiles are
@@ -130,7 +130,7 @@ class Accumulator:
         self.bins[above : above + len(found)] += found[:, 0]
         self.bins[below - len(found) : below] += found[::-1, 1]
 
-    def merge(self, part: Part) -> None:
+    def merge(self, part: PartialStatistics) -> None:
         """Take what another has seen."""
         seen = part.seen
         for name in ("count", "zeros", "nan", "positive_infinite", "negative_infinite"):
@@ -140,16 +140,16 @@ class Accumulator:
             self._combine(seen.finite, seen.mean, seen.spread)
         self.bins[part.filled] += part.counts
 
-    def part(self) -> Part:
+    def part(self) -> PartialStatistics:
         """Hand over what was seen, in little memory; this one is of no use afterwards."""
         filled = np.flatnonzero(self.bins)
         counts, self.bins = self.bins[filled], np.empty(0, dtype=np.int64)
-        return Part(seen=self, filled=filled, counts=counts)
+        return PartialStatistics(seen=self, filled=filled, counts=counts)
 
-    def summary(self) -> Summary:
+    def summary(self) -> TensorStatistics:
         """Return the statistics of what was seen so far."""
         some = self.finite > 0
-        return Summary(
+        return TensorStatistics(
             count=self.count,
             finite=self.finite,
             zeros=self.zeros,
@@ -204,7 +204,7 @@ class Accumulator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PartialStatistics:
     """What an accumulator has seen, its histogram without the empty bins."""
 
     seen: Accumulator

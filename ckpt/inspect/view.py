@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.ckpt.checkpoints.assemble import Assembler, Parts
+from holdfast.ckpt.checkpoints.assemble import Assembler, TensorChunks
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import NotFoundError
@@ -24,7 +24,7 @@ class TensorView:
     Every chunk that is touched is verified. Slices may have a positive step.
     """
 
-    def __init__(self, assembler: Assembler, parts: Parts) -> None:
+    def __init__(self, assembler: Assembler, parts: TensorChunks) -> None:
         self._assembler, self._parts = assembler, parts
 
     @property

@@ -44,7 +44,7 @@ def kernel() -> Any:
     return copy
 
 
-class Runs:
+class MemoryRuns:
     """Runs of memory, copied some at a time; ``sums`` takes the CRC32C of those copied.
 
     ``sources`` and ``targets`` are addresses; the three arrays are of one length. The caller keeps
@@ -70,8 +70,8 @@ class Runs:
 
 
 def copy_runs(sources: Words, targets: Words, sizes: Words) -> Sums:
-    """Copy runs of memory as `Runs`, all at once; return the CRC32C of each."""
-    runs = Runs(sources, targets, sizes)
+    """Copy runs of memory as `MemoryRuns`, all at once; return the CRC32C of each."""
+    runs = MemoryRuns(sources, targets, sizes)
     runs.copy(0, len(sizes))
     return runs.sums
 

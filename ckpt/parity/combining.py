@@ -19,7 +19,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from holdfast.ckpt.native import isal
-from holdfast.ckpt.native.streaming import Runs, Words
+from holdfast.ckpt.native.streaming import MemoryRuns, Words
 from holdfast.ckpt.native.sums import Lengths, Sums, combined
 
 Coefficients: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
@@ -145,7 +145,7 @@ class _Storing:
             for lo, hi, address in straight:
                 inside = slice(*np.searchsorted(self._stops, [lo, hi]).tolist())
                 sources[inside] = starts[inside] + np.uint64(address)
-            self._runs.append(Runs(sources, starts + np.uint64(target), sizes))
+            self._runs.append(MemoryRuns(sources, starts + np.uint64(target), sizes))
 
     def store_next(self) -> None:
         """Copy the next piece of each output."""
@@ -170,7 +170,7 @@ def _tables(coefficients: bytes, inputs: int) -> isal.Bytes:
     return isal.encode_tables(np.frombuffer(coefficients, dtype=np.uint8).reshape(-1, inputs))
 
 
-class _Scratch(threading.local):
+class _PieceScratch(threading.local):
     """Room of a thread for one piece of each output."""
 
     def __init__(self) -> None:
@@ -185,4 +185,4 @@ class _Scratch(threading.local):
         return [first + number * PIECE_BYTES for number in range(count)]
 
 
-_scratch = _Scratch()
+_scratch = _PieceScratch()

@@ -84,7 +84,7 @@ def check_fragments(k: int, have: Sequence[int]) -> None:
         raise ValueError(f"decoding needs {k} different fragments, got {list(have)}")
 
 
-class Codec:
+class ErasureCode:
     """The code by ISA-L: one pass over the data, without the GIL and without copies."""
 
     def __init__(self, k: int, m: int) -> None:
@@ -147,7 +147,7 @@ class Codec:
         return sums
 
 
-_isal_codec = functools.cache(Codec)
+_isal_codec = functools.cache(ErasureCode)
 
 
 @functools.cache

@@ -219,7 +219,7 @@ class RowRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class BlockRecovery:
     """One part of a lost block: bytes ``lo … hi`` of ``column``, decoded from ``k`` others."""
 
     stripe: int
@@ -237,7 +237,7 @@ def plan_recovery(
     *,
     holders: Mapping[int, str],
     rows: Mapping[tuple[int, int], str],
-) -> tuple[tuple[Recovery, ...] | None, str]:
+) -> tuple[tuple[BlockRecovery, ...] | None, str]:
     """Plan how to rebuild rank's block from what is left, or say why it cannot be.
 
     ``holders`` maps ranks to a node that has their block, ``rows`` maps (stripe, row) to the node
@@ -263,7 +263,7 @@ def plan_recovery(
             known = {read.column for read in columns} | {k + row.row for row in kept}
             return None, _too_few(geometry, stripe, known)
         plan.append(
-            Recovery(
+            BlockRecovery(
                 stripe=stripe,
                 column=column,
                 lo=lo,

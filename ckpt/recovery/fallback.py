@@ -24,7 +24,7 @@ WHOLE_POINT = -1
 """The rank of a fault that is nobody's block: the blocks do not belong together."""
 
 
-class FaultKind(StrEnum):
+class ReadFaultKind(StrEnum):
     """What is wrong with a block."""
 
     DAMAGED = "damaged"
@@ -32,12 +32,12 @@ class FaultKind(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class ReadFault(msgspec.Struct, frozen=True, kw_only=True):
     """One block that could not be read at ``node``; found by any rank."""
 
     rank: int
     node: str
-    kind: FaultKind
+    kind: ReadFaultKind
     reason: str
 
 
@@ -64,13 +64,13 @@ def first_course(
     return Course(point=restore, older=tuple(fallbacks), nodes=tuple(sorted(nodes)))
 
 
-def next_course(course: Course, faults: Iterable[Fault]) -> Course:
+def next_course(course: Course, faults: Iterable[ReadFault]) -> Course:
     """Return what to try after ``faults`` (of all ranks, at least one) ended an attempt."""
     point = course.point
     if point is None:
         raise ValueError("there was no attempt that could have failed")
     found = sorted(set(faults), key=lambda each: (each.rank, each.node, each.kind, each.reason))
-    gone = {fault.node for fault in found if fault.kind is FaultKind.UNREACHABLE}
+    gone = {fault.node for fault in found if fault.kind is ReadFaultKind.UNREACHABLE}
     nodes = tuple(node for node in course.nodes if node not in gone)
     reasons = (*course.reasons, f"{_name(point)}: {'; '.join(_words(found))}")
 
@@ -99,7 +99,7 @@ def next_course(course: Course, faults: Iterable[Fault]) -> Course:
 
 
 def _rebuilt(
-    point: RestorePoint, faults: Sequence[Fault], *, nodes: Sequence[str]
+    point: RestorePoint, faults: Sequence[ReadFault], *, nodes: Sequence[str]
 ) -> tuple[RestorePoint | None, str]:
     """Return ``point`` with every block at fault, or on a node that is gone, rebuilt; or why not.
 
@@ -136,7 +136,7 @@ def _name(point: RestorePoint) -> str:
     return f"step {point.step} of generation {point.world.generation}"
 
 
-def _words(faults: Collection[Fault]) -> list[str]:
+def _words(faults: Collection[ReadFault]) -> list[str]:
     """Say each fault once, whoever found it."""
     return list(dict.fromkeys(fault.reason for fault in faults))
 

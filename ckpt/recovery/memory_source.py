@@ -28,7 +28,7 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
 from holdfast.ckpt.meters import Meters
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.recovery.fallback import WHOLE_POINT, Fault, FaultKind
+from holdfast.ckpt.recovery.fallback import WHOLE_POINT, ReadFault, ReadFaultKind
 from holdfast.ckpt.recovery.prefetched import Ahead, compare
 from holdfast.ckpt.sidecar.client import BlockHandle, SidecarClient
 from holdfast.ckpt.transport import RunKey
@@ -132,7 +132,7 @@ class MemorySource(Closing):
         self._blocks: dict[int, _Block] | None = None
         self._lock = threading.Lock()
         self._meters = Meters()
-        self.faults: list[Fault] = []
+        self.faults: list[ReadFault] = []
         self.touched = False
         self.sent_bytes = 0
         nodes = sorted({source.node for source in point.sources})
@@ -289,20 +289,20 @@ class MemorySource(Closing):
         try:
             yield
         except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
-            fault = Fault(
+            fault = ReadFault(
                 rank=source.rank, node=source.node, kind=_kind_of(error), reason=str(error)
             )
             with self._lock:
                 self.faults.append(fault)
             raise
 
-    def faults_of(self, error: CkptError) -> list[Fault]:
+    def faults_of(self, error: CkptError) -> list[ReadFault]:
         """Return what ended a restore from this source: blocks at fault, or the whole point."""
         with self._lock:
             if self.faults:
                 return list(self.faults)
-        whole = FaultKind.DAMAGED
-        return [Fault(rank=WHOLE_POINT, node="", kind=whole, reason=f"{error}")]
+        whole = ReadFaultKind.DAMAGED
+        return [ReadFault(rank=WHOLE_POINT, node="", kind=whole, reason=f"{error}")]
 
     def distrust(self) -> None:
         """Tell the holders of the blocks found damaged, so that these are rebuilt when asked for.
@@ -310,7 +310,7 @@ class MemorySource(Closing):
         A holder that cannot be told is left as it is.
         """
         for fault in self.faults_of(CkptError()):
-            if fault.kind is FaultKind.DAMAGED and fault.rank != WHOLE_POINT:
+            if fault.kind is ReadFaultKind.DAMAGED and fault.rank != WHOLE_POINT:
                 with contextlib.suppress(CkptError):
                     self._client(fault.node).distrust(self.point.world, self.point.step, fault.rank)
 
@@ -485,10 +485,10 @@ class MemorySource(Closing):
             self._maps.close()
 
 
-def _kind_of(error: CkptError) -> FaultKind:
+def _kind_of(error: CkptError) -> ReadFaultKind:
     """Say what an error makes of a block: a peer that answers, with whatever, can be reached."""
     if isinstance(error, CorruptError):
-        return FaultKind.DAMAGED
+        return ReadFaultKind.DAMAGED
     if isinstance(error, PeerError) and not error.kind:
-        return FaultKind.UNREACHABLE
-    return FaultKind.MISSING
+        return ReadFaultKind.UNREACHABLE
+    return ReadFaultKind.MISSING

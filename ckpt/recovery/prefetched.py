@@ -40,7 +40,7 @@ class Donor(Protocol):
     ) -> tuple[Range, ...] | None: ...
 
 
-class _Part:
+class _PrefetchedRange:
     """Room for one range of a block, and of which snapshot its bytes are, if of any."""
 
     __slots__ = ("at", "key", "nbytes", "room")
@@ -59,12 +59,12 @@ class Ahead:
     def __init__(self, wanted: Mapping[int, Sequence[Range]]) -> None:
         self._lock = threading.Lock()
         self._frozen = False
-        self._parts: dict[int, dict[int, _Part]] = {}
+        self._parts: dict[int, dict[int, _PrefetchedRange]] = {}
         for rank, ranges in wanted.items():
             room = np.empty(sum(nbytes for _, nbytes in ranges), dtype=np.uint8).data
             parts, begin = self._parts.setdefault(rank, {}), 0
             for at, nbytes in sorted(ranges):
-                parts[at] = _Part(at, room[begin : begin + nbytes])
+                parts[at] = _PrefetchedRange(at, room[begin : begin + nbytes])
                 begin += nbytes
 
     @property

@@ -34,7 +34,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     AskNews,
     Await,
     Distrust,
-    Fence,
+    FenceSnapshots,
     Locate,
     LogAppend,
     LogAwait,
@@ -47,7 +47,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     Opened,
     PersistTo,
     Read,
-    RollBack,
+    RolledBack,
     Seal,
     SlotGrant,
     Spill,
@@ -158,14 +158,14 @@ class SidecarClient:
 
     def fence(self, generation: int) -> None:
         """Say that a generation is over: whoever waits for a slot in it is refused at once."""
-        self.call("fence", Fence(generation=generation))
+        self.call("fence", FenceSnapshots(generation=generation))
 
     def roll_back(self, generation: int, *, restore: RestorePoint | None) -> None:
         """Say that ``generation`` started from ``restore`` instead of what its plan named.
 
         What older generations hold beyond that is dropped: it is a future that never came.
         """
-        self.call("roll_back", RollBack(generation=generation, restore=restore))
+        self.call("roll_back", RolledBack(generation=generation, restore=restore))
 
     def inventory(self) -> Inventory:
         """Return what the sidecar can serve, every byte of it verified just now.

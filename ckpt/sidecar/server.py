@@ -14,22 +14,22 @@ from holdfast.ckpt.memory.arena import Arena
 from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.sidecar.core.book import Phase
+from holdfast.ckpt.sidecar.core.book import SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op
 from holdfast.ckpt.sidecar.core.durable_note import Note
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.messages import Adopt, Nothing, parse
 from holdfast.ckpt.sidecar.disk.tier import Disk
-from holdfast.ckpt.sidecar.logs.operations import Logs
+from holdfast.ckpt.sidecar.logs.operations import RecordLogs
 from holdfast.ckpt.sidecar.parity.differences import Differences
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.parity.rows import Parities
 from holdfast.ckpt.sidecar.persist.persistence import Persistence
 from holdfast.ckpt.sidecar.persist.save_on_stop import LateSave
-from holdfast.ckpt.sidecar.reading.operations import Reading
+from holdfast.ckpt.sidecar.reading.operations import ReadOperations
 from holdfast.ckpt.sidecar.reading.rebuild import Rebuild
-from holdfast.ckpt.sidecar.writing.operations import Writing
-from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.sidecar.writing.operations import WriteOperations
+from holdfast.ckpt.sidecar.writing.room import SlotRoom
 from holdfast.ckpt.transport import Request, RunKey, Server, answers_refused
 from holdfast.ckpt.types import Json
 
@@ -74,16 +74,18 @@ class Sidecar:
         self.core = core = Core(arena, key, run=config.run, node=config.node, host=host)
         self._worlds = Note(arena.directory, _WORLDS)
         self.parities = parities = Parities(arena)
-        self.exchange = exchange = Exchange(core, parities)
-        self.room = room = Room(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
+        self.exchange = exchange = ParityExchange(core, parities)
+        self.room = room = SlotRoom(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
         rebuild = Rebuild(core, exchange, parities, room=room)
         self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
         self.disk = Disk(core, parities)
-        self.logs = Logs(core, exchange, admit=room.admit_log)
-        writing = Writing(core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up)
+        self.logs = RecordLogs(core, exchange, admit=room.admit_log)
+        writing = WriteOperations(
+            core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up
+        )
         if config.lease_fd >= 0:
             writing.lease = LeasePage(config.lease_fd)
-        reading = Reading(core, parities, rebuild=rebuild)
+        reading = ReadOperations(core, parities, rebuild=rebuild)
         self._ops: dict[str, Op] = {
             "adopt": (Adopt, self._adopt),
             "status": (Nothing, self._status),
@@ -219,9 +221,9 @@ class Sidecar:
             "run": core.run,
             "node": core.node,
             "generation": core.book.generation,
-            "committed": core.book.newest(Phase.COMMITTED, generation=core.book.generation),
-            "protected": core.book.newest(Phase.PROTECTED, generation=core.book.generation),
-            "held": core.book.newest(Phase.PROTECTED),
+            "committed": core.book.newest(SnapshotPhase.COMMITTED, generation=core.book.generation),
+            "protected": core.book.newest(SnapshotPhase.PROTECTED, generation=core.book.generation),
+            "held": core.book.newest(SnapshotPhase.PROTECTED),
             "snapshots": [
                 {"generation": key[0], "step": key[1], "phase": each.phase.value}
                 for key, each in sorted(core.book.snapshots.items())

@@ -28,7 +28,7 @@ from holdfast.ckpt.state.flatten import (
     encode_small_tensor,
     flatten,
 )
-from holdfast.ckpt.state.held import LEAVES, FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
 from holdfast.ckpt.state.trace import Trace, TracedTree
@@ -40,7 +40,7 @@ _TRANSIENT = attrgetter("_non_persistent_buffers_set")
 _SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype")
 
 
-class Watch:
+class ChangeWatch:
     """Flattens one state step after step. Keeps what it found alive until the next pass."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Route:
         self._kept = _contents(trace.modules)  # their ids are not used again while they live
         self._optimizers = [_OptimizerRoute(parts) for parts in flat.optimizers.values()]
         self._trees = [_TreeRoute(tree, flat=flat) for tree in trace.trees]
-        self._places = _Places(flat)
+        self._places = _TensorPlaces(flat)
 
     def repeat(self, state: Mapping[str, Any]) -> bool:
         """Bring ``flat`` up to date where ``state`` lies as it did; say whether it does."""
@@ -274,7 +274,11 @@ class _TreeRoute:
             return False
         if value is known:
             return True
-        if path != stored or id(value) in first or isinstance(known, DTensor | Part | FlatPart):
+        if (
+            path != stored
+            or id(value) in first
+            or isinstance(known, DTensor | TensorShard | FlatShard)
+        ):
             return False
         if any(value is other for other in renewed.values()):
             return False
@@ -283,7 +287,7 @@ class _TreeRoute:
         return True
 
 
-class _Places:
+class _TensorPlaces:
     """Where the tensors of a state lie in memory, and in what shape."""
 
     def __init__(self, flat: FlatState) -> None:
@@ -293,7 +297,7 @@ class _Places:
         self._wrapped = [
             (i, leaf)
             for i, leaf in enumerate(leaves)
-            if isinstance(leaf, DTensor | Part | FlatPart)
+            if isinstance(leaf, DTensor | TensorShard | FlatShard)
         ]
         self._volatile = [self._index[name] for name in flat.volatile]
         self._complex = [i for i, tensor in enumerate(self._locals) if tensor.is_complex()]
@@ -346,5 +350,5 @@ class _Places:
 def _layout(leaf: Leaf) -> Any:
     if isinstance(leaf, DTensor):
         return leaf._spec
-    assert isinstance(leaf, Part | FlatPart)
-    return leaf.shape, leaf.offset if isinstance(leaf, Part) else leaf.start
+    assert isinstance(leaf, TensorShard | FlatShard)
+    return leaf.shape, leaf.offset if isinstance(leaf, TensorShard) else leaf.start

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from holdfast.ckpt.native.sums import Sums
-from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.lanes import Lane, Mark, host_room
 from holdfast.ckpt.snapshot.pacing import pause_s
-from holdfast.ckpt.snapshot.tearing import Sample
+from holdfast.ckpt.snapshot.tearing import ChecksumSample
 
 _POLL_S = 0.005
 _GROUP_BYTES = 64 << 20
@@ -34,9 +34,9 @@ class CopyJob:
         self.program, self._ready = program, ready
         self.torn = ""
         self.copied_bytes = 0
-        self.sample: Sample | None = None
+        self.sample: ChecksumSample | None = None
         self._versions = program.versions()
-        self._room: Room | None = None
+        self._room: PayloadBuffer | None = None
         self._sums = np.zeros(len(program.parts), dtype=np.uint32)
         self._next = self._busy = 0
         self._left = len(program.units)
@@ -46,7 +46,7 @@ class CopyJob:
         self._ends: dict[Lane, Mark] = {}
         self._hurried = threading.Event()
 
-    def open(self, room: Room) -> None:
+    def open(self, room: PayloadBuffer) -> None:
         """Begin: there is room to copy into."""
         with self._moved:
             self._room = room

@@ -22,11 +22,11 @@ from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
 from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
 from holdfast.ckpt.snapshot.lanes import Lane, Lanes
-from holdfast.ckpt.snapshot.run_cuts import Cover, Parts
+from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.copying import resolved, room_for
-from holdfast.ckpt.state.held import local_of, view_of
+from holdfast.ckpt.state.local_boxes import local_of, view_of
 
 UNIT_BYTES = 4 << 20
 """The largest unit, about: what one thread copies before it looks up."""
@@ -38,14 +38,14 @@ _VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PayloadBuffer:
     """The payload of a slot: ``view`` and the address of its first byte."""
 
     view: memoryview
     address: int
 
     @classmethod
-    def of(cls, view: memoryview) -> Room:
+    def of(cls, view: memoryview) -> PayloadBuffer:
         """Return the room that ``view`` is; empty ones have no address."""
         return cls(view, isal.address_of(view) if view.nbytes else 0)
 
@@ -69,7 +69,7 @@ class Unit(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def copy(self, room: Room) -> Sums:
+    def copy(self, room: PayloadBuffer) -> Sums:
         """Copy into ``room``; return the CRC32C of what was written of each part."""
         ...
 
@@ -89,7 +89,7 @@ class Adjacent:
     sizes: Words
     nbytes: int
 
-    def copy(self, room: Room) -> Sums:
+    def copy(self, room: PayloadBuffer) -> Sums:
         return copy_runs(self.sources, self.ats + np.uint64(room.address), self.sizes)
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
@@ -118,7 +118,7 @@ class Packed:
     sizes: Words
     nbytes: int
 
-    def copy(self, room: Room) -> Sums:
+    def copy(self, room: PayloadBuffer) -> Sums:
         into = room.view[self.at : self.at + self.nbytes]
         room_for(self.source, into).copy_(torch_dtypes.as_carrier(resolved(self.source)))
         return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
@@ -145,7 +145,7 @@ class Carried:
     sizes: Words
     nbytes: int
 
-    def arrived(self, room: Room) -> Sums:
+    def arrived(self, room: PayloadBuffer) -> Sums:
         """Return the CRC32C of each part, once the lane has brought them."""
         return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
 
@@ -179,7 +179,9 @@ class Program:
             self._sources[i] = stage
         self._watched = self._with_versions(flat)
         pieces = plan.pieces
-        self.parts = Parts.of(_lengths(p.at for p in pieces), _lengths(p.nbytes for p in pieces))
+        self.parts = OrderedRanges.of(
+            _lengths(p.at for p in pieces), _lengths(p.nbytes for p in pieces)
+        )
         self.cover = Cover.of(self.parts, plan.payload_bytes)
         self.carried = tuple(self._carried_units())
         self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())

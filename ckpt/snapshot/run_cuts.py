@@ -16,7 +16,7 @@ from holdfast.ckpt.native.sums import SUM_BYTES, Lengths, Sums, combined, of_zer
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Parts:
+class OrderedRanges:
     """The parts of ranges that are in order and do not overlap.
 
     ``at`` and ``nbytes`` say where in the block each part lies, ``owner`` the range it is of;
@@ -29,7 +29,7 @@ class Parts:
     edges: Lengths
 
     @classmethod
-    def of(cls, at: Lengths, nbytes: Lengths) -> Parts:
+    def of(cls, at: Lengths, nbytes: Lengths) -> OrderedRanges:
         """Cut ranges; none of them is empty."""
         first = at // SUM_BYTES
         counts = -(-(at + nbytes) // SUM_BYTES) - first
@@ -65,12 +65,12 @@ class Cover:
     edges: Lengths
 
     @classmethod
-    def of(cls, parts: Parts, payload_bytes: int) -> Cover:
+    def of(cls, parts: OrderedRanges, payload_bytes: int) -> Cover:
         """Cover a payload."""
         ends = np.concatenate([[0], parts.at + parts.nbytes])
         starts = np.concatenate([parts.at, [payload_bytes]])
         wide = np.flatnonzero(starts > ends)
-        gaps = Parts.of(ends[wide], (starts - ends)[wide])
+        gaps = OrderedRanges.of(ends[wide], (starts - ends)[wide])
         at = np.concatenate([parts.at, gaps.at])
         order = np.argsort(at, kind="stable")
         grid = np.arange(-(-payload_bytes // SUM_BYTES) + 1, dtype=np.int64) * SUM_BYTES
@@ -97,7 +97,7 @@ class Cover:
         return np.array(runs + rest, dtype=np.uint32)
 
 
-def _positions(parts: Parts) -> Lengths:
+def _positions(parts: OrderedRanges) -> Lengths:
     """Return where the bytes of ``parts`` are, one by one."""
     before = np.cumsum(parts.nbytes) - parts.nbytes
     found: Lengths = np.repeat(parts.at - before, parts.nbytes)

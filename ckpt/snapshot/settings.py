@@ -19,7 +19,7 @@ NICENESS = 0
 """A thread that is made to wait for a core while it holds the GIL makes training wait with it."""
 
 
-class Grant(Protocol):
+class WritableSlot(Protocol):
     """A slot to write: what ``SidecarClient.acquire`` returns."""
 
     @property
@@ -37,7 +37,7 @@ class SlotOwner(Protocol):
 
     def acquire(
         self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
-    ) -> Grant: ...
+    ) -> WritableSlot: ...
 
     def seal(
         self,

@@ -41,14 +41,20 @@ from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.meters import Meters
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import Sums
-from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
-from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
 from holdfast.ckpt.snapshot.pacing import Pacer
-from holdfast.ckpt.snapshot.settings import CopySettings, Grant, Hooks, SlotOwner, SnapshotStats
+from holdfast.ckpt.snapshot.settings import (
+    CopySettings,
+    Hooks,
+    SlotOwner,
+    SnapshotStats,
+    WritableSlot,
+)
 from holdfast.ckpt.snapshot.store_gather import at_step
-from holdfast.ckpt.snapshot.tearing import Sample
+from holdfast.ckpt.snapshot.tearing import ChecksumSample
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, Gather
 
 __all__ = ["ACQUIRE_TIMEOUT_S", "CopySettings", "SnapshotStats", "Snapshotter"]
@@ -107,7 +113,7 @@ class Snapshotter:
         self._owns_maps = maps is None
         self._settings = CopySettings() if copying is None else copying
         self._lanes = lanes
-        self._watch = Watch()
+        self._watch = ChangeWatch()
         self._plan: CapturePlan | None = None
         self._program: Program | None = None
         self._task: _Task | None = None
@@ -286,7 +292,7 @@ class Snapshotter:
 
     def _forget(self) -> None:
         self._pending = self._plan = self._program = self._task = None
-        self._watch = Watch()
+        self._watch = ChangeWatch()
 
     def _take_or_leave(self, task: _Task) -> None:
         """Run on the thread: take the snapshot, or leave it out where that harms nobody."""
@@ -309,7 +315,7 @@ class Snapshotter:
     def _take(self, task: _Task) -> None:
         """Acquire a slot, copy, checksum, seal."""
         job = task.job
-        job.sample = Sample(task.program, turn=self._turn, share=self._settings.recheck)
+        job.sample = ChecksumSample(task.program, turn=self._turn, share=self._settings.recheck)
         self._turn += 1
         grant = self._acquire(task)
         began_s = time.perf_counter()
@@ -331,7 +337,7 @@ class Snapshotter:
             return
         self._taken(task, entry, copy_s)
 
-    def _acquire(self, task: _Task) -> Grant:
+    def _acquire(self, task: _Task) -> WritableSlot:
         began_s = time.perf_counter()
         self._maps.prune()  # what the slot is to be made of may be among it
         timeout_s = STARVED_TIMEOUT_S if self._starved else ACQUIRE_TIMEOUT_S
@@ -356,7 +362,7 @@ class Snapshotter:
         program, job = task.program, task.job
         for lane in {unit.lane for unit in program.carried}:
             lane.pin(slot)
-        job.open(Room.of(slot.block(program.plan.payload_bytes)))
+        job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes)))
         self.stats.pace = self._pacer.speed(program.nbytes)
         sums = job.run(speed=self.stats.pace)
         return None if job.torn else self._describe(task, slot, sums)
@@ -399,7 +405,7 @@ class Snapshotter:
         self.stats.copy_s += copy_s
         self.meters.add("copy", copy_s, entry.payload_bytes)
 
-    def _abandon(self, grant: Grant) -> None:
+    def _abandon(self, grant: WritableSlot) -> None:
         with contextlib.suppress(CkptError):
             self._client.abandon(grant.slot_id)
 

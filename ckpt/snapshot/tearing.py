@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from holdfast.ckpt.native import isal
-from holdfast.ckpt.snapshot.copy_program import Probe, Program, Room
+from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Probe, Program
 
 SAMPLE = 0.02
 SAMPLE_BYTES = 8 << 20
@@ -31,7 +31,7 @@ class _Look:
     crc: int
 
 
-class Sample:
+class ChecksumSample:
     """Parts of one snapshot's state, with their checksums before the copy.
 
     ``share`` of the bytes is looked at (at most `SAMPLE_BYTES`, but all for 1.0), in host memory.
@@ -44,7 +44,7 @@ class Sample:
             for pieces, probe in _probes(program, turn=turn, share=share)
         ]
 
-    def torn(self, room: Room) -> str:
+    def torn(self, room: PayloadBuffer) -> str:
         """Return the name of a tensor that was not copied as it was and is, or nothing."""
         for look in self._looks:
             at, nbytes = look.probe.at, look.probe.nbytes

@@ -19,7 +19,7 @@ from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry, e
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.flatten import FlatState, PerRank, Stateful, flatten
-from holdfast.ckpt.state.held import Leaf, local_of, regions, spec_of, view_of
+from holdfast.ckpt.state.local_boxes import Leaf, local_of, regions, spec_of, view_of
 from holdfast.ckpt.state.optimizers import merge_groups
 from holdfast.ckpt.types import Json
 
@@ -28,8 +28,8 @@ __all__ = [
     "CapturePlan",
     "FlatState",
     "PerRank",
-    "Piece",
     "Stateful",
+    "WritePiece",
     "flatten",
     "gather_alone",
     "spec_of",
@@ -50,7 +50,7 @@ def gather_alone(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class WritePiece:
     """What this rank writes of one tensor: the box of ``region``, at byte ``at`` of the payload."""
 
     fqn: str
@@ -60,7 +60,7 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
+class _PlannedTensor:
     """A tensor as it was when the plan was made."""
 
     leaf: Leaf
@@ -69,7 +69,7 @@ class _Seen:
     local_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, fqn: str, leaf: Leaf) -> _Seen:
+    def of(cls, fqn: str, leaf: Leaf) -> _PlannedTensor:
         return cls(
             leaf=leaf,
             spec=spec_of(fqn, leaf),
@@ -104,8 +104,8 @@ class CapturePlan:
         rank: int,
         world_size: int,
         agreed: _Agreed,
-        pieces: Sequence[Piece],
-        seen: Mapping[str, _Seen],
+        pieces: Sequence[WritePiece],
+        seen: Mapping[str, _PlannedTensor],
         copied_bytes: int = 0,
     ) -> None:
         self.rank, self.world_size = rank, world_size
@@ -124,7 +124,7 @@ class CapturePlan:
         ``gather`` takes a plain value and returns every rank's, in rank order. Raises
         ``StateError`` where the ranks disagree, or hold less or more than all of a tensor.
         """
-        seen = {fqn: _Seen.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
+        seen = {fqn: _PlannedTensor.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
         everyone = gather(_offer(flat, seen))
         if len(everyone) != world_size:
             raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
@@ -138,7 +138,7 @@ class CapturePlan:
             for region in tensor.regions:
                 nbytes = chosen.get((fqn, region.box), 0)
                 if nbytes:
-                    pieces.append(Piece(fqn=fqn, region=region, at=at, nbytes=nbytes))
+                    pieces.append(WritePiece(fqn=fqn, region=region, at=at, nbytes=nbytes))
                     at = _align(at + nbytes)
         agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
         copied_bytes = sum(holding.nbytes for holding in held[rank]) - sum(chosen.values())
@@ -304,7 +304,7 @@ class _Agreed:
         )
 
 
-def _offer(flat: FlatState, seen: Mapping[str, _Seen]) -> dict[str, Json]:
+def _offer(flat: FlatState, seen: Mapping[str, _PlannedTensor]) -> dict[str, Json]:
     """Return what this rank tells the others, as JSON."""
     return {
         "tensors": [

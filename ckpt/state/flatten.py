@@ -21,10 +21,15 @@ from torch.optim import Optimizer
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.fsdp1 import FLAT_PARAMETER, flat_module, reshard
-from holdfast.ckpt.state.held import LEAVES, FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import WRAPPER_ATTRIBUTES, join
-from holdfast.ckpt.state.optimizers import Member, OptimizerParts, Setter, flatten_optimizer
+from holdfast.ckpt.state.optimizers import (
+    OptimizedParameter,
+    OptimizerParts,
+    Setter,
+    flatten_optimizer,
+)
 from holdfast.ckpt.state.trace import Trace, TracedTree
 from holdfast.ckpt.types import Json
 
@@ -126,7 +131,7 @@ class _Flattener:
         self.flat = FlatState()
         self._trace = trace
         self._first = trace.first
-        self._windows: dict[int, list[Member]] = {}
+        self._windows: dict[int, list[OptimizedParameter]] = {}
         self._flattened = set[str]()
         self._pending: list[tuple[str, Optimizer]] = []
 
@@ -173,7 +178,7 @@ class _Flattener:
 
     def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
         """Add a tensor, or an alias where the same object came before; return its own name."""
-        own = tensor.tensor if isinstance(tensor, Part | FlatPart) else tensor
+        own = tensor.tensor if isinstance(tensor, TensorShard | FlatShard) else tensor
         first = self._first.get(id(own))
         if first == name:
             return name
@@ -269,11 +274,11 @@ class _Flattener:
         self.flat.values[name] = plain.encode(take(), name, leaf=leaf)
         self.flat.trees[name] = tree
 
-    def _members(self, parameter: torch.Tensor) -> list[Member]:
+    def _members(self, parameter: torch.Tensor) -> list[OptimizedParameter]:
         """Return who an optimizer's parameter is: nobody, or several where it is a flat one."""
         if (name := self._first.get(id(parameter))) is None:
             return self._windows.get(id(parameter), [])
-        return [Member(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
+        return [OptimizedParameter(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
 
     def add_optimizers(self) -> None:
         for name, optimizer in self._pending:

@@ -18,9 +18,9 @@ from torch.distributed.fsdp._common_utils import HandleTrainingState
 from torch.distributed.fsdp._runtime_utils import _reshard
 
 from holdfast.ckpt.errors import StateError
-from holdfast.ckpt.state.held import FlatPart, Leaf
+from holdfast.ckpt.state.local_boxes import FlatShard, Leaf
 from holdfast.ckpt.state.names import clean, join
-from holdfast.ckpt.state.optimizers import Member, Window
+from holdfast.ckpt.state.optimizers import FlatWindow, OptimizedParameter
 
 FLAT_PARAMETER = "_flat_param"
 """The name of the flat parameter of a module that does not keep the original ones."""
@@ -34,7 +34,7 @@ class FlatModule:
     have under these names is of no account: it may be gone, or gathered.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[OptimizedParameter, ...]
     aliases: dict[str, str]
 
 
@@ -71,7 +71,7 @@ def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
     return FlatModule(members=tuple(members), aliases=aliases)
 
 
-def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[Member]:
+def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[OptimizedParameter]:
     info: Any = flat
     rows = zip(info._fqns, info._shapes, info._shard_param_infos, strict=True)
     originals = info._params if handle._use_orig_params else [None] * len(info._fqns)
@@ -79,18 +79,20 @@ def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[Member]:
         full, part = clean(join(name, fqn)), _Range.of(shard)
         if original is None:
             local = flat.detach()[part.at : part.at + part.length]
-            leaf = FlatPart(local, shape=shape, start=part.start)
-            window = Window(at=part.at, part=leaf)
-            yield Member(fqn=full, parameter=flat, leaf=leaf, window=window)
+            leaf = FlatShard(local, shape=shape, start=part.start)
+            window = FlatWindow(at=part.at, part=leaf)
+            yield OptimizedParameter(fqn=full, parameter=flat, leaf=leaf, window=window)
         else:
-            yield Member(fqn=full, parameter=original, leaf=_original(original, shape, part))
+            yield OptimizedParameter(
+                fqn=full, parameter=original, leaf=_original(original, shape, part)
+            )
 
 
 def _original(parameter: torch.Tensor, shape: torch.Size, part: _Range) -> Leaf:
     """Return how an original parameter lies: flattened while it is sharded, else in full shape."""
     if parameter.ndim != 1 or parameter.numel() != part.length:
         return parameter
-    return FlatPart(parameter, shape=shape, start=part.start)
+    return FlatShard(parameter, shape=shape, start=part.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,14 +23,14 @@ Targets: TypeAlias = Mapping[str, tuple[TensorSpec, Sequence[tuple[Box, torch.Te
 _STAGED_BYTES: Final = 256 << 20
 
 
-class Source(Protocol):
+class LandingSource(Protocol):
     """What is needed of a source of shards."""
 
     def scatter(self, deliveries: ByChunk) -> int:
         """Read regions of chunks to where they belong, verified; return the bytes read."""
 
 
-def fill(source: Source, saved: Sequence[ShardIndex], targets: Targets) -> int:
+def fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:
     """Fill live tensors with what was saved of their boxes; return the bytes read.
 
     Raises ``CorruptError`` where bytes are damaged or missing; tensors may be half filled then.
@@ -38,7 +38,7 @@ def fill(source: Source, saved: Sequence[ShardIndex], targets: Targets) -> int:
     return sum(_fill(source, saved, batch) for batch in _batches(targets))
 
 
-def _fill(source: Source, saved: Sequence[ShardIndex], targets: Targets) -> int:
+def _fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:
     want = {fqn: (spec, tuple(box for box, _ in parts)) for fqn, (spec, parts) in targets.items()}
     rooms = {fqn: [_room(tensor) for _, tensor in parts] for fqn, (_, parts) in targets.items()}
     arrays = {

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.held import FlatPart, Leaf, empty_like, like, local_of
+from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, empty_like, like, local_of
 from holdfast.ckpt.types import Json
 
 HOW_NOT_WHAT = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
@@ -23,11 +23,11 @@ Setter = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class FlatWindow:
     """A parameter that is a part of a larger flat one: elements ``at`` … of it are its ``part``."""
 
     at: int
-    part: FlatPart
+    part: FlatShard
 
     def of(self, fqn: str, flat: torch.Tensor, state: torch.Tensor) -> Leaf:
         """Return this parameter's part of ``state``, a state of the flat parameter ``flat``."""
@@ -39,11 +39,11 @@ class Window:
                 f"{list(flat.shape)}: whose it is cannot be known; use use_orig_params=True"
             )
         mine = state[self.at : self.at + self.part.tensor.numel()]
-        return FlatPart(mine, shape=self.part.shape, start=self.part.start)
+        return FlatShard(mine, shape=self.part.shape, start=self.part.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class OptimizedParameter:
     """A parameter by name: what the optimizer has for it, and how that lies.
 
     ``parameter`` is the optimizer's own tensor, which several members share where they are
@@ -53,7 +53,7 @@ class Member:
     fqn: str
     parameter: torch.Tensor
     leaf: Leaf
-    window: Window | None = None
+    window: FlatWindow | None = None
 
     def place(self, fqn: str, state: torch.Tensor) -> Leaf:
         """Return ``state``, one of ``parameter``, as this member's part. Raises ``StateError``."""
@@ -71,7 +71,7 @@ class OptimizerParts:
 
     name: str
     optimizer: Optimizer
-    groups: list[list[Member]] = field(default_factory=list)
+    groups: list[list[OptimizedParameter]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
 
     def described(self, values: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
@@ -112,13 +112,13 @@ def flatten_optimizer(
     name: str,
     optimizer: Optimizer,
     *,
-    members: Callable[[torch.Tensor], list[Member]],
+    members: Callable[[torch.Tensor], list[OptimizedParameter]],
     tensor: _AddTensor,
     value: Callable[[str, Json, Setter], None],
 ) -> OptimizerParts:
     """Name an optimizer's state by its parameters; ``members`` says who an own parameter is."""
     parts = OptimizerParts(name=name, optimizer=optimizer)
-    known: dict[int, list[Member]] = {}
+    known: dict[int, list[OptimizedParameter]] = {}
     for i, group in enumerate(optimizer.param_groups):
         prefix, found = f"{name}.groups.{i}", []
         for j, parameter in enumerate(group["params"]):
@@ -149,7 +149,7 @@ def flatten_optimizer(
 
 def _flatten_state(
     parts: OptimizerParts,
-    member: Member,
+    member: OptimizedParameter,
     state: Mapping[str, Any],
     *,
     tensor: _AddTensor,
@@ -268,7 +268,7 @@ def attach(
         zip(parts.groups, parts.optimizer.param_groups, strict=True)
     ):
         origins = {i} & saved.groups.keys() if not members else set()
-        shared: dict[int, list[tuple[Member, str]]] = {}
+        shared: dict[int, list[tuple[OptimizedParameter, str]]] = {}
         for member in members:
             name = next((n for n in names_of(member.fqn) if n in saved.group_of), None)
             if name is None:
@@ -341,7 +341,7 @@ class _Filler:
         self._found, self._saved, self._chosen, self._name = found, saved, chosen, parts.name
         self._on_device = bool(group.get("capturable") or group.get("fused"))
 
-    def fill(self, matched: Sequence[tuple[Member, str]]) -> None:
+    def fill(self, matched: Sequence[tuple[OptimizedParameter, str]]) -> None:
         """Prepare the state that the members share; each comes with the name it was saved under."""
         parameter = matched[0][0].parameter
         live = self._found.optimizer.state.get(parameter, {})
@@ -366,11 +366,14 @@ class _Filler:
                 state[key] = items[0]
         self._found.states.append((parameter, state))
 
-    def _wanted(self, matched: Sequence[tuple[Member, str]], key: str) -> bool:
+    def _wanted(self, matched: Sequence[tuple[OptimizedParameter, str]], key: str) -> bool:
         return any(self._chosen(state_prefix(self._name, m.fqn) + key) for m, _ in matched)
 
     def _tensor(
-        self, matched: Sequence[tuple[Member, str]], specs: Sequence[TensorSpec], live: Any
+        self,
+        matched: Sequence[tuple[OptimizedParameter, str]],
+        specs: Sequence[TensorSpec],
+        live: Any,
     ) -> torch.Tensor | None:
         """Return the tensor for one state key, the live one where it fits, and note its targets."""
         first = matched[0][0]
@@ -392,12 +395,12 @@ class _Filler:
         return room
 
 
-def _describe(member: Member) -> str:
+def _describe(member: OptimizedParameter) -> str:
     leaf = member.window.part if member.window else member.leaf
     return repr(leaf) if not isinstance(leaf, torch.Tensor) else f"{list(leaf.shape)}"
 
 
-def _fits(member: Member, spec: TensorSpec, state: torch.Tensor) -> bool:
+def _fits(member: OptimizedParameter, spec: TensorSpec, state: torch.Tensor) -> bool:
     if torch_dtypes.NAME_OF.get(state.dtype) != spec.dtype:
         return False
     try:
@@ -406,7 +409,9 @@ def _fits(member: Member, spec: TensorSpec, state: torch.Tensor) -> bool:
         return False
 
 
-def new_state(spec: TensorSpec, member: Member, *, scalars_on_device: bool) -> torch.Tensor | None:
+def new_state(
+    spec: TensorSpec, member: OptimizedParameter, *, scalars_on_device: bool
+) -> torch.Tensor | None:
     """Return an empty tensor for a state of a parameter, placed as the parameter is.
 
     Scalars (``step``) are plain tensors, on the CPU where not asked otherwise. A state whose shape

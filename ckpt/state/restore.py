@@ -16,7 +16,7 @@ from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
 from holdfast.ckpt.state import landing, plain, torch_dtypes
 from holdfast.ckpt.state.flatten import FlatState, decode_small_tensor, flatten
-from holdfast.ckpt.state.held import Held, Leaf, empty_like, held, local_of, spec_of
+from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, empty_like, held, local_of, spec_of
 from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
 from holdfast.ckpt.state.strictness import (
     Select,
@@ -69,7 +69,7 @@ class RestoreReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Saved:
+class _SavedState:
     """All writers' indexes, merged."""
 
     step: int
@@ -81,7 +81,7 @@ class _Saved:
     rank_values: dict[int, dict[str, Json]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: ShardSource) -> _Saved:
+    def of(cls, source: ShardSource) -> _SavedState:
         indexes = source.indexes()
         if not indexes:
             raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
@@ -127,10 +127,10 @@ def restore(
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), chooser(select)
-    saved, flat = _Saved.of(source), flatten(state)
+    saved, flat = _SavedState.of(source), flatten(state)
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
-    job = _Job(flat, saved, rank=rank, chosen=chosen)
+    job = _RestoreJob(flat, saved, rank=rank, chosen=chosen)
     missing, extra = job.missing(), job.extra(frozenset(elsewhere))
     verdict = strictness.judge(missing=missing, extra=extra)
     if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
@@ -153,8 +153,8 @@ def restore(
 
 def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wanted:
     """Return which boxes of which saved tensors `restore` would read, as far as they were saved."""
-    saved = _Saved.of(source)
-    job = _Job(flatten(state), saved, rank=rank, chosen=chooser(None))
+    saved = _SavedState.of(source)
+    job = _RestoreJob(flatten(state), saved, rank=rank, chosen=chooser(None))
     job.missing()
     return {
         fqn: (saved.specs[fqn], tuple(item.box for item in boxes))
@@ -176,19 +176,19 @@ def live_keys(flat: FlatState) -> list[str]:
     return list(dict.fromkeys([*flat.tensors, *flat.aliases, *flat.values, *members]))
 
 
-class _Job:
+class _RestoreJob:
     """One restore: which live tensors receive which saved ones, then the rest of the state.
 
     ``targets`` maps the name a tensor was stored under to the live boxes that it fills.
     """
 
     def __init__(
-        self, flat: FlatState, saved: _Saved, *, rank: int, chosen: Callable[[str], bool]
+        self, flat: FlatState, saved: _SavedState, *, rank: int, chosen: Callable[[str], bool]
     ) -> None:
         self._flat, self._saved, self._chosen = flat, saved, chosen
         self._own = saved.rank_values.get(rank, {})
         self.kept = tuple(n for n in flat.rank_setters if n not in self._own and chosen(n))
-        self.targets: dict[str, list[Held]] = {}
+        self.targets: dict[str, list[LocalBox]] = {}
         self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
         self._tree_tensors: dict[str, Leaf] = {}
         self._live_names: dict[str, list[str]] = {}
@@ -354,7 +354,7 @@ class _Job:
         return plain.no_tags(tag, payload)
 
 
-def _equal(source: ShardSource, saved: _Saved, names: Sequence[str]) -> bool:
+def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> bool:
     """Say whether saved tensors hold the same, by their chunks' checksums where cut alike."""
     first = saved.specs[names[0]]
     specs = [saved.specs[name] for name in names]

@@ -27,7 +27,7 @@ SHOWN: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StateVerdict:
     """What is missing and extra: ``refused`` says so in words, the rest is accepted, by key."""
 
     refused: tuple[str, ...] = ()
@@ -54,14 +54,14 @@ class Strictness:
         """Return the level of ``key``."""
         return next((level for glob, level in self.rules if fnmatchcase(key, glob)), "exact")
 
-    def judge(self, *, missing: Mapping[str, str], extra: Mapping[str, str]) -> Verdict:
+    def judge(self, *, missing: Mapping[str, str], extra: Mapping[str, str]) -> StateVerdict:
         """Sort the keys that differ, each with the words for it, into refused and accepted."""
         good = {"missing": ("ignore-missing", "ignore"), "extra": ("ignore-extra", "ignore")}
         refused, accepted = [], {}
         for kind, found in (("missing", missing), ("extra", extra)):
             accepted[kind] = tuple(k for k in found if self.level(k) in good[kind])
             refused += [words for k, words in found.items() if self.level(k) not in good[kind]]
-        return Verdict(refused=tuple(refused), **accepted)
+        return StateVerdict(refused=tuple(refused), **accepted)
 
 
 def _level(pattern: str, level: str | bool) -> str:

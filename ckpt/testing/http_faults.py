@@ -24,7 +24,7 @@ _DONE: Final = re.compile(rb"HTTP/1\.\d 200 ")
 _KEPT_MOST: Final = 1000
 
 
-class Fault(Enum):
+class HttpFault(Enum):
     """What happens to a request."""
 
     REFUSE = "answer with an error status"
@@ -42,7 +42,7 @@ class Fault(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class HttpFaultRule:
     """Which requests are hit, and by what.
 
     ``pattern`` is searched in the request line, such as ``PUT /bucket/key?partNumber=2``. The
@@ -50,7 +50,7 @@ class Rule:
     """
 
     pattern: str
-    fault: Fault
+    fault: HttpFault
     first: int = 1
     times: int = 1
     every: int = 1
@@ -70,7 +70,7 @@ class _Request:
 class FaultProxy:
     """Listens on loopback and passes requests on to ``upstream``, but for what the rules hit.
 
-    Replies to request lines in which ``keeps`` is found are kept, for `Fault.STALE_REPLY`.
+    Replies to request lines in which ``keeps`` is found are kept, for `HttpFault.STALE_REPLY`.
     """
 
     def __init__(self, upstream: str, *, keeps: str | None = None) -> None:
@@ -80,7 +80,7 @@ class FaultProxy:
         self._upstream = (parts.hostname, parts.port)
         self._keeps = None if keeps is None else re.compile(keeps)
         self._kept: dict[str, bytes] = {}
-        self._rules: list[Rule] = []
+        self._rules: list[HttpFaultRule] = []
         self._matched: dict[int, int] = {}
         self._seen: list[str] = []
         self._hits: list[str] = []
@@ -103,7 +103,7 @@ class FaultProxy:
         with self._lock:
             return list(self._hits)
 
-    def set(self, *rules: Rule) -> None:
+    def set(self, *rules: HttpFaultRule) -> None:
         """Have these rules from now on, and forget what was seen."""
         with self._lock:
             self._rules, self._matched = list(rules), {}
@@ -145,7 +145,7 @@ class FaultProxy:
             if request := _head_of(client):
                 self._handle(client, request, self._hit_by(request.line))
 
-    def _hit_by(self, line: str) -> Rule | None:
+    def _hit_by(self, line: str) -> HttpFaultRule | None:
         """Return the first rule that hits this request, having counted it for all."""
         with self._lock:
             self._seen.append(line)
@@ -161,32 +161,32 @@ class FaultProxy:
                 self._hits.append(line)
             return found
 
-    def _handle(self, client: socket.socket, request: _Request, rule: Rule | None) -> None:
+    def _handle(self, client: socket.socket, request: _Request, rule: HttpFaultRule | None) -> None:
         fault = rule.fault if rule else None
-        if fault is Fault.RESET_BEFORE:
+        if fault is HttpFault.RESET_BEFORE:
             return _reset(client)
         if request.expects:
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if fault is Fault.STALL:
+        if fault is HttpFault.STALL:
             self._closed.wait()
             return None
-        if rule and fault is Fault.REFUSE:
+        if rule and fault is HttpFault.REFUSE:
             _drain(client, request.nbytes)
             return client.sendall(_refusal(rule, has_body=not request.line.startswith("HEAD")))
-        if fault is Fault.STALE_REPLY and request.line in self._kept:
+        if fault is HttpFault.STALE_REPLY and request.line in self._kept:
             return client.sendall(self._kept[request.line])
         with self._tracked(socket.create_connection(self._upstream)) as server:
-            if fault is Fault.FORGET_CONDITIONS:
+            if fault is HttpFault.FORGET_CONDITIONS:
                 request.head = re.sub(rb"(?i)\r\nif-(none-)?match:[^\r]*", b"", request.head)
             server.sendall(request.head)
             if not self._pass_body(client, server, request.nbytes, rule):
                 return None
-            if fault is Fault.LOSE_REPLY:
+            if fault is HttpFault.LOSE_REPLY:
                 while server.recv(_BLOCK_BYTES):
                     pass
                 return _reset(client)
             kept = self._keeps and self._keeps.search(request.line)
-            if kept and fault in (None, Fault.STALE_REPLY):
+            if kept and fault in (None, HttpFault.STALE_REPLY):
                 return self._pass_and_keep(server, client, request.line)
             return self._pass_reply(server, client, rule)
 
@@ -203,21 +203,21 @@ class FaultProxy:
         client.sendall(reply)
 
     def _pass_body(
-        self, client: socket.socket, server: socket.socket, nbytes: int, rule: Rule | None
+        self, client: socket.socket, server: socket.socket, nbytes: int, rule: HttpFaultRule | None
     ) -> bool:
         """Pass the request's body on; say whether it was passed on whole."""
         fault, done = rule.fault if rule else None, 0
         while done < nbytes:
             most = min(nbytes - done, _BLOCK_BYTES)
-            if rule and fault is Fault.SIP:
+            if rule and fault is HttpFault.SIP:
                 most = min(most, max(1, rule.bytes_s // 10))
                 time.sleep(0.1)
             block = client.recv(most)
             if not block:
                 return False
-            if fault is Fault.FLIP_REQUEST and not done:
+            if fault is HttpFault.FLIP_REQUEST and not done:
                 block = bytes([block[0] ^ 1]) + block[1:]
-            if fault is Fault.RESET_DURING and done + len(block) > nbytes // 2:
+            if fault is HttpFault.RESET_DURING and done + len(block) > nbytes // 2:
                 server.sendall(block[: max(0, nbytes // 2 - done)])
                 _reset(server)
                 _reset(client)
@@ -226,20 +226,22 @@ class FaultProxy:
             done += len(block)
         return True
 
-    def _pass_reply(self, server: socket.socket, client: socket.socket, rule: Rule | None) -> None:
+    def _pass_reply(
+        self, server: socket.socket, client: socket.socket, rule: HttpFaultRule | None
+    ) -> None:
         fault = rule.fault if rule else None
         head, body = _until_blank_line(server)
         client.sendall(head)
-        left = _length_of(head) // 2 if fault is Fault.TRUNCATE else None
+        left = _length_of(head) // 2 if fault is HttpFault.TRUNCATE else None
         while body or (body := server.recv(_BLOCK_BYTES)):
-            if fault is Fault.FLIP_REPLY:
+            if fault is HttpFault.FLIP_REPLY:
                 body, fault = bytes([body[0] ^ 1]) + body[1:], None
             if left is not None:
                 client.sendall(body[:left])
                 left -= min(left, len(body))
                 if not left:
                     return
-            elif rule and fault is Fault.DRIP:
+            elif rule and fault is HttpFault.DRIP:
                 self._drip(client, body, rule.bytes_s)
             else:
                 client.sendall(body)
@@ -254,7 +256,7 @@ class FaultProxy:
 
 
 @contextmanager
-def faulty(upstream: str, *rules: Rule) -> Iterator[FaultProxy]:
+def faulty(upstream: str, *rules: HttpFaultRule) -> Iterator[FaultProxy]:
     """Run a `FaultProxy` with ``rules`` for the length of a block."""
     proxy = FaultProxy(upstream)
     proxy.set(*rules)
@@ -316,7 +318,7 @@ def _reset(end: socket.socket) -> None:
     end.close()
 
 
-def _refusal(rule: Rule, *, has_body: bool) -> bytes:
+def _refusal(rule: HttpFaultRule, *, has_body: bool) -> bytes:
     body = f"<Error><Code>{rule.code}</Code><Message>injected</Message></Error>".encode()
     head: Sequence[str] = (
         f"HTTP/1.1 {rule.status} Injected",

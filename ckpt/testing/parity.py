@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
 from holdfast.ckpt.parity.erasure import ErasureCodec, codec_named
-from holdfast.ckpt.parity.stripes import Geometry, Recovery, plan_recovery
+from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry, plan_recovery
 
 
 class ParityModel:
@@ -43,7 +43,9 @@ class ParityModel:
             data[span.into : span.into + span.nbytes] = part
         return bytes(data)
 
-    def plan(self, rank: int, lost: Collection[str]) -> tuple[tuple[Recovery, ...] | None, str]:
+    def plan(
+        self, rank: int, lost: Collection[str]
+    ) -> tuple[tuple[BlockRecovery, ...] | None, str]:
         """Plan rank's block from what the nodes outside ``lost`` have."""
         homes = self.world.rank_nodes
         holders = {r: node for r, node in enumerate(homes) if node not in lost}
@@ -51,7 +53,7 @@ class ParityModel:
         rows = {place: node for node in live for place in self.geometry.rows_of(node)}
         return plan_recovery(self.geometry, rank, holders=holders, rows=rows)
 
-    def rebuild(self, rank: int, plan: tuple[Recovery, ...]) -> bytes:
+    def rebuild(self, rank: int, plan: tuple[BlockRecovery, ...]) -> bytes:
         """Carry out a plan; bytes that no part of it wrote are 0xff."""
         block = bytearray(b"\xff" * len(self.blocks[rank]))
         for each in plan:

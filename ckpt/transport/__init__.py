@@ -16,7 +16,7 @@ any thread. See docs/adr/0007 for what is promised.
 
 from holdfast.ckpt.transport.client import Client
 from holdfast.ckpt.transport.keys import RunKey
-from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.ping import answers
 from holdfast.ckpt.transport.refused import answers_refused
 from holdfast.ckpt.transport.request import Handler, Request
@@ -25,10 +25,10 @@ from holdfast.ckpt.transport.server import Server
 __all__ = [
     "Client",
     "Handler",
-    "Limits",
     "Request",
     "RunKey",
     "Server",
+    "TransportLimits",
     "answers",
     "answers_refused",
 ]

@@ -12,10 +12,16 @@ from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.transport import refused
 from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.connection import Connection
-from holdfast.ckpt.transport.envelope import BULK_BYTES, EnvelopeError, Header, Kind, parse_sealed
+from holdfast.ckpt.transport.envelope import (
+    BULK_BYTES,
+    EnvelopeError,
+    MessageHeader,
+    MessageKind,
+    parse_sealed,
+)
 from holdfast.ckpt.transport.request import BUSY
 from holdfast.ckpt.transport.sealing import Sealer
-from holdfast.ckpt.transport.sessions import Ask, Grant
+from holdfast.ckpt.transport.sessions import Ask, SessionGrant
 
 _ATTEMPTS = 3
 _BACKOFF_S = (0.01, 0.2)
@@ -32,17 +38,17 @@ class BulkClient:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], host: str, *, ask: Callable[[Ask, float], Grant]
+        self, context: zmq.Context[Any], host: str, *, ask: Callable[[Ask, float], SessionGrant]
     ) -> None:
         self._context, self._host, self._ask = context, host, ask
-        self._grant: Grant | None = None
+        self._grant: SessionGrant | None = None
         self._renew_s = 0.0
         self._counter = 0
         self._connection: Connection | None = None
 
     def call(
         self, op: str, body: Any, frames: Sequence[Any], *, deadline_s: float
-    ) -> tuple[Header, list[memoryview]]:
+    ) -> tuple[MessageHeader, list[memoryview]]:
         """Return the answer to a request. Raises ``Lost`` without one, ``PeerError``."""
         pause_s, longest_s = _BACKOFF_S
         while True:
@@ -54,13 +60,15 @@ class BulkClient:
 
     def _call(
         self, op: str, body: Any, frames: Sequence[Any], *, deadline_s: float
-    ) -> tuple[Header, list[memoryview]]:
+    ) -> tuple[MessageHeader, list[memoryview]]:
         for _ in range(_ATTEMPTS):
             sealer, connection = self._ready(deadline_s)
             self._counter += 1
-            header = Header(id=self._counter, op=op, body=body)
+            header = MessageHeader(id=self._counter, op=op, body=body)
             try:
-                parts = sealer.seal(Kind.REQUEST, self._counter, header, frames, take=_buffers.take)
+                parts = sealer.seal(
+                    MessageKind.REQUEST, self._counter, header, frames, take=_buffers.take
+                )
             except EnvelopeError as error:
                 raise PeerError(f"{op}: {error}; send less at once") from None
             connection.events()  # of before this call
@@ -90,7 +98,7 @@ class BulkClient:
             )
         return self._sealer, self._connection
 
-    def _open(self, deadline_s: float) -> Grant:
+    def _open(self, deadline_s: float) -> SessionGrant:
         """Get a session in place of the present one, if any."""
         self.disconnect()
         instead = self._grant.session if self._grant else b""
@@ -114,7 +122,7 @@ class BulkClient:
 
     def _await(
         self, sealer: Sealer, connection: Connection, deadline_s: float
-    ) -> tuple[Header, list[memoryview]] | None:
+    ) -> tuple[MessageHeader, list[memoryview]] | None:
         """Return the answer, None when connection or session are lost.
 
         What is no answer to the request under way is passed over: late, from a stranger, or changed
@@ -125,9 +133,9 @@ class BulkClient:
                 envelope = parse_sealed(parts)
                 if (envelope.session, envelope.counter) != (sealer.session, self._counter):
                     continue
-                if envelope.kind is Kind.UNKNOWN:
+                if envelope.kind is MessageKind.UNKNOWN:
                     return None
-                if envelope.kind is Kind.REPLY:
+                if envelope.kind is MessageKind.REPLY:
                     header = sealer.open_header(envelope, parts)
                     take = _buffers.take
                     return header, sealer.open_frames(envelope, parts, header.lengths, take=take)

@@ -14,12 +14,12 @@ from holdfast.ckpt.transport.buffers import Buffers, Exhausted
 from holdfast.ckpt.transport.envelope import (
     Envelope,
     EnvelopeError,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
     Reason,
     parse_sealed,
 )
-from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.outbox import Outbox
 from holdfast.ckpt.transport.request import Request
 from holdfast.ckpt.transport.sessions import Session, Sessions
@@ -38,8 +38,8 @@ class BulkServer:
     """Takes sealed requests and sends sealed answers; made by a `Server` for its first session.
 
     What a peer does not fetch is dropped with its connection. Where requests and answers under way
-    hold more memory than allowed (`Limits`), further requests are refused as busy, before anything
-    is done for them; clients repeat those by themselves until their deadline.
+    hold more memory than allowed (`TransportLimits`), further requests are refused as busy, before
+    anything is done for them; clients repeat those by themselves until their deadline.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BulkServer:
         *,
         bind: str,
         sessions: Sessions,
-        limits: Limits,
+        limits: TransportLimits,
         dispatch: Callable[[Request], None],
         refused: Callable[[Reason], None],
     ) -> None:
@@ -104,7 +104,7 @@ class BulkServer:
     def _open(self, peer: bytes, parts: list[Any]) -> Request:
         """Return the request of a message, which is then used up; a refused one is not."""
         envelope = parse_sealed(parts, limit_bytes=self._limits.message_bytes)
-        if envelope.kind is not Kind.REQUEST:
+        if envelope.kind is not MessageKind.REQUEST:
             raise EnvelopeError(Reason.MALFORMED, "not a request")
         session, counter = self._session(peer, envelope), envelope.counter
         if counter <= session.counter:  # looked at again when it is taken
@@ -126,20 +126,27 @@ class BulkServer:
         try:
             return self._sessions.find(envelope.session)
         except EnvelopeError:
-            hint = Envelope(kind=Kind.UNKNOWN, session=envelope.session, counter=envelope.counter)
+            hint = Envelope(
+                kind=MessageKind.UNKNOWN, session=envelope.session, counter=envelope.counter
+            )
             self._router.send_multipart([peer, hint.encode()])
             raise
 
     def _send(
-        self, peer: bytes, session: Session, counter: int, header: Header, frames: Sequence[Any]
+        self,
+        peer: bytes,
+        session: Session,
+        counter: int,
+        header: MessageHeader,
+        frames: Sequence[Any],
     ) -> None:
         """Seal an answer on the thread that gives it and queue it."""
         take = functools.partial(self._buffers.take, owner=session.sealer.session)
-        parts = session.sealer.seal(Kind.REPLY, counter, header, frames, take=take)
+        parts = session.sealer.seal(MessageKind.REPLY, counter, header, frames, take=take)
         self._outbox.put([peer, *parts])
 
 
-def _listen(context: zmq.Context[Any], bind: str, limits: Limits) -> zmq.Socket[bytes]:
+def _listen(context: zmq.Context[Any], bind: str, limits: TransportLimits) -> zmq.Socket[bytes]:
     router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     try:
         router.plain_server = True

@@ -19,13 +19,13 @@ from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     MAX_FRAMES,
     EnvelopeError,
-    Header,
+    MessageHeader,
     decode_header,
     encode_header,
 )
 from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.request import BUSY
-from holdfast.ckpt.transport.sessions import SESSION, Ask, Grant
+from holdfast.ckpt.transport.sessions import SESSION, Ask, SessionGrant
 from holdfast.ckpt.types import Json
 
 BULK_FROM_BYTES = 256 << 10
@@ -99,19 +99,19 @@ class Client:
                 raise PeerError(f"{self.address}: {op}: {error}") from error
         return _body(header), answer
 
-    def _ask_session(self, ask: Ask, deadline_s: float) -> Grant:
+    def _ask_session(self, ask: Ask, deadline_s: float) -> SessionGrant:
         body = msgspec.to_builtins(ask)
         header, _ = self._call_control(SESSION, body, (), deadline_s=deadline_s)
         try:
-            return msgspec.convert(_body(header), Grant)
+            return msgspec.convert(_body(header), SessionGrant)
         except msgspec.ValidationError as error:
             raise PeerError(f"{self.address}: malformed session: {error}") from error
 
     def _call_control(
         self, op: str, body: Json, frames: Sequence[Any], *, deadline_s: float
-    ) -> tuple[Header, list[memoryview]]:
+    ) -> tuple[MessageHeader, list[memoryview]]:
         number = next(self._numbers)
-        text = encode_header(Header(id=number, op=op, body=body))
+        text = encode_header(MessageHeader(id=number, op=op, body=body))
         nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
         if nbytes > CONTROL_BYTES:
             raise PeerError(
@@ -129,7 +129,9 @@ class Client:
             self._control = self._connect()
             raise
 
-    def _await(self, number: int, op: str, deadline_s: float) -> tuple[Header, list[memoryview]]:
+    def _await(
+        self, number: int, op: str, deadline_s: float
+    ) -> tuple[MessageHeader, list[memoryview]]:
         refusals = 0
         while True:
             if (parts := self._control.receive(deadline_s)) is None:
@@ -153,7 +155,7 @@ class Client:
             self._context.destroy(linger=0)
 
 
-def _body(header: Header) -> Json:
+def _body(header: MessageHeader) -> Json:
     """Return what an answer says, or raise the error it is."""
     if header.error is None:
         return header.body

@@ -66,7 +66,7 @@ class EnvelopeError(Exception):
         self.reason = reason
 
 
-class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a message says, beside its frames; ``error`` only in an answer.
 
     ``lengths`` are those of the frames of a sealed message.
@@ -81,10 +81,10 @@ class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 encode_header = msgspec.json.encode
-_decode_header = msgspec.json.Decoder(Header).decode
+_decode_header = msgspec.json.Decoder(MessageHeader).decode
 
 
-def decode_header(data: Any) -> Header:
+def decode_header(data: Any) -> MessageHeader:
     """Return the header that bytes say."""
     if len(data) > HEADER_BYTES:
         raise EnvelopeError(Reason.OVERSIZED, f"a header of {len(data):,} bytes")
@@ -94,7 +94,7 @@ def decode_header(data: Any) -> Header:
         raise EnvelopeError(Reason.MALFORMED, f"no header: {error}") from None
 
 
-class Kind(Enum):
+class MessageKind(Enum):
     """What a sealed message is; ``UNKNOWN`` says only that its session is not known there."""
 
     REQUEST = 0
@@ -110,7 +110,7 @@ class Envelope:
     is how many parts there are besides the header.
     """
 
-    kind: Kind
+    kind: MessageKind
     session: bytes
     counter: int
     pieces: int = 0
@@ -139,7 +139,7 @@ def decode_envelope(data: Any) -> Envelope:
     return Envelope(kind=_KINDS[kind], session=session, counter=counter, pieces=pieces)
 
 
-_KINDS: Final = {kind.value: kind for kind in Kind}
+_KINDS: Final = {kind.value: kind for kind in MessageKind}
 
 
 def parse_sealed(parts: Sequence[Any], *, limit_bytes: int = BULK_BYTES) -> Envelope:
@@ -147,7 +147,7 @@ def parse_sealed(parts: Sequence[Any], *, limit_bytes: int = BULK_BYTES) -> Enve
     if not parts:
         raise EnvelopeError(Reason.MALFORMED, "a message without parts")
     envelope = decode_envelope(parts[0])
-    sealed = 0 if envelope.kind is Kind.UNKNOWN else envelope.pieces + 1
+    sealed = 0 if envelope.kind is MessageKind.UNKNOWN else envelope.pieces + 1
     if len(parts) != sealed + 1:
         raise EnvelopeError(Reason.MALFORMED, f"{len(parts)} parts, not {sealed + 1}")
     sizes = [len(part) for part in parts[1:]]

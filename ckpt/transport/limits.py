@@ -8,7 +8,7 @@ from holdfast.ckpt.transport.envelope import BULK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TransportLimits:
     """Bounds of a server's bulk path.
 
     ``message_bytes`` of one message; ``unanswered_bytes`` of all requests not yet answered and all

@@ -8,20 +8,22 @@ from typing import Any, TypeAlias
 
 from holdfast.ckpt.errors import FencedError, PeerError
 from holdfast.ckpt.transport.buffers import Exhausted
-from holdfast.ckpt.transport.envelope import EnvelopeError, Header
+from holdfast.ckpt.transport.envelope import EnvelopeError, MessageHeader
 from holdfast.ckpt.types import Json
 
 BUSY = "busy"
 """Kind of the refusal of a request for which nothing was done: it may be sent again."""
 
-Answer: TypeAlias = Callable[[Header, Sequence[Any]], None]
+Answer: TypeAlias = Callable[[MessageHeader, Sequence[Any]], None]
 """Sends an answer back the way its request came; callable from any thread, but only once."""
 
 
 class Request:
     """One request: ``op``, ``body`` (JSON) and binary ``frames``; answered at most once."""
 
-    def __init__(self, header: Header, frames: list[Any], *, peer: bytes, answer: Answer) -> None:
+    def __init__(
+        self, header: MessageHeader, frames: list[Any], *, peer: bytes, answer: Answer
+    ) -> None:
         self.op, self.body, self.frames = header.op, header.body, frames
         self._number, self._peer, self._answer = header.id, peer, answer
         self._once = threading.Lock()
@@ -39,7 +41,7 @@ class Request:
         if not self._once.acquire(blocking=False):
             return
         try:
-            self._answer(Header(id=self._number, body=body), frames)
+            self._answer(MessageHeader(id=self._number, body=body), frames)
         except EnvelopeError as error:
             too_large = PeerError(
                 f"the answer to {self.op} is refused: {error}; ask for less at once"
@@ -55,11 +57,11 @@ class Request:
             self._answer(_refusal(self._number, error), ())
 
 
-def _refusal(number: int, error: Exception) -> Header:
+def _refusal(number: int, error: Exception) -> MessageHeader:
     kind = "fenced" if isinstance(error, FencedError) else type(error).__name__
     if isinstance(error, Exhausted):
         kind = BUSY
-    return Header(id=number, error=str(error) or type(error).__name__, error_kind=kind)
+    return MessageHeader(id=number, error=str(error) or type(error).__name__, error_kind=kind)
 
 
 Handler = Callable[[Request], None]

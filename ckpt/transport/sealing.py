@@ -18,8 +18,8 @@ from holdfast.ckpt.transport.envelope import (
     TAG_BYTES,
     Envelope,
     EnvelopeError,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
     Reason,
     check_lengths,
     decode_header,
@@ -45,7 +45,13 @@ class Sealer:
         self._cipher = AESGCM(key)
 
     def seal(
-        self, kind: Kind, counter: int, header: Header, frames: Sequence[Any], *, take: Take
+        self,
+        kind: MessageKind,
+        counter: int,
+        header: MessageHeader,
+        frames: Sequence[Any],
+        *,
+        take: Take,
     ) -> list[Any]:
         """Return the parts of a sealed message. Raises ``EnvelopeError`` for one too large."""
         views = [memoryview(frame).cast("B") for frame in frames]
@@ -64,7 +70,7 @@ class Sealer:
             self._cipher.encrypt_into(envelope.nonce(number), part, clear, into)
         return [clear, *sealed]
 
-    def open_header(self, envelope: Envelope, parts: Sequence[Any]) -> Header:
+    def open_header(self, envelope: Envelope, parts: Sequence[Any]) -> MessageHeader:
         """Return the header of a parsed message. Raises ``EnvelopeError``."""
         text = bytearray(len(parts[1]) - TAG_BYTES)
         self._open(envelope, 0, parts, text)

@@ -19,13 +19,13 @@ from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     EnvelopeError,
-    Header,
+    MessageHeader,
     Reason,
     decode_header,
     encode_header,
 )
 from holdfast.ckpt.transport.keys import RunKey
-from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.outbox import Outbox
 from holdfast.ckpt.transport.ping import PING
 from holdfast.ckpt.transport.request import Handler, Request
@@ -58,11 +58,11 @@ class Server:
         tick: Callable[[], None] | None = None,
         tick_s: float = 0.05,
         errors: tuple[type[Exception], ...] = (CkptError,),
-        limits: Limits | None = None,
+        limits: TransportLimits | None = None,
     ) -> None:
         self._handler, self._key, self._errors = handler, key, errors
         self._tick, self._tick_s = tick, tick_s
-        self._limits = limits or Limits()
+        self._limits = limits or TransportLimits()
         self._sessions = Sessions(self._limits)
         self._bulk: BulkServer | None = None
         self.refusals: Counter[str] = Counter()
@@ -178,7 +178,7 @@ class Server:
         else:
             self.dispatch(request)
 
-    def _send(self, peer: bytes, header: Header, frames: Sequence[Any]) -> None:
+    def _send(self, peer: bytes, header: MessageHeader, frames: Sequence[Any]) -> None:
         text = encode_header(header)
         nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
         if nbytes > CONTROL_BYTES:

@@ -12,7 +12,7 @@ from time import monotonic
 import msgspec
 
 from holdfast.ckpt.transport.envelope import SESSION_BYTES, EnvelopeError, Reason
-from holdfast.ckpt.transport.limits import Limits
+from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.sealing import KEY_BYTES, Sealer
 from holdfast.ckpt.types import learn
 
@@ -28,7 +28,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     instead: bytes = b""
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class SessionGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A session: its name, its key, and where and with which token to connect.
 
     ``life_s`` is how long it lives. ``seen`` is the last counter that was taken in the session it
@@ -56,7 +56,7 @@ class Session:
 class Sessions:
     """The open sessions, by name; bounded in number and age. Safe to share between threads."""
 
-    def __init__(self, limits: Limits, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limits: TransportLimits, *, clock: Callable[[], float] = monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
         self._table: OrderedDict[bytes, Session] = OrderedDict()
@@ -64,7 +64,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._table)
 
-    def open(self, ask: Ask, *, port: int) -> Grant:
+    def open(self, ask: Ask, *, port: int) -> SessionGrant:
         """Open a session; the longest unused give way where there are too many."""
         name, key = secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(KEY_BYTES)
         token = secrets.token_hex(_TOKEN_BYTES)
@@ -78,7 +78,7 @@ class Sessions:
             self._table[name] = Session(
                 sealer=Sealer(name, key), token=token, ends_s=now_s + self._limits.session_s
             )
-        return Grant(
+        return SessionGrant(
             session=name,
             key=key,
             token=token,

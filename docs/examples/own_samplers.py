@@ -28,7 +28,7 @@ from wrap_grpo import (
 )
 
 import holdfast
-from holdfast.rl import BatchPlan, Limits, Mode, Rollouts, attach
+from holdfast.rl import BatchPlan, Mode, Rollouts, TurnLimits, attach
 
 
 def sample_all(directory):
@@ -44,7 +44,7 @@ def train(run, args):
     torch.manual_seed(args.seed)
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-    limits = Limits(end=END, context=LENGTH + 1 + MAX_TOKENS, max_new_tokens=MAX_TOKENS)
+    limits = TurnLimits(end=END, context=LENGTH + 1 + MAX_TOKENS, max_new_tokens=MAX_TOKENS)
     shape = {"groups": PROMPTS, "group": GROUP, "steps": args.steps, "limits": limits}
     rollouts = Rollouts(run, BatchPlan(mode=Mode.SYNC, eta=0, **shape), prompt_of)
     run.track(model=policy, optimizer=optimizer, rollouts=rollouts)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.rl import BatchPlan, Limits, Mode, Rollouts
+from holdfast.rl import BatchPlan, Mode, Rollouts, TurnLimits
 
 LETTERS, LENGTH = 8, 3
 END = LETTERS  # ends prompts and answers
@@ -69,7 +69,7 @@ def main(run, args):
     torch.manual_seed(args.seed)
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-    limits = Limits(end=END, context=LENGTH + 1 + MAX_TOKENS, max_new_tokens=MAX_TOKENS)
+    limits = TurnLimits(end=END, context=LENGTH + 1 + MAX_TOKENS, max_new_tokens=MAX_TOKENS)
     shape = {"groups": PROMPTS, "group": GROUP, "steps": args.steps, "limits": limits}
     rollouts = Rollouts(run, BatchPlan(mode=Mode.SYNC, eta=0, **shape), prompt_of)
     run.track(model=policy, optimizer=optimizer, rollouts=rollouts)

@@ -31,7 +31,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailed
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.demo.job import JobRecord, run_job
+from holdfast.tools.demo.job import DemoJobRecord, run_job
 from holdfast.tools.demo.schedule import Kill
 from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 from learning.charts import Points, mean_line, paired_interval, paired_p_value, picture
@@ -259,7 +259,9 @@ def _alone(name: str, config: RLConfig, place: Path) -> Curve:
     return _curve(name, config, _result(place), cpu_s=cpu_s)
 
 
-def _job(name: str, config: RLConfig, place: Path, *, kills: int = 0, seed: int = 0) -> JobRecord:
+def _job(
+    name: str, config: RLConfig, place: Path, *, kills: int = 0, seed: int = 0
+) -> DemoJobRecord:
     """Run a job of two trainers and two rollout workers, on a node more than die of them."""
     plan = _plan(kills, steps=config.steps)
     hold = place / "hold"
@@ -320,7 +322,7 @@ def _curve(name: str, config: RLConfig, result: Outcome, *, cpu_s: float | None 
     )
 
 
-def _fault_steps(record: JobRecord) -> list[float]:
+def _fault_steps(record: DemoJobRecord) -> list[float]:
     """Return the step that was complete when each blow fell."""
     steps, done = [], 0
     for event in record.events:
@@ -331,7 +333,7 @@ def _fault_steps(record: JobRecord) -> list[float]:
     return steps
 
 
-def _told_kills(record: JobRecord) -> dict[str, int]:
+def _told_kills(record: DemoJobRecord) -> dict[str, int]:
     return dict(Counter(str(e["what"]) for e in record.events if e["kind"] == "fault"))
 
 

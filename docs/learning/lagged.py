@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.loss.batch import Batch, collate
+from holdfast.adapters.rl.loss.batch import TrainingBatch, collate
 from holdfast.adapters.rl.policy.policy import build_policy
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import Trajectory
@@ -99,7 +99,7 @@ class LaggedRun:
             self._proximal.update()
         self._versions.append(self._weights())
 
-    def _survey(self, batch: Batch) -> Survey:
+    def _survey(self, batch: TrainingBatch) -> Survey:
         return survey(
             self._model,
             batch,

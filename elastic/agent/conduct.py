@@ -19,12 +19,12 @@ from holdfast.elastic.agent.reach import Reach
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter, public_roster
 from holdfast.elastic.agent.sidecar import SidecarKeeper
-from holdfast.elastic.coordinator.base import Entry, Event
+from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.stragglers import stragglers
-from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Outcome
-from holdfast.elastic.membership.view import View, identity, node_key
+from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord
+from holdfast.elastic.membership.view import JobView, identity, node_key
 from holdfast.elastic.planning.inventories import compact
 
 _PROGRESS_EVERY_S = 0.5
@@ -45,9 +45,9 @@ class Conductor:
         self._sidecar: SidecarKeeper
         self._registry: Registry
         self._reach: Reach
-        self.view = View(run=config.run, nodes={}, wanted=config.wanted)
+        self.view = JobView(run=config.run, nodes={}, wanted=config.wanted)
         self._started_s = time.monotonic()
-        self._seen = agree.Seen()
+        self._seen = agree.FirstSeen()
         self._again_s: float | None = 0.0
         self._known = 0
         self._fencing = 0
@@ -76,21 +76,21 @@ class Conductor:
         """Take a new state of the run's keys."""
         config = self._config
         self._take(
-            View.from_entries(entries, run=config.run, wanted=config.wanted, before=self.view)
+            JobView.from_entries(entries, run=config.run, wanted=config.wanted, before=self.view)
         )
 
-    def look_at_changes(self, events: Iterable[Event]) -> None:
+    def look_at_changes(self, events: Iterable[KeyEvent]) -> None:
         """Take changes of the run's keys, in order."""
         self._take(self.view.after(events))
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: JobView) -> None:
         before, self.view = self.view, view
         self._again_s = 0.0
         self._note_losses(before)
         self._crew.tell(public_roster(self.view))
         self._check_record(before)
 
-    def _check_record(self, before: View) -> None:
+    def _check_record(self, before: JobView) -> None:
         """See to it that what the coordinator shows of this node is what was published last."""
         node = self._config.node
         if shown := self.view.decoded.get(node_key(self._config.run, node)):
@@ -98,7 +98,7 @@ class Conductor:
         elif node in before.nodes:
             self._registry.forget()
 
-    def _note_losses(self, before: View) -> None:
+    def _note_losses(self, before: JobView) -> None:
         lost = [name for name in before.nodes if name not in self.view.nodes]
         speaker = min(self.view.nodes, default=None)
         if speaker == self._config.node and not self.view.outcome:
@@ -149,12 +149,12 @@ class Conductor:
             expect_nodes=self._config.nodes if waiting else 0,
         )
         match decision:
-            case seating.Seat(seats=seats, expected=expected):
+            case seating.ChangeSeats(seats=seats, expected=expected):
                 if self._registry.seat(seats, expected=expected):
                     self._reporter.emit("seated", reason=reason)
                 self._again(now_s + _RETRY_S)
-            case seating.Exhausted():
-                self.finish(Outcome(ok=False, message=reason))
+            case seating.SeatExhausted():
+                self.finish(JobOutcome(ok=False, message=reason))
             case seating.Keep():
                 if not self.view.seating_revision:
                     self._again(now_s + _RETRY_S)
@@ -174,7 +174,7 @@ class Conductor:
             case agree.Halt(generation=generation, until_s=until_s):
                 self._crew.halt(generation)
                 self._again(until_s)
-            case agree.Fence(generation=generation):
+            case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):
                 if self._registry.propose(record, expected=expected):
@@ -182,10 +182,10 @@ class Conductor:
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):
                 self.finish(outcome)
-            case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
+            case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                 self._again(until_s)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: JobOutcome) -> None:
         """End the job for all nodes, unless it has ended already."""
         if not self._registry.finish(outcome):
             self._again(time.monotonic() + _RETRY_S)
@@ -238,7 +238,7 @@ class Conductor:
         why = f"all ranks of generation {number} wait for each other"
         if self._stalls >= self._config.max_attempts:
             self.finish(
-                Outcome(
+                JobOutcome(
                     ok=False,
                     message=f"{why}, for the {self._stalls}. time without a newly protected step: "
                     "do all ranks call the same collectives in the same order? the events "

@@ -6,10 +6,10 @@ import msgspec
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.notice import NoticeConfig
-from holdfast.elastic.decisions.detect import Limits
+from holdfast.elastic.decisions.detect import SilenceLimits
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
     """How long an agent waits for what, in seconds.
 
     A worker is hung when it is silent for longer than its own steps say, between ``min_hang_s``
@@ -46,9 +46,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SilenceLimits:
         """How long a worker may be silent."""
-        return Limits(
+        return SilenceLimits(
             min_s=self.min_hang_s,
             max_s=self.max_hang_s,
             first_s=self.first_hang_s,
@@ -80,7 +80,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     capture_output: bool = False
     max_attempts: int = 5
     settings: dict[str, Json] = {}
-    timing: Timing = Timing()
+    timing: AgentTiming = AgentTiming()
     notice: NoticeConfig = NoticeConfig()
     host: str = "127.0.0.1"
     memory_of: str = ""

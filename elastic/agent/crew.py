@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import Reporter
-from holdfast.elastic.agent.workers import Worker, WorkerTable
+from holdfast.elastic.agent.workers import SeatProcess, WorkerTable
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
     probe_limit_s,
@@ -21,7 +21,7 @@ from holdfast.elastic.decisions.detect import (
 )
 from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.membership import messages
-from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -30,7 +30,7 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import role_of
-from holdfast.elastic.processes.children import Change, ChildStatus, describe_exit
+from holdfast.elastic.processes.children import ChildChange, ChildStatus, describe_exit
 
 _STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, beside a worker that starts
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
@@ -83,7 +83,7 @@ class Crew:
             if due and not self._yields(known):
                 self._start(order, sidecar=sidecar)
 
-    def _yields(self, lost: Worker | None) -> bool:
+    def _yields(self, lost: SeatProcess | None) -> bool:
         """Whether a replacement waits a little: its start takes seconds of processor time.
 
         The survivors on this node get that first, until they train again.
@@ -104,7 +104,7 @@ class Crew:
     def _start(self, order: Seating, *, sidecar: str) -> None:
         try:
             before = self.table.get(order.seat)
-            worker = Worker(order, config=self._config, sidecar=sidecar, before=before)
+            worker = SeatProcess(order, config=self._config, sidecar=sidecar, before=before)
         except OSError as error:
             command = " ".join(self._config.command)
             self._job_failed(f"{order.seat} cannot be started ({command}): {error}")
@@ -118,17 +118,17 @@ class Crew:
 
     # -- what workers say --------------------------------------------------------------------
 
-    def _listen(self, worker: Worker, events: int) -> None:
+    def _listen(self, worker: SeatProcess, events: int) -> None:
         self._selector.register(worker.socket, events, lambda mask: self._on_socket(worker, mask))
 
-    def _on_socket(self, worker: Worker, mask: int) -> None:
+    def _on_socket(self, worker: SeatProcess, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             worker.flush()
         if mask & selectors.EVENT_READ:
             self._receive(worker)
         self._adjust(worker)
 
-    def _adjust(self, worker: Worker) -> None:
+    def _adjust(self, worker: SeatProcess) -> None:
         """Ask to be told of room to write exactly while something waits to be written."""
         if worker.socket.fileno() >= 0 and worker.socket in self._selector.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.sending else 0)
@@ -136,7 +136,7 @@ class Crew:
             if key.events != events:
                 self._selector.modify(worker.socket, events, key.data)
 
-    def _receive(self, worker: Worker) -> None:
+    def _receive(self, worker: SeatProcess) -> None:
         try:
             arrived, closed = worker.receive()
         except (ElasticError, msgspec.MsgspecError) as error:
@@ -149,7 +149,7 @@ class Crew:
         if closed:
             self._selector.unregister(worker.socket)
 
-    def _handle(self, worker: Worker, message: messages.FromWorker) -> None:
+    def _handle(self, worker: SeatProcess, message: messages.FromWorker) -> None:
         match message:
             case messages.Ready():
                 self._on_ready(worker, message)
@@ -169,7 +169,7 @@ class Crew:
                 if message.user_error:
                     self._job_failed(message.message)
 
-    def _on_ready(self, worker: Worker, message: messages.Ready) -> None:
+    def _on_ready(self, worker: SeatProcess, message: messages.Ready) -> None:
         if message.after < worker.generation or worker.state is WorkerState.DONE:
             return  # said before it was told of the generation it is in now
         worker.state, worker.ready_after = WorkerState.READY, message.after
@@ -179,7 +179,7 @@ class Crew:
         if joins and worker.role == TRAINER:
             self._reporter.emit("detected", what="join", victim=worker.seat)
 
-    def _on_emit(self, worker: Worker, message: messages.Emit) -> None:
+    def _on_emit(self, worker: SeatProcess, message: messages.Emit) -> None:
         match message.kind:
             case "step":
                 worker.stepped_in(message.fields)
@@ -187,7 +187,7 @@ class Crew:
                 worker.data_failed(kind.removeprefix("data_worker_"), message.fields)
         self._reporter.relay(worker.seat, message)
 
-    def _on_handed_over(self, worker: Worker, message: messages.HandedOver) -> None:
+    def _on_handed_over(self, worker: SeatProcess, message: messages.HandedOver) -> None:
         worker.handed = message.generation
         if worker.role == TRAINER:
             self._reporter.emit(
@@ -205,16 +205,16 @@ class Crew:
             if worker.alive:
                 self._judge(worker, now_s=now_s)
 
-    def _on_status(self, worker: Worker, status: ChildStatus, *, now_s: float) -> None:
+    def _on_status(self, worker: SeatProcess, status: ChildStatus, *, now_s: float) -> None:
         match status.change:
-            case Change.EXITED:
+            case ChildChange.EXITED:
                 self._on_exit(worker, status.code)
-            case Change.STOPPED:
+            case ChildChange.STOPPED:
                 worker.stopped_s = now_s
-            case Change.CONTINUED:
+            case ChildChange.CONTINUED:
                 worker.stopped_s = None
 
-    def _judge(self, worker: Worker, *, now_s: float) -> None:
+    def _judge(self, worker: SeatProcess, *, now_s: float) -> None:
         stopped_s = worker.stopped_s
         if worker.probe is not None:
             self._await_stacks(worker)
@@ -223,7 +223,7 @@ class Crew:
         elif worker.state is WorkerState.ACTIVE and (why := self._hung(worker)):
             self._put_down(worker, what="hang", why=why)
 
-    def _hung(self, worker: Worker) -> str | None:
+    def _hung(self, worker: SeatProcess) -> str | None:
         beat = worker.page.last_beat()
         limit_s = silence_limit_s(
             beat,
@@ -236,7 +236,7 @@ class Crew:
             return None
         return f"no progress for {silent_s:.1f} s in step {beat.step}, {limit_s:.3g} s are allowed"
 
-    def _put_down(self, worker: Worker, *, what: str, why: str) -> None:
+    def _put_down(self, worker: SeatProcess, *, what: str, why: str) -> None:
         """SIGKILL a worker that would never end by itself; its exit is noticed like any other.
 
         One that hangs is asked first where it stands, for a moment.
@@ -249,7 +249,7 @@ class Crew:
             if worker.probe is None:
                 worker.child.kill()
 
-    def _await_stacks(self, worker: Worker) -> None:
+    def _await_stacks(self, worker: SeatProcess) -> None:
         found = worker.probe.poll() if worker.probe else None
         if found is not None:
             worker.probe = None
@@ -276,13 +276,13 @@ class Crew:
         inside = self._trainers_in(generation)
         return bool(inside) and all(self._meets_too_long(w, probe_limit_s) for w in inside)
 
-    def _meets_too_long(self, worker: Worker, limit: Callable[..., float]) -> bool:
+    def _meets_too_long(self, worker: SeatProcess, limit: Callable[..., float]) -> bool:
         beat = worker.page.last_beat()
         first = worker.stepped < worker.generation
         limit_s = limit(worker.step_seconds, first=first, limits=self._timing.limits)
-        return beat.phase is Phase.MEET and time.monotonic_ns() - beat.at_ns > limit_s * 1e9
+        return beat.phase is WorkerPhase.MEET and time.monotonic_ns() - beat.at_ns > limit_s * 1e9
 
-    def _on_exit(self, worker: Worker, code: int) -> None:
+    def _on_exit(self, worker: SeatProcess, code: int) -> None:
         if worker.socket in self._selector.get_map():
             self._receive(worker)  # its last words
         if worker.socket in self._selector.get_map():
@@ -309,7 +309,7 @@ class Crew:
         )
         worker.close()
 
-    def _never_trained(self, worker: Worker) -> None:
+    def _never_trained(self, worker: SeatProcess) -> None:
         """End a job whose script does nothing for it; a later start may differ, so not then."""
         if self._roster.generation is None:
             command = " ".join(self._config.command)
@@ -318,7 +318,7 @@ class Crew:
                 "function decorated with @elastic.resilient"
             )
 
-    def _describe(self, worker: Worker, code: int) -> str:
+    def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
         if code == 0 and worker.state is not WorkerState.DONE:
             ending = "exit status 0 before its part of the job was complete"
@@ -395,15 +395,15 @@ class Crew:
                 self._put_down(worker, what="hang", why=f"did not leave within {limit_s:.3g} s")
         return not inside
 
-    def _park_limit_s(self, worker: Worker) -> float:
+    def _park_limit_s(self, worker: SeatProcess) -> float:
         return park_limit_s(
             worker.quiet_seconds, least_s=self._timing.park_timeout_s, limits=self._timing.limits
         )
 
-    def _trainers_in(self, generation: int) -> list[Worker]:
+    def _trainers_in(self, generation: int) -> list[SeatProcess]:
         return [w for w in self._inside(generation) if w.role == TRAINER]
 
-    def _inside(self, generation: int) -> list[Worker]:
+    def _inside(self, generation: int) -> list[SeatProcess]:
         return [
             worker
             for worker in self.table.living()
@@ -417,7 +417,7 @@ class Crew:
             for worker in self.table.living():
                 self._send(worker, messages.RosterChanged(roster=roster))
 
-    def _send(self, worker: Worker, message: messages.FromAgent) -> None:
+    def _send(self, worker: SeatProcess, message: messages.FromAgent) -> None:
         worker.send(message)
         self._adjust(worker)
 
@@ -429,7 +429,7 @@ class Crew:
             worker.stop(reason)
             self._adjust(worker)
 
-    def end_late(self, waited_s: float, *, grace_s: Callable[[Worker], float]) -> bool:
+    def end_late(self, waited_s: float, *, grace_s: Callable[[SeatProcess], float]) -> bool:
         """SIGKILL those whose grace is over; whether all have ended."""
         living = self.table.living()
         for worker in living:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
@@ -27,7 +27,7 @@ class LeaseKeeper:
         self,
         coordinator: Coordinator,
         *,
-        timing: Timing,
+        timing: AgentTiming,
         fence: Callable[[], None],
         lost: Callable[[], None],
         extend: Callable[[int], None] = lambda _: None,

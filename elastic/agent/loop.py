@@ -31,12 +31,12 @@ from holdfast.elastic.agent.reach import Reach
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import NodeProcesses, Reporter
 from holdfast.elastic.agent.sidecar import SidecarKeeper
-from holdfast.elastic.agent.watch import Watch
-from holdfast.elastic.agent.workers import Worker
-from holdfast.elastic.coordinator.base import Coordinator, Entry, Event
+from holdfast.elastic.agent.watch import KeyWatch
+from holdfast.elastic.agent.workers import SeatProcess
+from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.membership.records import Outcome, WorkerState
+from holdfast.elastic.membership.records import JobOutcome, WorkerState
 from holdfast.elastic.membership.view import run_prefix
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
@@ -62,7 +62,7 @@ class Agent:
             config,
             selector=self._selector,
             reporter=self._reporter,
-            job_failed=lambda reason: self._conductor.finish(Outcome(ok=False, message=reason)),
+            job_failed=lambda reason: self._conductor.finish(JobOutcome(ok=False, message=reason)),
             wake=lambda: self._inbox.post(lambda: None),
         )
         self._conductor = Conductor(
@@ -87,7 +87,7 @@ class Agent:
         )
         self._reach = Reach(config.node, key=self._key, inbox=self._inbox)
         self._hosting: Hosting | None = None
-        self._ending: Outcome | None = None
+        self._ending: JobOutcome | None = None
         self._ending_s = 0.0
         self._orphaned = False
         self._terminated_s = 0.0
@@ -153,7 +153,7 @@ class Agent:
             self._coordinator, run=self._config.run, lease=lambda: self._lease.lease
         )
         self._conductor.attach(sidecar=self._sidecar, registry=registry, reach=self._reach)
-        self._watch = Watch(
+        self._watch = KeyWatch(
             self._connection(),
             run_prefix(self._config.run),
             start=lambda entries: self._inbox.post(lambda: self._on_entries(entries)),
@@ -239,7 +239,7 @@ class Agent:
         self._conductor.look(entries)
         self._looked()
 
-    def _on_changes(self, events: Sequence[Event]) -> None:
+    def _on_changes(self, events: Sequence[KeyEvent]) -> None:
         self._conductor.look_at_changes(events)
         self._looked()
 
@@ -251,7 +251,7 @@ class Agent:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _grace_s(self, worker: Worker) -> float:
+    def _grace_s(self, worker: SeatProcess) -> float:
         """A worker that completed its part may still write its results."""
         completed = self._ending and self._ending.ok and worker.state is WorkerState.DONE
         return self._timing.done_grace_s if completed else self._timing.stop_timeout_s

@@ -16,8 +16,8 @@ from typing import Final
 from holdfast.ckpt.transport import RunKey, answers
 from holdfast.elastic.agent.background import Background
 from holdfast.elastic.agent.inbox import Inbox
-from holdfast.elastic.decisions.probing import Asked, Probing
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.decisions.probing import ProbedNode, Probing
+from holdfast.elastic.membership.view import JobView
 
 AT_ONCE: Final = 64
 TRIES_S: Final = (1.0, 2.0)
@@ -36,7 +36,7 @@ class Reach:
         self._background: Background | None = None
         self._over = threading.Event()
 
-    def look(self, view: View, *, waits: bool, now_s: float) -> None:
+    def look(self, view: JobView, *, waits: bool, now_s: float) -> None:
         """Ask whoever is to be asked now, see `Probing.due`; the loop comes round with answers."""
         due = self.probing.due(view, waits=waits, now_s=now_s)
         if not due:
@@ -57,7 +57,9 @@ class Reach:
         self._over.set()
 
 
-def ask_all(asked: Mapping[str, Asked], key: RunKey, *, over: threading.Event) -> frozenset[str]:
+def ask_all(
+    asked: Mapping[str, ProbedNode], key: RunKey, *, over: threading.Event
+) -> frozenset[str]:
     """Return who answers; at most `AT_ONCE` are asked at the same time.
 
     Who does not is asked once more. Nobody else is once ``over`` is set.

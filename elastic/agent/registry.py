@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.errors import CoordinatorError, LeaseExpired
-from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Outcome, Seating
+from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord, Seating
 from holdfast.elastic.membership.view import (
     encode,
     generation_key,
@@ -68,7 +68,7 @@ class Registry:
         """Append a generation to the chain; False as in `seat`."""
         return self._set(generation_key(self._run), record, expected=expected)
 
-    def finish(self, outcome: Outcome) -> bool:
+    def finish(self, outcome: JobOutcome) -> bool:
         """Write the job's outcome; False when there is one already, or as in `seat`."""
         return self._set(outcome_key(self._run), outcome, expected=0)
 

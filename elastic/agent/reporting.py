@@ -10,7 +10,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.events import EventWriter, events_file
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import Roster
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 
 PROCESSES_PATTERN = "processes-*.json"
 
@@ -89,7 +89,7 @@ def read_all_processes(run_dir: Path) -> dict[str, NodeProcesses]:
     return {node: found for node in nodes if (found := read_processes(run_dir, node))}
 
 
-def public_roster(view: View) -> Roster:
+def public_roster(view: JobView) -> Roster:
     """Return the roster without inventories: what workers need, at a tenth of the size."""
     roster = view.roster()
     nodes = tuple(msgspec.structs.replace(node, inventory=None) for node in roster.nodes)

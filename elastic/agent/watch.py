@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from holdfast.elastic.coordinator.base import Coordinator, Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Coordinator, Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
 
 _POLL_S = 1.0
 _RETRY_S = 0.1
 
 
-class Mirror:
+class WatchedKeys:
     """The entries under a prefix as the watch has seen them."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Mirror:
         """Take a whole range."""
         self.entries = {entry.key: entry for entry in entries}
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[KeyEvent]) -> None:
         """Take changes in order; one older than what is known changes nothing."""
         for event in events:
             known = self.entries.get(event.key)
@@ -36,7 +36,7 @@ class Mirror:
                 self.entries.pop(event.key, None)
 
 
-class Watch:
+class KeyWatch:
     """Reads everything under ``prefix`` once, then hands over every change in order.
 
     ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` again
@@ -49,7 +49,7 @@ class Watch:
         prefix: str,
         *,
         start: Callable[[Sequence[Entry]], None],
-        change: Callable[[Sequence[Event]], None],
+        change: Callable[[Sequence[KeyEvent]], None],
     ) -> None:
         self._coordinator, self._prefix = coordinator, prefix
         self._start, self._change = start, change

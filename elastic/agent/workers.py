@@ -19,7 +19,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.stacks import StackProbe
 from holdfast.elastic.channel.base import WORKER_ENV, WorkerConfig
-from holdfast.elastic.decisions.stragglers import STEPS, Pace, StepTimes, pace
+from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pace
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
 from holdfast.elastic.processes.children import Child
@@ -38,7 +38,7 @@ _REHEARSALS = 2
 """So many workers of a seat in a row may die before they are ready: the next does not rehearse."""
 
 
-class Worker:
+class SeatProcess:
     """One worker process as its agent sees it; ``state`` is what the node's record says.
 
     ``unready`` counts those before it, one after the other, that died before they were ready.
@@ -50,7 +50,7 @@ class Worker:
         *,
         config: AgentConfig,
         sidecar: str,
-        before: Worker | None = None,
+        before: SeatProcess | None = None,
     ) -> None:
         self.seat, self.attempt = seating.seat, seating.attempt
         self.unready: int = before.unready + 1 if before and before.spec is None else 0
@@ -72,7 +72,7 @@ class Worker:
         self.ended_s = 0.0
         self.park_by_s = 0.0
         self.probe: StackProbe | None = None
-        self.pace: Pace | None = None
+        self.pace: RankPace | None = None
         self._pace_s = 0.0
         self._times: deque[StepTimes] = deque(maxlen=STEPS)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
@@ -177,7 +177,7 @@ class Worker:
         )
         self._note_pace(pace(self._times))
 
-    def _note_pace(self, found: Pace | None) -> None:
+    def _note_pace(self, found: RankPace | None) -> None:
         """Publish a new pace only when it is another one, and not too often."""
         if found is None:
             return
@@ -295,17 +295,17 @@ class WorkerTable:
     """The newest worker of each seat on this node, dead ones included until replaced."""
 
     def __init__(self) -> None:
-        self._by_seat: dict[str, Worker] = {}
+        self._by_seat: dict[str, SeatProcess] = {}
         self._until_ns = 0
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[SeatProcess]:
         return iter(list(self._by_seat.values()))
 
-    def get(self, seat: str) -> Worker | None:
+    def get(self, seat: str) -> SeatProcess | None:
         """Return the seat's newest worker."""
         return self._by_seat.get(seat)
 
-    def put(self, worker: Worker) -> None:
+    def put(self, worker: SeatProcess) -> None:
         """Make it its seat's newest."""
         self._by_seat[worker.seat] = worker
         worker.extend(self._until_ns)
@@ -314,7 +314,7 @@ class WorkerTable:
         """Forget a dead worker of a seat that moved away."""
         del self._by_seat[seat]
 
-    def living(self) -> list[Worker]:
+    def living(self) -> list[SeatProcess]:
         """Return those whose process runs."""
         return [worker for worker in self if worker.alive]
 

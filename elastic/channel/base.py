@@ -23,7 +23,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ElasticError, Stopped
 from holdfast.elastic.membership import messages
-from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
 from holdfast.elastic.processes.control_page import ControlPage
 
@@ -36,8 +36,8 @@ __all__ = [
     "WORKER_ENV",
     "AgentChannel",
     "Channel",
-    "Phase",
     "WorkerConfig",
+    "WorkerPhase",
     "connect",
 ]
 
@@ -134,7 +134,7 @@ class Channel(Protocol):
     def handed_over(self, *, generation: int, step: int) -> None:
         """Say that ``step`` is safe without this worker, whose node may leave now."""
 
-    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang.
 
         ``limit_s``: how long it may be silent now, where it is not for the agent to say.
@@ -269,7 +269,7 @@ class AgentChannel:
         """See `Channel.handed_over`."""
         self._send(messages.HandedOver(generation=generation, step=step))
 
-    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """See `Channel.beat`."""
         self._page.beat(step=step, phase=phase, limit_s=limit_s)
 

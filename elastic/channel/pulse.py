@@ -6,27 +6,27 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.base import Channel, WorkerPhase
 
 
 class Pulse:
     """Keeps the present step and phase, beats on every change, and remembers the silences."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._step, self._phase = channel, 0, Phase.IDLE
+        self._channel, self._step, self._phase = channel, 0, WorkerPhase.IDLE
         self._limit_s = 0.0
-        self._shown, self._shown_s, self._quiet_s = Phase.IDLE, 0.0, 0.0
+        self._shown, self._shown_s, self._quiet_s = WorkerPhase.IDLE, 0.0, 0.0
 
     def beat(self) -> None:
         """Say that there is progress."""
         self._show(self._phase)
 
-    def _show(self, phase: Phase) -> None:
+    def _show(self, phase: WorkerPhase) -> None:
         now_s = time.monotonic()
-        if self._shown is Phase.COMPUTE:
+        if self._shown is WorkerPhase.COMPUTE:
             self._quiet_s = max(self._quiet_s, now_s - self._shown_s)
         self._shown, self._shown_s = phase, now_s
-        limit_s = self._limit_s if phase is Phase.PAUSE else 0.0
+        limit_s = self._limit_s if phase is WorkerPhase.PAUSE else 0.0
         self._channel.beat(step=self._step, phase=phase, limit_s=limit_s)
 
     def take_quiet_s(self) -> float:
@@ -34,7 +34,7 @@ class Pulse:
         quiet_s, self._quiet_s = self._quiet_s, 0.0
         return quiet_s
 
-    def set(self, phase: Phase, *, step: int | None = None) -> None:
+    def set(self, phase: WorkerPhase, *, step: int | None = None) -> None:
         """Change the phase, and the step when given."""
         self._phase = phase
         if step is not None:
@@ -47,11 +47,15 @@ class Pulse:
         While the group forms or the state is restored they are met as in a step: one of them is
         always at work, unless they cannot reach each other.
         """
-        meets = Phase.MEET if self._phase in (Phase.COMPUTE, Phase.IDLE) else Phase.WAIT
+        meets = (
+            WorkerPhase.MEET
+            if self._phase in (WorkerPhase.COMPUTE, WorkerPhase.IDLE)
+            else WorkerPhase.WAIT
+        )
         self._show(meets if waits else self._phase)
 
     @contextmanager
-    def phase(self, phase: Phase, *, limit_s: float = 0.0) -> Iterator[None]:
+    def phase(self, phase: WorkerPhase, *, limit_s: float = 0.0) -> Iterator[None]:
         """Be in another phase for a while; in PAUSE, ``limit_s`` is the longest silence.
 
         With 0 the agent's own limit stands.

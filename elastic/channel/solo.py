@@ -31,7 +31,7 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore, extend_timeline
 from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
@@ -122,7 +122,7 @@ class SoloChannel(Unwatched):
             fenced=record.number,
             inventory=client.inventory(),
         )
-        view = View(run=self.run, nodes={_NODE: node}, wanted={TRAINER: 1}, generation=record)
+        view = JobView(run=self.run, nodes={_NODE: node}, wanted={TRAINER: 1}, generation=record)
         points, _ = choose_restore(view)
         return points[0] if points else None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.events import EventWriter
-from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.phases import WorkerPhase
 
 EVENTS_ENV = "HOLDFAST_EVENTS"
 
@@ -35,7 +35,7 @@ class Unwatched:
     def handed_over(self, *, generation: int, step: int) -> None:
         """Nobody waits for it."""
 
-    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """Nobody watches."""
 
     def emit(self, kind: str, **fields: Json) -> None:

@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     lease: int | None = None
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A change with the store revision it made; ``value`` is empty unless it was a put."""
 
     kind: EventKind
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
     def delete(self, key: str) -> bool:
         """Delete, and say whether the key was there."""
 
-    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[KeyEvent], int]:
         """Return the changes under ``prefix`` newer than revision ``after``, in order.
 
         Blocks up to ``timeout_s`` while there are none, and then returns an empty list. The

@@ -30,7 +30,7 @@ import msgspec
 from holdfast.ckpt.errors import CkptError, PeerError
 from holdfast.ckpt.transport import Client, Request, RunKey, Server
 from holdfast.ckpt.types import Json
-from holdfast.elastic.coordinator.base import Entry, Event
+from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
 from holdfast.elastic.coordinator.journal import Journal
 from holdfast.elastic.coordinator.memory import KeyValueTable
@@ -57,7 +57,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 @dataclass(slots=True)
-class _Watch:
+class _ServedWatch:
     request: Request
     prefix: str
     after: int
@@ -84,7 +84,7 @@ class EmbeddedServer:
         self._table = KeyValueTable()
         self._journal = Journal(journal) if journal else None
         self._journal_limit_bytes = _JOURNAL_BYTES
-        self._watches: dict[bytes, _Watch] = {}
+        self._watches: dict[bytes, _ServedWatch] = {}
         self._answered = 0
         self._ticked_s = self._clock.now_s()
         try:
@@ -126,7 +126,9 @@ class EmbeddedServer:
         if request.op == "watch":
             wait_s = min(body.seconds, MAX_WATCH_S)
             # one watch per asking socket: a newer one takes the place of one given up
-            self._watches[request.peer] = _Watch(request, body.key, body.after, now_s + wait_s)
+            self._watches[request.peer] = _ServedWatch(
+                request, body.key, body.after, now_s + wait_s
+            )
             self._answer_watches(now_s, only=request.peer)
         else:
             request.reply(msgspec.to_builtins(self._apply(request.op, body, now_s=now_s)))
@@ -244,7 +246,7 @@ class EmbeddedCoordinator:
         """See `Coordinator.delete`."""
         return _as(bool, self._call("delete", key=key))
 
-    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[KeyEvent], int]:
         """See `Coordinator.watch`."""
         deadline_s = time.monotonic() + timeout_s
         client = self._borrow()
@@ -253,7 +255,7 @@ class EmbeddedCoordinator:
                 slice_s = max(0.0, min(_WATCH_SLICE_S, deadline_s - time.monotonic()))
                 body = {"key": prefix, "after": after, "seconds": slice_s}
                 reply = _ask(client, "watch", body, timeout_s=slice_s + self._timeout_s)
-                events, after = _as(tuple[list[Event], int], reply)
+                events, after = _as(tuple[list[KeyEvent], int], reply)
                 if events or self._closed or time.monotonic() >= deadline_s:
                     return events, after
         finally:

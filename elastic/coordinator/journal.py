@@ -30,7 +30,7 @@ class ChangeKind(StrEnum):
     BASE = "base"
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change of a table; each kind uses its own fields."""
 
     kind: ChangeKind
@@ -70,7 +70,7 @@ class Journal:
                 ) from None
             os.close(fd)
 
-    def load(self) -> list[Change]:
+    def load(self) -> list[TableChange]:
         """Return all changes, in order; a torn last line is removed.
 
         Raises ``CoordinatorError`` when the file is damaged elsewhere.
@@ -90,7 +90,7 @@ class Journal:
         self.size_bytes = good_bytes
         return changes
 
-    def append(self, change: Change) -> None:
+    def append(self, change: TableChange) -> None:
         """Write a change. Raises ``CoordinatorError``, and then nothing of it is left."""
         line = _encode(change)
         try:
@@ -102,7 +102,7 @@ class Journal:
             raise self._error(error) from error
         self.size_bytes += written
 
-    def rewrite(self, changes: list[Change]) -> None:
+    def rewrite(self, changes: list[TableChange]) -> None:
         """Replace all lines, at one blow. Raises ``CoordinatorError``, and then nothing changed."""
         fresh = self._path.with_suffix(".new")
         try:
@@ -127,17 +127,17 @@ class Journal:
         )
 
 
-def _encode(change: Change) -> bytes:
+def _encode(change: TableChange) -> bytes:
     text = msgspec.json.encode(change)
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _decode(line: bytes) -> Change | None:
+def _decode(line: bytes) -> TableChange | None:
     check, _, text = line.partition(b" ")
     if check != b"%08x" % zlib.crc32(text):
         return None
     try:
-        return msgspec.json.decode(text, type=Change)
+        return msgspec.json.decode(text, type=TableChange)
     except msgspec.DecodeError:
         return None
 

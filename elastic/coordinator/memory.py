@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
-from holdfast.elastic.coordinator.journal import Change, ChangeKind
+from holdfast.elastic.coordinator.journal import ChangeKind, TableChange
 from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 MAX_VALUE_BYTES = 64 << 20
@@ -44,18 +44,18 @@ class KeyValueTable:
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
         self._newest_lease = 0
-        self._history: list[Event] = []
+        self._history: list[KeyEvent] = []
         self._history_bytes = 0
         self._forgotten = 0
         self.revision = 0
-        self.write_down: Callable[[Change], None] = _keep_in_mind
+        self.write_down: Callable[[TableChange], None] = _keep_in_mind
 
     def grant(self, ttl_s: float, *, now_s: float) -> int:
         """Return a new lease that ends at ``now_s + ttl_s``."""
         if not ttl_s > 0:
             raise CoordinatorError(f"lease of {ttl_s} s: the time to live must be positive")
         lease = self._newest_lease + 1
-        self.write_down(Change(kind=ChangeKind.GRANT, lease=lease, ttl_s=ttl_s))
+        self.write_down(TableChange(kind=ChangeKind.GRANT, lease=lease, ttl_s=ttl_s))
         self._newest_lease = lease
         self._leases[lease] = _Lease(ttl_s, now_s + ttl_s)
         return lease
@@ -75,7 +75,7 @@ class KeyValueTable:
         if found := self._leases.get(lease):
             for key in sorted(found.keys):
                 self.delete(key)
-            self.write_down(Change(kind=ChangeKind.END, lease=lease))
+            self.write_down(TableChange(kind=ChangeKind.END, lease=lease))
             del self._leases[lease]
 
     def expire(self, now_s: float) -> list[int]:
@@ -107,7 +107,7 @@ class KeyValueTable:
         if lease is not None:
             self._live(lease)
         self.write_down(
-            Change(
+            TableChange(
                 kind=ChangeKind.PUT, key=key, value=value, revision=self.revision + 1, lease=lease
             )
         )
@@ -134,51 +134,51 @@ class KeyValueTable:
         """Delete, and say whether the key was there."""
         if key not in self._entries:
             return False
-        self.write_down(Change(kind=ChangeKind.DELETE, key=key, revision=self.revision + 1))
+        self.write_down(TableChange(kind=ChangeKind.DELETE, key=key, revision=self.revision + 1))
         self._detach(key)
         del self._entries[key]
         self._record(EventKind.DELETE, key, "")
         return True
 
-    def events(self, prefix: str, *, after: int) -> list[Event]:
+    def events(self, prefix: str, *, after: int) -> list[KeyEvent]:
         """Return the changes newer than ``after``, or one RESET when they are forgotten."""
         if after < self._forgotten or after > self.revision:
-            return [Event(kind=EventKind.RESET, key=prefix, value="", revision=self.revision)]
+            return [KeyEvent(kind=EventKind.RESET, key=prefix, value="", revision=self.revision)]
         start = bisect_right(self._history, after, key=lambda event: event.revision)
         return [event for event in self._history[start:] if event.key.startswith(prefix)]
 
-    def replay(self, changes: Iterable[Change], *, now_s: float) -> None:
+    def replay(self, changes: Iterable[TableChange], *, now_s: float) -> None:
         """Make changes that were written down; every lease that had not ended begins anew."""
         for change in changes:
             match change:
-                case Change(kind=ChangeKind.GRANT, lease=int(lease)):
+                case TableChange(kind=ChangeKind.GRANT, lease=int(lease)):
                     self._newest_lease = max(self._newest_lease, lease)
                     self._leases[lease] = _Lease(change.ttl_s, now_s + change.ttl_s)
-                case Change(kind=ChangeKind.END, lease=int(lease)):
+                case TableChange(kind=ChangeKind.END, lease=int(lease)):
                     self.revoke(lease)
-                case Change(kind=ChangeKind.PUT):
+                case TableChange(kind=ChangeKind.PUT):
                     self.revision = change.revision - 1
                     self.put(change.key, change.value, lease=change.lease)
-                case Change(kind=ChangeKind.DELETE):
+                case TableChange(kind=ChangeKind.DELETE):
                     self.delete(change.key)
-                case Change(kind=ChangeKind.BASE):
+                case TableChange(kind=ChangeKind.BASE):
                     self.revision = self._forgotten = change.revision
                     self._newest_lease = change.lease or 0
                     self._history, self._history_bytes = [], 0
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[TableChange]:
         """Return the fewest changes that lead here; older events are forgotten with them."""
         leases = [
-            Change(kind=ChangeKind.GRANT, lease=lease, ttl_s=state.ttl_s)
+            TableChange(kind=ChangeKind.GRANT, lease=lease, ttl_s=state.ttl_s)
             for lease, state in self._leases.items()
         ]
         puts = [
-            Change(
+            TableChange(
                 kind=ChangeKind.PUT, key=e.key, value=e.value, revision=e.revision, lease=e.lease
             )
             for e in sorted(self._entries.values(), key=lambda entry: entry.revision)
         ]
-        base = Change(kind=ChangeKind.BASE, revision=self.revision, lease=self._newest_lease)
+        base = TableChange(kind=ChangeKind.BASE, revision=self.revision, lease=self._newest_lease)
         return [*leases, *puts, base]
 
     def _live(self, lease: int) -> _Lease:
@@ -193,7 +193,7 @@ class KeyValueTable:
 
     def _record(self, kind: EventKind, key: str, value: str) -> None:
         self.revision += 1
-        self._history.append(Event(kind=kind, key=key, value=value, revision=self.revision))
+        self._history.append(KeyEvent(kind=kind, key=key, value=value, revision=self.revision))
         self._history_bytes += len(key) + len(value)
         if len(self._history) > self._max_events or self._history_bytes > self._max_bytes:
             self._forget()
@@ -212,7 +212,7 @@ class KeyValueTable:
         del self._history[:drop]
 
 
-def _keep_in_mind(change: Change) -> None:
+def _keep_in_mind(change: TableChange) -> None:
     """Write nothing down: the table ends with its process."""
 
 
@@ -278,7 +278,7 @@ class MemoryCoordinator:
             self._changed.notify_all()
             return done
 
-    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[KeyEvent], int]:
         """See `Coordinator.watch`."""
         deadline_s = self._clock.now_s() + timeout_s
         with self._changed:

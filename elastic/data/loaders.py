@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.data.options import Loading
-from holdfast.elastic.data.order import Order
+from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.plan import (
-    Part,
+    PlannedMicrobatch,
     Step,
     check_batch,
     next_step,
@@ -33,14 +33,14 @@ from holdfast.elastic.data.plan import (
     weight_of,
 )
 from holdfast.elastic.data.samples import Requests, SeededSamples
-from holdfast.elastic.data.streams import Row, Shard, ShardPlan, Shards
+from holdfast.elastic.data.streams import Shard, ShardPlan, Shards, ShardStep
 from holdfast.elastic.data.workers.feed import DataWorkerDied, Feed, WorkerStart
 from holdfast.elastic.data.workers.starting import Starting
 from holdfast.elastic.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class LoaderContext:
     """What a loader knows of its run. ``states`` are the saved places of all loaders, by name.
 
     So many microbatches are run ``abreast``, see `shares.part`.
@@ -62,7 +62,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LoadedMicrobatch:
     """A microbatch to run: ``weight`` in the mean gradient, ``samples`` that it counts for.
 
     A stand-in has 0 of both.
@@ -80,7 +80,9 @@ class Loader(ABC):
     Every epoch visits each sample once, over any sequence of resizes and failures.
     """
 
-    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+    def __init__(
+        self, loading: Loading, site: LoaderContext, *, name: str, batch: int | None
+    ) -> None:
         self.name = name
         self._loading, self._site = loading, site
         self.batch = loading.size * site.microbatches if batch is None else batch
@@ -100,7 +102,7 @@ class Loader(ABC):
         """Say whether so many epochs are complete; collective for iterable data sets."""
 
     @abstractmethod
-    def _draw(self) -> list[Piece]: ...
+    def _draw(self) -> list[LoadedMicrobatch]: ...
 
     @abstractmethod
     def _moved(self) -> dict[str, Json]: ...
@@ -108,7 +110,7 @@ class Loader(ABC):
     @abstractmethod
     def _open(self) -> Feed: ...
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[LoadedMicrobatch]:
         """Return this rank's microbatches of the step, the same until `advance`."""
         self._used = True
         return self._draw()
@@ -182,17 +184,19 @@ class _MapState(msgspec.Struct, kw_only=True):
 class MapLoader(Loader):
     """A loader of a data set that can be indexed; ``len()`` is its steps in an epoch."""
 
-    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+    def __init__(
+        self, loading: Loading, site: LoaderContext, *, name: str, batch: int | None
+    ) -> None:
         super().__init__(loading, site, name=name, batch=batch)
         if loading.order is None:
             raise ConfigError("a data set that can be indexed needs an order")
-        self._order: Order = loading.order
+        self._order: SampleOrder = loading.order
         self._samples = len(loading.dataset)
         if self._samples < 1:
             raise ConfigError(f"run.loader: the data set of {name!r} is empty")
         self._length = self._order.length(self._samples)
         self._step: Step | None = None
-        self._parts: list[Part] = []
+        self._parts: list[PlannedMicrobatch] = []
         self._batches: list[Any] = []
 
     def __len__(self) -> int:
@@ -224,7 +228,7 @@ class MapLoader(Loader):
         """Say whether so many epochs are complete."""
         return self.epoch >= epochs
 
-    def _draw(self) -> list[Piece]:
+    def _draw(self) -> list[LoadedMicrobatch]:
         if self._step is None:
             place = self._place()
             self._step = next_step(
@@ -236,7 +240,7 @@ class MapLoader(Loader):
             self.close()
             self._batches = []
         return [
-            Piece(
+            LoadedMicrobatch(
                 microbatch=part.microbatch,
                 weight=part.weight,
                 samples=len(part.positions) if part.weight else 0,
@@ -264,7 +268,7 @@ class MapLoader(Loader):
             positions, samples=self._samples, seed=self._site.seed, epoch=epoch
         )
 
-    def _ahead(self) -> Iterator[Part]:
+    def _ahead(self) -> Iterator[PlannedMicrobatch]:
         """Yield what is still to be fetched of the step, then what the steps after it need."""
         step, mine = self._step, self._feeds
         if step is None:
@@ -279,7 +283,7 @@ class MapLoader(Loader):
         for later in after:
             yield from self._parts_of(later, mine)
 
-    def _parts_of(self, step: Step, mine: Sequence[int]) -> list[Part]:
+    def _parts_of(self, step: Step, mine: Sequence[int]) -> list[PlannedMicrobatch]:
         site = self._site
         return parts(step, mine, microbatches=site.microbatches, abreast=site.abreast)
 
@@ -309,7 +313,7 @@ class _Drawn:
     """One step's rows of this rank, and of all ranks the numbers of samples and the states."""
 
     epoch: int
-    rows: list[Row]
+    rows: list[ShardStep]
     counts: list[int]
     states: list[Json]
 
@@ -317,7 +321,9 @@ class _Drawn:
 class StreamLoader(Loader):
     """A loader of an iterable data set, cut into one shard for each microbatch."""
 
-    def __init__(self, loading: Loading, site: Site, *, name: str, batch: int | None) -> None:
+    def __init__(
+        self, loading: Loading, site: LoaderContext, *, name: str, batch: int | None
+    ) -> None:
         super().__init__(loading, site, name=name, batch=batch)
         self._drawn: _Drawn | None = None
         self._epoch_ahead = 0
@@ -363,7 +369,7 @@ class StreamLoader(Loader):
             self.close()  # all shards have ended, so the next epoch begins
         raise ConfigError(f"run.loader: the iterable data set of {self.name!r} gives no samples")
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[ShardStep]:
         """Return a row of each of this rank's shards."""
         while True:
             try:
@@ -391,7 +397,7 @@ class StreamLoader(Loader):
     def _plan(self, epoch: int) -> ShardPlan:
         return ShardPlan(seed=self._site.seed, epoch=epoch, sizes=self._sizes)
 
-    def _gathered(self, rows: list[Row]) -> _Drawn:
+    def _gathered(self, rows: list[ShardStep]) -> _Drawn:
         mine: Json = [[row.microbatch, row.count, row.state] for row in rows]
         everywhere = sorted(
             (found for of_rank in self._site.gather(mine) for found in of_rank),
@@ -404,14 +410,14 @@ class StreamLoader(Loader):
             states=[state for *_, state in everywhere],
         )
 
-    def _draw(self) -> list[Piece]:
+    def _draw(self) -> list[LoadedMicrobatch]:
         drawn = self._ahead()
         total, microbatches = sum(drawn.counts), self._site.microbatches
         found = []
         for row in drawn.rows:
             beside = round_of(row.microbatch, abreast=self._site.abreast)
             if row.count:
-                piece = Piece(
+                piece = LoadedMicrobatch(
                     microbatch=row.microbatch,
                     weight=weight_of(row.count, total=total, microbatches=microbatches),
                     samples=row.count,
@@ -422,8 +428,8 @@ class StreamLoader(Loader):
                 found.append(self._stand_in(row.microbatch))
         return found or [self._stand_in(drawn.rows[0].microbatch)]
 
-    def _stand_in(self, microbatch: int) -> Piece:
-        return Piece(microbatch=microbatch, weight=0.0, samples=0, fetch=self._any_batch)
+    def _stand_in(self, microbatch: int) -> LoadedMicrobatch:
+        return LoadedMicrobatch(microbatch=microbatch, weight=0.0, samples=0, fetch=self._any_batch)
 
     def _any_batch(self) -> Any:
         """Return the first batch of any shard, for a rank whose own have ended."""
@@ -449,7 +455,7 @@ def _convert(state: Any, kind: Any, name: str) -> Any:
         ) from error
 
 
-def _as_it_is(rows: list[Row]) -> list[Row]:
+def _as_it_is(rows: list[ShardStep]) -> list[ShardStep]:
     return rows
 
 

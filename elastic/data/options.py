@@ -15,7 +15,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from holdfast.elastic.data.order import Order, Sequential, Shuffled, Weighted
+from holdfast.elastic.data.order import SampleOrder, Sequential, Shuffled, Weighted
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError
 
@@ -46,7 +46,7 @@ class Loading:
     """
 
     dataset: Any
-    order: Order | None
+    order: SampleOrder | None
     factory: Callable[..., DataLoader[Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
     size: int
@@ -75,7 +75,7 @@ def loading_of(
     *,
     size: int,
     shuffle: bool | None,
-    order: Order | None,
+    order: SampleOrder | None,
     factory: Callable[..., DataLoader[Any]],
     options: Mapping[str, Any],
 ) -> Loading:
@@ -121,7 +121,7 @@ def is_iterable(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
-def _read_off(loader: DataLoader[Any], order: Order | None) -> Loading:
+def _read_off(loader: DataLoader[Any], order: SampleOrder | None) -> Loading:
     if loader.batch_size is None:
         raise ConfigError(
             "run.loader(DataLoader(...)): it needs a batch_size, the samples of a microbatch"
@@ -140,7 +140,7 @@ def _read_off(loader: DataLoader[Any], order: Order | None) -> Loading:
     )
 
 
-def _order_of(loader: DataLoader[Any]) -> Order:
+def _order_of(loader: DataLoader[Any]) -> SampleOrder:
     sampler: Any = loader.sampler
     # torchdata puts a sampler of its own, with the same fields, in place of torch's.
     if isinstance(sampler, SequentialSampler):

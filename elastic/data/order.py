@@ -21,7 +21,7 @@ _UNIT = 2.0**-53
 _SERIES_TERMS = 12
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """The order of an epoch over a data set of ``samples`` samples."""
 
     def length(self, samples: int) -> int:

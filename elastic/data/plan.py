@@ -29,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PlannedMicrobatch:
     """One microbatch of a step at a rank: its positions, and its weight in the step's mean.
 
     The weight is 1 where all microbatches are equally large. It is 0 for a stand-in: a rank
@@ -59,7 +59,9 @@ def steps_from(*, epoch: int, offset: int, length: int, batch: int) -> Iterator[
         epoch, offset = step.epoch, step.start + step.count
 
 
-def parts(step: Step, mine: Sequence[int], *, microbatches: int, abreast: int = 1) -> list[Part]:
+def parts(
+    step: Step, mine: Sequence[int], *, microbatches: int, abreast: int = 1
+) -> list[PlannedMicrobatch]:
     """Return what a rank with the microbatches ``mine`` does in a step; never nothing.
 
     Microbatches are run in rounds of so many ``abreast``, see `shares.part`; the ranks of a round
@@ -81,16 +83,18 @@ def round_of(microbatch: int, *, abreast: int) -> range:
     return range(first, first + abreast)
 
 
-def _stand_in(step: Step, *, microbatches: int) -> Part:
+def _stand_in(step: Step, *, microbatches: int) -> PlannedMicrobatch:
     others = (_part(step, m, of=microbatches) for m in range(microbatches))
     model = next(part for part in others if part.weight)
     return replace(model, weight=0.0)
 
 
-def _part(step: Step, microbatch: int, *, of: int) -> Part:
+def _part(step: Step, microbatch: int, *, of: int) -> PlannedMicrobatch:
     positions = step.part(microbatch, of=of)
     weight = weight_of(len(positions), total=step.count, microbatches=of)
-    return Part(microbatch=microbatch, epoch=step.epoch, positions=positions, weight=weight)
+    return PlannedMicrobatch(
+        microbatch=microbatch, epoch=step.epoch, positions=positions, weight=weight
+    )
 
 
 def weight_of(count: int, *, total: int, microbatches: int) -> float:

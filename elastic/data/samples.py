@@ -1,8 +1,8 @@
 """Samples of a map-style data set, fetched by index in whatever process, the same everywhere.
 
-What travels to a worker process is a `Request`: indices and the name of their randomness. Every
-sample is read under a seed of its own, made of (seed, epoch, index), so that random augmentation
-depends neither on the worker that does it nor on the batch the sample is in.
+What travels to a worker process is a `SampleRequest`: indices and the name of their randomness.
+Every sample is read under a seed of its own, made of (seed, epoch, index), so that random
+augmentation depends neither on the worker that does it nor on the batch the sample is in.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from holdfast.elastic import randomness
-from holdfast.elastic.data.plan import Part
+from holdfast.elastic.data.plan import PlannedMicrobatch
 from holdfast.elastic.seeding import seed_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SampleRequest:
     """The samples of one microbatch."""
 
     epoch: int
@@ -27,7 +27,7 @@ class Request:
 
 
 class SeededSamples(Dataset[Any]):
-    """A data set that reads each sample under its own seed; batches come as `Request`.
+    """A data set that reads each sample under its own seed; batches come as `SampleRequest`.
 
     A data set with ``__getitems__`` reads a request at once, under the seed of its first sample.
     """
@@ -38,7 +38,7 @@ class SeededSamples(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, request: Request) -> list[Any]:
+    def __getitems__(self, request: SampleRequest) -> list[Any]:
         together = getattr(self._dataset, "__getitems__", None)
         if together is not None:
             self._begin(request.epoch, request.indices[0])
@@ -59,10 +59,12 @@ class SeededSamples(Dataset[Any]):
 class Requests:
     """The batch sampler handed to a DataLoader: this rank's requests, step after step."""
 
-    def __init__(self, parts: Iterator[Part], indices: Callable[[range, int], list[int]]) -> None:
+    def __init__(
+        self, parts: Iterator[PlannedMicrobatch], indices: Callable[[range, int], list[int]]
+    ) -> None:
         self._parts, self._indices = parts, indices
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SampleRequest]:
         for part in self._parts:
             indices = self._indices(part.positions, part.epoch)
-            yield Request(epoch=part.epoch, indices=tuple(indices))
+            yield SampleRequest(epoch=part.epoch, indices=tuple(indices))

@@ -18,7 +18,7 @@ _LEAST_STEPS = 5
 _LEAST_GAIN = 0.1  # worker processes that read ahead begin again when a share changes
 
 
-class Groups(Protocol):
+class ShareGroups(Protocol):
     """The data-parallel groups that share the work; ``index`` is this rank's."""
 
     index: int
@@ -37,7 +37,7 @@ class Sharing:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: ShareGroups,
         microbatches: int,
         *,
         shares: Sequence[int] = (),

@@ -42,7 +42,7 @@ class ShardPlan:
 
 
 @dataclass(slots=True)
-class Row:
+class ShardStep:
     """What one shard gave for one step, and its state afterwards."""
 
     microbatch: int
@@ -50,9 +50,9 @@ class Row:
     batch: Any
     state: Json
 
-    def pin_memory(self) -> Row:
+    def pin_memory(self) -> ShardStep:
         """Return the same with its tensors in pinned memory; what a DataLoader asks for."""
-        return Row(self.microbatch, self.count, _pinned(self.batch), self.state)
+        return ShardStep(self.microbatch, self.count, _pinned(self.batch), self.state)
 
 
 class Shard:
@@ -123,7 +123,7 @@ class Shard:
             raise ConfigError(f"the state of the iterable data set: {error}") from error
 
 
-class Shards(IterableDataset[list[Row]]):
+class Shards(IterableDataset[list[ShardStep]]):
     """A rank's shards, for a DataLoader: one list of rows a step from each of its processes."""
 
     def __init__(
@@ -138,17 +138,17 @@ class Shards(IterableDataset[list[Row]]):
         self._dataset, self._mine, self._plan = dataset, tuple(mine), plan
         self._states, self._collate = dict(states), collate
 
-    def __iter__(self) -> Iterator[list[Row]]:
+    def __iter__(self) -> Iterator[list[ShardStep]]:
         info = get_worker_info()
         mine = self._mine if info is None else self._mine[info.id :: info.num_workers]
         shards = [Shard(self._dataset, m, plan=self._plan, state=self._states.get(m)) for m in mine]
         while True:  # past the end too: only all shards together know when an epoch is over
             yield [self._row(shard) for shard in shards]
 
-    def _row(self, shard: Shard) -> Row:
+    def _row(self, shard: Shard) -> ShardStep:
         samples = shard.draw()
         batch = self._collate(samples) if samples else None
-        return Row(shard.microbatch, len(samples), batch, shard.state())
+        return ShardStep(shard.microbatch, len(samples), batch, shard.state())
 
 
 class _AsWorker:

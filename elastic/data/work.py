@@ -12,19 +12,25 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.config import Settings
-from holdfast.elastic.data.loaders import Loader, MapLoader, Piece, Site, StreamLoader
+from holdfast.elastic.data.loaders import (
+    LoadedMicrobatch,
+    Loader,
+    LoaderContext,
+    MapLoader,
+    StreamLoader,
+)
 from holdfast.elastic.data.options import is_iterable, loading_of
-from holdfast.elastic.data.order import Order
+from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.sampler import positions, sample_indices
 from holdfast.elastic.data.sharing import Sharing
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.seeding import seed_host
 
 _Sample_co = TypeVar("_Sample_co", covariant=True)
 
 
-class Samples(Protocol[_Sample_co]):
+class MapDataset(Protocol[_Sample_co]):
     """A map-style data set."""
 
     def __len__(self) -> int:
@@ -34,7 +40,7 @@ class Samples(Protocol[_Sample_co]):
         """Return one of them."""
 
 
-class Work:
+class StepWork:
     """What this rank does in a step: microbatches by number, of a data set, or of a loader.
 
     ``states`` gives the saved places of loaders, by name; ``beat`` shows progress.
@@ -44,7 +50,7 @@ class Work:
         self,
         channel: Channel,
         settings: Settings,
-        world: World,
+        world: GenerationWorld,
         *,
         states: Callable[[], dict[str, Json]],
         beat: Callable[[], None],
@@ -62,7 +68,7 @@ class Work:
             clock=world.guard.own_s,
             tell=self._tell_shares,
         )
-        self._site = Site(
+        self._site = LoaderContext(
             seed=settings.seed,
             microbatches=settings.batch.microbatches,
             repeats=bool(settings.exact),
@@ -93,7 +99,7 @@ class Work:
         *,
         batch: int | None,
         shuffle: bool | None,
-        order: Order | None,
+        order: SampleOrder | None,
         name: str,
         factory: Callable[..., DataLoader[Any]],
         options: dict[str, Any],
@@ -113,12 +119,12 @@ class Work:
         loader = self._loaders[name] = kind(loading, self._site, name=name, batch=batch)
         return loader
 
-    def pieces(self, data: Samples[Any] | Loader | None, *, step: int) -> list[Piece]:
+    def pieces(self, data: MapDataset[Any] | Loader | None, *, step: int) -> list[LoadedMicrobatch]:
         """Return this rank's microbatches of ``step``; never none."""
         if isinstance(data, Loader):
             return data.pieces()
         return [
-            Piece(
+            LoadedMicrobatch(
                 microbatch=m,
                 weight=1.0,
                 samples=1,
@@ -127,7 +133,7 @@ class Work:
             for m in self.sharing.mine()
         ]
 
-    def _fetch(self, dataset: Samples[Any] | None, *, step: int, microbatch: int) -> Any:
+    def _fetch(self, dataset: MapDataset[Any] | None, *, step: int, microbatch: int) -> Any:
         if dataset is None:
             return microbatch
         batch, seed = self._settings.batch, self._settings.seed

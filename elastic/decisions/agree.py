@@ -26,25 +26,25 @@ from holdfast.elastic.membership.incremental import by_node, by_nodes, once, whi
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
+    JobOutcome,
     JobSpec,
     Member,
     NodeRecord,
-    Outcome,
     WorkerRecord,
     WorkerState,
 )
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     late_nodes,
     lost_nodes,
     member_incarnations,
-    odd_nodes,
     outside_trainers,
     ready_trainers,
     role_of,
+    unmatched_nodes,
 )
 from holdfast.elastic.planning.holdoff import (
-    Patience,
+    HoldoffPatience,
     announced,
     held_off,
     setbacks_after,
@@ -91,7 +91,7 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class FenceWorkers:
     """Park or kill the local workers of ``generation`` and older, take the sidecar's inventory,
     and publish both with ``fenced = generation``. DONE workers stay as they are. Asked again
     while that is under way, the answer is the same."""
@@ -100,7 +100,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class WaitForFences:
     """This node has fenced, others have yet to; ask again at ``until_s`` at the latest."""
 
     until_s: float | None = None
@@ -118,14 +118,14 @@ class Propose:
 class Finish:
     """Write the job's outcome (compare-and-set from absent)."""
 
-    outcome: Outcome
+    outcome: JobOutcome
 
 
-Decision = Idle | Halt | Fence | Wait | Propose | Finish
+Decision = Idle | Halt | FenceWorkers | WaitForFences | Propose | Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AgreePatience:
     """How patient agents are, in seconds.
 
     ``join_settle_s``: how long no further trainer became ready before joiners are let in;
@@ -146,12 +146,12 @@ class Policy:
     start_wait_s: float = 30.0
     newcomer_wait_s: float = 0.5
     stagger_s: float = 0.05
-    patience: Patience = field(default_factory=Patience)
+    patience: HoldoffPatience = field(default_factory=HoldoffPatience)
     reach_settle_s: float = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FirstSeen:
     """When this agent first saw what debounces count from (its own monotonic seconds).
 
     ``looks`` counts how often this node has looked since all of the group had fenced.
@@ -169,7 +169,7 @@ class Seen:
     leavers: Mapping[str, str] = field(default_factory=dict)
 
 
-def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
+def observe(view: JobView, seen: FirstSeen, *, now_s: float) -> FirstSeen:
     """Return what was seen up to now; call it with every new view before `decide`."""
     keep_ready(view)
     _asking_else(view)
@@ -183,7 +183,7 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
     fenced_s = seen.fenced_s if same else None
     if fenced_s is None and not _unfenced(view, group=True):
         fenced_s = now_s
-    return Seen(
+    return FirstSeen(
         number=view.number,
         number_s=seen.number_s if same else now_s,
         fenced_s=fenced_s,
@@ -195,12 +195,12 @@ def observe(view: View, seen: Seen, *, now_s: float) -> Seen:
 
 
 def decide(
-    view: View,
-    seen: Seen,
+    view: JobView,
+    seen: FirstSeen,
     *,
     node: str,
     now_s: float,
-    policy: Policy | None = None,
+    policy: AgreePatience | None = None,
     restore_points: RestorePoints | None = None,
     stand: bool = False,
     step_s: float = STEP_S,
@@ -210,7 +210,7 @@ def decide(
     ``stand``: the node's trainers stand at the end of a step, as `Halt` asked them to; ``step_s``
     is how long that may take before who joins waits no longer.
     """
-    policy = policy or Policy()
+    policy = policy or AgreePatience()
     me = view.nodes.get(node)
     if view.outcome:
         return Idle(), "the job has ended"
@@ -236,18 +236,18 @@ def decide(
         elif at_s is not None and now_s < at_s + step_s:
             return Halt(generation=view.number, until_s=at_s + step_s), "; ".join(joins)
     if me.fenced < view.number:
-        return Fence(generation=view.number), "; ".join(joins or faults(view))
+        return FenceWorkers(generation=view.number), "; ".join(joins or faults(view))
     if finished:
-        return Wait(), finished[1]
+        return WaitForFences(), finished[1]
     return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
 
 
-def is_stale(view: View) -> bool:
+def is_stale(view: JobView) -> bool:
     """Say whether the newest generation cannot go on, as `faults` would tell."""
     return _is_broken(view) or bool(parted(view))
 
 
-def _is_broken(view: View) -> bool:
+def _is_broken(view: JobView) -> bool:
     """Say so whatever the nodes say of each other."""
     if view.generation is None:
         return False
@@ -255,7 +255,7 @@ def _is_broken(view: View) -> bool:
     return bool(fenced or lost_nodes(view) or changed_nodes(view) or _lost_members(view))
 
 
-def faults(view: View) -> list[str]:
+def faults(view: JobView) -> list[str]:
     """Return why the newest generation cannot go on, as clauses; nothing while it can.
 
     It cannot when a node of its group is gone or was started again, when two of them do not reach
@@ -271,7 +271,7 @@ def faults(view: View) -> list[str]:
     return clauses
 
 
-def _first_fenced(view: View) -> str:
+def _first_fenced(view: JobView) -> str:
     late = late_nodes(view)
     return next((name for name in view.nodes if name not in late), "")
 
@@ -321,7 +321,7 @@ def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
     return {node.node: True for node in nodes for worker in node.workers if worker.state is done}
 
 
-def _how_lost(view: View, member: Member) -> str:
+def _how_lost(view: JobView, member: Member) -> str:
     """Say how a member is lost to the newest generation."""
     worker = _worker(view.nodes[member.node], member)
     if worker is None:
@@ -332,7 +332,7 @@ def _how_lost(view: View, member: Member) -> str:
     return f"{member.seat} on {member.node} left generation {view.number}"
 
 
-def _finish(view: View) -> tuple[Finish | Idle, str] | None:
+def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
     """Return how far the job's end is, None while no member of the generation is DONE.
 
     A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
@@ -360,22 +360,26 @@ def _finish(view: View) -> tuple[Finish | Idle, str] | None:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
     result = next((worker.result for worker in done if worker.result is not None), None)
     message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
-    return Finish(outcome=Outcome(ok=True, message=message, result=result)), message
+    return Finish(outcome=JobOutcome(ok=True, message=message, result=result)), message
 
 
-def _unfenced(view: View, *, group: bool) -> list[str]:
+def _unfenced(view: JobView, *, group: bool) -> list[str]:
     """Return who has not fenced the newest generation, in its group or outside it."""
     inside = view.generation.nodes if view.generation else view.nodes
     return [name for name in late_nodes(view) if (name in inside) is group]
 
 
-def _outside_nodes(view: View) -> dict[str, NodeRecord]:
+def _outside_nodes(view: JobView) -> dict[str, NodeRecord]:
     """Return the live nodes with a sidecar that are not in the newest generation's group."""
     inside = view.generation.nodes if view.generation else {}
-    return {n: node for n, node in odd_nodes(view).items() if node.sidecar and n not in inside}
+    return {
+        n: node for n, node in unmatched_nodes(view).items() if node.sidecar and n not in inside
+    }
 
 
-def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[str, float]:
+def _held_off(
+    view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
+) -> dict[str, float]:
     held = held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
     if out := left_out(view):  # their time begins when they are back in reach
         held = {name: until_s for name, until_s in held.items() if name not in out}
@@ -383,7 +387,7 @@ def _held_off(view: View, seen: Seen, *, now_s: float, policy: Policy) -> dict[s
 
 
 def _joins(
-    view: View, seen: Seen, *, now_s: float, policy: Policy
+    view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
 ) -> tuple[list[str], float | None]:
     """Return who may join now, as clauses, and since when; or until when to wait for that."""
     held, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
@@ -417,7 +421,7 @@ def _joins(
     return clauses + [f"node {node.node} wants to join" for node in nodes], until_s
 
 
-def _spec_of_generation(view: View) -> JobSpec:
+def _spec_of_generation(view: JobView) -> JobSpec:
     for member in view.generation.members if view.generation else ():
         home = view.nodes.get(member.node)
         worker = None if home is None else _worker(home, member)
@@ -437,7 +441,7 @@ def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
     }
 
 
-def _discord(view: View) -> str:
+def _discord(view: JobView) -> str:
     """Return how the READY trainers disagree about the job, empty when they do not."""
     if not _asking_else(view):
         return ""
@@ -453,12 +457,12 @@ def _discord(view: View) -> str:
 
 
 def _first(
-    view: View,
-    seen: Seen,
+    view: JobView,
+    seen: FirstSeen,
     *,
     node: str,
     now_s: float,
-    policy: Policy,
+    policy: AgreePatience,
     points: RestorePoints | None,
 ) -> tuple[Decision, str]:
     """Decide before the first generation: wait for the trainers that are still starting."""
@@ -466,29 +470,29 @@ def _first(
     workers = (view.worker_of(order) for order in seated)
     if seated and all(worker and worker.state is WorkerState.DONE for worker in workers):
         message = "every trainer has ended well without asking for a generation"
-        return Finish(outcome=Outcome(ok=True, message=message)), message
+        return Finish(outcome=JobOutcome(ok=True, message=message)), message
     ready = ready_trainers(view)
     if ready and asked(view).dp is None and (pending := pending_trainers(view)):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         if now_s < first_s + policy.start_wait_s:
             why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
-            return Wait(until_s=first_s + policy.start_wait_s), why
+            return WaitForFences(until_s=first_s + policy.start_wait_s), why
     return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=points)
 
 
 def _gather(
-    view: View,
-    seen: Seen,
+    view: JobView,
+    seen: FirstSeen,
     *,
     node: str,
     now_s: float,
-    policy: Policy,
+    policy: AgreePatience,
     points: RestorePoints | None,
 ) -> tuple[Decision, str]:
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
         think_ahead(view)
-        return Wait(), f"waiting for {_names(lagging)} to fence generation {view.number}"
+        return WaitForFences(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
     out = left_out(view)
@@ -496,9 +500,9 @@ def _gather(
     if newcomers := [name for name in _unfenced(view, group=False) if name not in absent]:
         until_s = quorum_s + policy.newcomer_wait_s
         if now_s < until_s:
-            return Wait(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
+            return WaitForFences(until_s=until_s), f"waiting for newcomers {_names(newcomers)}"
     if text := _discord(view):
-        return Finish(outcome=Outcome(ok=False, message=text)), text
+        return Finish(outcome=JobOutcome(ok=False, message=text)), text
     ready = ready_trainers(view)
     if out:
         ready = [pair for pair in ready if pair[0].node not in out]
@@ -506,20 +510,22 @@ def _gather(
     seats = view.wanted.get(TRAINER, 0)
     if ready and least > seats:
         text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
-        return Finish(outcome=Outcome(ok=False, message=text)), text
+        return Finish(outcome=JobOutcome(ok=False, message=text)), text
     if len(ready) < least:
-        return Wait(), _shortage(view, ready=len(ready), least=least)
+        return WaitForFences(), _shortage(view, ready=len(ready), least=least)
     if pending := _starting_together(view, ready):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         until_s = max(first_s, quorum_s) + policy.join_settle_max_s
         if now_s < until_s:
-            return Wait(until_s=until_s), f"nobody survived, {_names(pending)} still starting"
+            return WaitForFences(
+                until_s=until_s
+            ), f"nobody survived, {_names(pending)} still starting"
     turn_s = quorum_s + policy.stagger_s * _turn(view, node)
     if now_s < turn_s:
-        return Wait(until_s=turn_s), "another node proposes first"
+        return WaitForFences(until_s=turn_s), "another node proposes first"
     if len(view.nodes) >= MANY_NODES and seen.looks == 1:
         weigh(view)
-        return Wait(until_s=now_s), "weighing what can be restored"
+        return WaitForFences(until_s=now_s), "weighing what can be restored"
     setbacks = setbacks_after(
         view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
     )
@@ -527,18 +533,18 @@ def _gather(
     return Propose(record=record, expected=view.generation_revision), reason
 
 
-def _turn(view: View, node: str) -> int:
+def _turn(view: JobView, node: str) -> int:
     """Return how many nodes propose before ``node``."""
     late = sum(name < node for name in late_nodes(view))
     return bisect_left(_names_in_order(view), node) - late
 
 
 @once
-def _names_in_order(view: View) -> list[str]:
+def _names_in_order(view: JobView) -> list[str]:
     return sorted(view.nodes)
 
 
-def _shortage(view: View, *, ready: int, least: int) -> str:
+def _shortage(view: JobView, *, ready: int, least: int) -> str:
     """Say how many trainers are missing, where they are, and what would help."""
     text = f"{ready} of {least} trainers are ready, waiting for {least - ready} more"
     seats = [order for order in view.seating if role_of(order.seat) == TRAINER]
@@ -552,7 +558,9 @@ def _shortage(view: View, *, ready: int, least: int) -> str:
     return f"{text} ({', '.join(where)})" if where else text
 
 
-def _starting_together(view: View, ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> list[str]:
+def _starting_together(
+    view: JobView, ready: Sequence[tuple[NodeRecord, WorkerRecord]]
+) -> list[str]:
     """Return who is still starting when nobody survived: all started anew at the same time.
 
     A world of the first of them would end at once, when the next one joins.

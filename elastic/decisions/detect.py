@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from holdfast.elastic.membership.phases import Beat, Phase
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.phases import Beat, WorkerPhase
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.reach import all_asked, parted
 
 _MEDIANS = 10.0
@@ -16,7 +16,7 @@ _PARKS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SilenceLimits:
     """How long a rank may be silent, in seconds.
 
     What is learned from its steps stays between ``min_s`` and ``max_s``. ``first_s`` is for the
@@ -37,7 +37,7 @@ class Limits:
             raise ValueError(f"min_s {self.min_s} exceeds max_s {self.max_s}: give a range")
 
 
-def learned_s(step_seconds: Sequence[float], *, limits: Limits) -> float:
+def learned_s(step_seconds: Sequence[float], *, limits: SilenceLimits) -> float:
     """Return the silence that is too long for a rank that took so long for its last steps.
 
     Ten medians, or three times the longest, whichever is more: one slow step (a checkpoint, a
@@ -50,30 +50,30 @@ def learned_s(step_seconds: Sequence[float], *, limits: Limits) -> float:
 
 
 def silence_limit_s(
-    beat: Beat, step_seconds: Sequence[float], *, first: bool, limits: Limits
+    beat: Beat, step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits
 ) -> float | None:
     """Return how long a rank may be silent after ``beat``, None where silence says nothing.
 
     Who waits for others is never at fault. ``first``: it has completed no step of its generation.
     """
     match beat.phase:
-        case Phase.WAIT | Phase.MEET:
+        case WorkerPhase.WAIT | WorkerPhase.MEET:
             return None
-        case Phase.COMPUTE:
+        case WorkerPhase.COMPUTE:
             return stall_limit_s(step_seconds, first=first, limits=limits)
-        case Phase.PAUSE if beat.limit_s:
+        case WorkerPhase.PAUSE if beat.limit_s:
             return beat.limit_s
         case _:
             return limits.pause_s
 
 
-def stall_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Limits) -> float:
+def stall_limit_s(step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits) -> float:
     """Return after what wait for the others a rank says so: they may all be waiting."""
     learned = learned_s(step_seconds, limits=limits)
     return max(learned, limits.first_s) if first else learned
 
 
-def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Limits) -> float:
+def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits) -> float:
     """Return after what wait for the others an agent asks whom its node reaches.
 
     That hurts nobody, so a generation that forms, or compiles, is not given the time it may take.
@@ -82,7 +82,7 @@ def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Limits)
     return min(soon, stall_limit_s(step_seconds, first=first, limits=limits))
 
 
-def stalled(view: View) -> bool:
+def stalled(view: JobView) -> bool:
     """Whether every rank of the newest generation waits for others, for too long.
 
     Then nobody is at fault that could be ended: a connection broke that nobody sees broken, or the
@@ -95,7 +95,7 @@ def stalled(view: View) -> bool:
     return waits and all_asked(view) and not parted(view)
 
 
-def park_limit_s(quiet_seconds: Sequence[float], *, least_s: float, limits: Limits) -> float:
+def park_limit_s(quiet_seconds: Sequence[float], *, least_s: float, limits: SilenceLimits) -> float:
     """Return how long a fenced rank may take to notice, from the longest silences of its steps.
 
     It looks at the fence between microbatches, so a survivor in a long one needs that long. A

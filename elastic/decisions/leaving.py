@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 
 RUSH_S = 3.0
 """So long before its end a node no longer waits for its turn."""
@@ -36,13 +36,13 @@ class Leave:
     """End the workers, withdraw and exit."""
 
 
-def place(view: View) -> int:
+def place(view: JobView) -> int:
     """Return the place of a node that was just told to end: behind all that are known."""
     return 1 + max((each.leaving for each in view.nodes.values()), default=0)
 
 
 def depart(
-    view: View,
+    view: JobView,
     *,
     node: str,
     handed: Collection[str],

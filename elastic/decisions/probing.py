@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.reach import is_wondering
 
 _PAUSES_S = (2.0, 10.0)
@@ -21,7 +21,7 @@ a hundred times a second, however many nodes wait for one that compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProbedNode:
     """A node as it is asked: where its sidecar serves, and its `membership.identity`."""
 
     address: str
@@ -35,18 +35,18 @@ class Probing:
         self._node = node
         self.unreachable: dict[str, str] = {}
         self._all_in = 0
-        self._under_way: Mapping[str, Asked] | None = None
+        self._under_way: Mapping[str, ProbedNode] | None = None
         self._whole = 0
         self._next_s = 0.0
         self._pause_s = _PAUSES_S[0]
         self._wonders = False
 
-    def probed(self, view: View) -> int:
+    def probed(self, view: JobView) -> int:
         """Return what the record is to say: nothing while nobody wants to know it."""
         wanted = is_wondering(view) or self.unreachable
         return self._all_in if wanted and self._all_in == view.number else 0
 
-    def due(self, view: View, *, waits: bool, now_s: float) -> Mapping[str, Asked]:
+    def due(self, view: JobView, *, waits: bool, now_s: float) -> Mapping[str, ProbedNode]:
         """Return whom to ask now, nobody when there is nothing to ask; then `answered` follows.
 
         In this order: every node begins behind itself, so that not all ask the same one first.
@@ -66,21 +66,21 @@ class Probing:
             return {}
         names = {*self.unreachable, *(view.generation.nodes if wonders and view.generation else ())}
         self._under_way = {
-            name: Asked(address=node.sidecar, mark=identity(node))
+            name: ProbedNode(address=node.sidecar, mark=identity(node))
             for name in sorted(names, key=lambda name: (name <= self._node, name))
             if name != self._node and (node := view.nodes.get(name)) is not None and node.sidecar
         }
         self._whole = view.number if wonders else 0
         return self._under_way or self._none_to_ask(now_s)
 
-    def _none_to_ask(self, now_s: float) -> Mapping[str, Asked]:
+    def _none_to_ask(self, now_s: float) -> Mapping[str, ProbedNode]:
         self.answered((), now_s=now_s)
         return {}
 
-    def _inside(self, view: View) -> bool:
+    def _inside(self, view: JobView) -> bool:
         return view.generation is not None and self._node in view.generation.nodes
 
-    def _forget(self, view: View) -> None:
+    def _forget(self, view: JobView) -> None:
         """Drop who is gone, or another than was asked."""
         if self.unreachable:
             self.unreachable = {

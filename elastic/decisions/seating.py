@@ -18,14 +18,14 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View, newest_worker, role_of, seat_order
+from holdfast.elastic.membership.view import JobView, newest_worker, role_of, seat_order
 
 NOWHERE = ""
 """Node of a seat that waits for a free slot; its attempts stay counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ChangeSeats:
     """The seating is to change: compare-and-set ``seats`` against ``expected``."""
 
     seats: tuple[Seating, ...]
@@ -38,17 +38,17 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exhausted:
+class SeatExhausted:
     """A seat failed too often without progress: the job is to end, not ok, with the reason."""
 
     seat: str
 
 
-SeatingDecision = Seat | Keep | Exhausted
+SeatingDecision = ChangeSeats | Keep | SeatExhausted
 
 
 def seat(
-    view: View, *, progress: int = -1, max_attempts: int = 5, expect_nodes: int = 0
+    view: JobView, *, progress: int = -1, max_attempts: int = 5, expect_nodes: int = 0
 ) -> tuple[SeatingDecision, str]:
     """Say who is to run which seat from now on, and why.
 
@@ -80,7 +80,7 @@ def seat(
         elif (worker := _dead(view, old)) is None:
             kept[old.seat] = old
         elif (again := _retry(old, progress=progress)).failures >= max_attempts:
-            return Exhausted(seat=old.seat), _exhausted(again, worker)
+            return SeatExhausted(seat=old.seat), _exhausted(again, worker)
         else:
             kept[old.seat] = again
             how = f" ({worker.ending})" if worker.ending else ""
@@ -88,7 +88,7 @@ def seat(
     seats, placed = _place(view, kept, progress=progress)
     if seats == view.seating:
         return Keep(), _unseated(seats) or "every seat is taken"
-    return Seat(seats=seats, expected=view.seating_revision), "; ".join(reasons + placed)
+    return ChangeSeats(seats=seats, expected=view.seating_revision), "; ".join(reasons + placed)
 
 
 def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
@@ -96,7 +96,7 @@ def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
     return tuple(order for order in seating if order.node == node)
 
 
-def _unchanged(view: View) -> str | None:
+def _unchanged(view: JobView) -> str | None:
     """Return why the seating stands, None where that takes a closer look: so it mostly is.
 
     It does when every wanted seat is on a live node, or waits while there is no free slot for it,
@@ -138,7 +138,7 @@ def seated_at(seats: tuple[Seating, ...]) -> dict[str, tuple[Seating, ...]]:
 
 
 @once
-def _away(view: View) -> set[str]:
+def _away(view: JobView) -> set[str]:
     """Return the nodes with a seat that live no more, or are none."""
     return seated_at(view).keys() - view.nodes.keys()
 
@@ -192,18 +192,18 @@ def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) ->
 
 
 @once
-def pending_trainers(view: View) -> dict[str, str]:
+def pending_trainers(view: JobView) -> dict[str, str]:
     """Return the seated trainers that have yet to become READY, each with its node."""
     pending = {seat: node for node, seats in _pending_seats(view).items() for seat in seats}
     numbers = _seat_numbers(view)
     return {seat: pending[seat] for seat in sorted(pending, key=numbers.__getitem__)}
 
 
-def _is_wanted(view: View, name: str) -> bool:
+def _is_wanted(view: JobView, name: str) -> bool:
     return seat_order(name)[1] < view.wanted.get(role_of(name), 0)
 
 
-def _dead(view: View, order: Seating) -> WorkerRecord | None:
+def _dead(view: JobView, order: Seating) -> WorkerRecord | None:
     """Return the dead worker of this very attempt, None while it lives or is yet to start."""
     worker = view.worker_of(order)
     if worker and worker.attempt == order.attempt and worker.state is WorkerState.DEAD:
@@ -238,7 +238,7 @@ def _seats_wanted(wanted: tuple[tuple[str, int], ...]) -> list[str]:
 
 
 def _place(
-    view: View, kept: dict[str, Seating], *, progress: int
+    view: JobView, kept: dict[str, Seating], *, progress: int
 ) -> tuple[tuple[Seating, ...], list[str]]:
     """Give every empty wanted seat a node with a free slot of its role, where there is one."""
     seats = dict(kept)
@@ -267,7 +267,7 @@ def _place(
 class _Room:
     """The free slots of all nodes, those of the node with the fewest seats first."""
 
-    def __init__(self, view: View, kept: Mapping[str, Seating]) -> None:
+    def __init__(self, view: JobView, kept: Mapping[str, Seating]) -> None:
         taken = [order for order in kept.values() if order.node]
         self._nodes = view.nodes
         self._load = Counter([order.node for order in taken])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.05
@@ -22,7 +22,7 @@ _LEAST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RankPace:
     """What a rank's last steps were spent on.
 
     ``speed`` is in microbatches per second of computing; ``waits`` is the share of a step that it
@@ -84,7 +84,7 @@ class Straggler:
         )
 
 
-def pace(steps: Iterable[StepTimes]) -> Pace | None:
+def pace(steps: Iterable[StepTimes]) -> RankPace | None:
     """Return the pace of a rank's newest steps, None while there are too few."""
     newest = [step for step in steps if step.microbatches and step.computes_s > 0]
     if len(newest) < _LEAST_STEPS:
@@ -93,7 +93,7 @@ def pace(steps: Iterable[StepTimes]) -> Pace | None:
     waits = median(step.waited_s / step.seconds if step.seconds else 0.0 for step in newest)
     busy = median(min(1.0, step.cpu_s / step.computes_s) for step in newest)
     data = median(min(1.0, step.data_s / step.computes_s) for step in newest)
-    return Pace(speed=1.0 / each_s, waits=min(1.0, waits), data=data, busy=busy)
+    return RankPace(speed=1.0 / each_s, waits=min(1.0, waits), data=data, busy=busy)
 
 
 def outliers(seconds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -122,7 +122,7 @@ def _usual(values: Sequence[float]) -> tuple[float, float]:
     return middle, _MAD_TO_DEVIATION * median([abs(each - middle) for each in values])
 
 
-def stragglers(view: View) -> list[Straggler]:
+def stragglers(view: JobView) -> list[Straggler]:
     """Return the ranks of the newest generation that hold the others up, slowest first."""
     if view.generation is None:
         return []

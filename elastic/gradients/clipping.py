@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from holdfast.elastic.gradients.exact import exact_norm
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.groups.shards import local_of
 
 
-def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, *, world: World) -> float:
+def clip_grad_norm_(
+    parameters: Iterable[nn.Parameter], max_norm: float, *, world: GenerationWorld
+) -> float:
     """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
 
     Every element counts once, at one of the ranks that hold it. Collective.

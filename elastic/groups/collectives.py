@@ -73,7 +73,7 @@ def leave_behind(thread: threading.Thread) -> None:
     _left_behind[:] = [each for each in _left_behind if each.is_alive()] + [thread]
 
 
-class Guard:
+class WaitGuard:
     """What interrupts a generation's waits, and whom they tell that this rank only waits."""
 
     def __init__(
@@ -270,7 +270,7 @@ class DeviceGroup(Protocol):
         """Give it up, without waiting."""
 
 
-Connect: TypeAlias = Callable[[Store, int, int, timedelta, Guard], DeviceGroup]
+Connect: TypeAlias = Callable[[Store, int, int, timedelta, WaitGuard], DeviceGroup]
 """Makes a `DeviceGroup` of a store, a rank, a size and the time a collective may take."""
 
 
@@ -323,14 +323,20 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
 
 
 class InterruptibleGroup(ProcessGroup):
-    """gloo, with waits that poll a `Guard`. Made by `create` through ``init_process_group``.
+    """gloo, with waits that poll a `WaitGuard`. Made by `create` through ``init_process_group``.
 
     It serves all devices itself, as torch asks of a group that is written in Python: tensors that
     are not the CPU's go to ``device``, where there is one.
     """
 
     def __init__(
-        self, gloo: Any, rank: int, size: int, *, guard: Guard, device: DeviceGroup | None = None
+        self,
+        gloo: Any,
+        rank: int,
+        size: int,
+        *,
+        guard: WaitGuard,
+        device: DeviceGroup | None = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._gloo, self.guard, self._device = gloo, guard, device
@@ -453,7 +459,7 @@ class InterruptibleGroup(ProcessGroup):
         return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
 
 
-_guard: Guard | None = None
+_guard: WaitGuard | None = None
 _host = "127.0.0.1"
 _connect: Connect | None = None
 _groups: list[InterruptibleGroup] = []
@@ -477,7 +483,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Interrupt
     return group
 
 
-def use(guard: Guard, *, host: str, connect: Connect | None = None) -> None:
+def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
     """Make groups formed from now on wait under ``guard`` and listen at ``host``.
 
     ``connect`` makes what serves them on a device; without it they are the CPU's alone.

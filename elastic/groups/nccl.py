@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
-from holdfast.elastic.groups.collectives import POLL_S, Guard, leave_behind
+from holdfast.elastic.groups.collectives import POLL_S, WaitGuard, leave_behind
 
 WATCHDOG: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -64,7 +64,7 @@ class Communicator(Protocol):
 class NcclWork(Work):
     """An NCCL operation: its wait orders streams, and leaves when the generation is over."""
 
-    def __init__(self, inner: Work, guard: Guard) -> None:
+    def __init__(self, inner: Work, guard: WaitGuard) -> None:
         super().__init__()
         self._inner, self._guard = inner, guard
 
@@ -104,9 +104,9 @@ class NcclWork(Work):
 
 
 class NcclGroup:
-    """NCCL among the ranks of a group, under a `Guard`. Made by `connect`."""
+    """NCCL among the ranks of a group, under a `WaitGuard`. Made by `connect`."""
 
-    def __init__(self, nccl: Communicator, *, guard: Guard) -> None:
+    def __init__(self, nccl: Communicator, *, guard: WaitGuard) -> None:
         self._nccl, self.guard = nccl, guard
         self._lock, self._enqueuing = threading.Lock(), threading.Lock()
         self._ending: threading.Thread | None = None
@@ -213,7 +213,13 @@ def tame(environment: MutableMapping[str, str]) -> None:
 
 
 def connect(
-    store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, *, device: torch.device
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    guard: WaitGuard,
+    *,
+    device: torch.device,
 ) -> NcclGroup:
     """Make the ranks' communicator on ``device``. Raises ``Fenced`` when the generation is over.
 
@@ -244,7 +250,7 @@ class Marker(Protocol):
         """Whether the device has come so far."""
 
 
-def settle(mark: Marker, guard: Guard, *, timeout_s: float) -> None:
+def settle(mark: Marker, guard: WaitGuard, *, timeout_s: float) -> None:
     """Wait until the device has come to ``mark``; what it computed then is whole.
 
     Raises ``Fenced`` when the generation is over, ``TimeoutError`` after ``timeout_s``.

@@ -21,7 +21,7 @@ from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.groups import collectives, devices
-from holdfast.elastic.groups.collectives import Connect, Guard
+from holdfast.elastic.groups.collectives import Connect, WaitGuard
 from holdfast.elastic.groups.shards import counts_here
 from holdfast.elastic.membership.records import GenerationRecord, MeshSize
 from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
@@ -78,14 +78,14 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """The groups of a rank that sum gradients: see `World.dp` and `World.edp`. None: all ranks."""
+class GradientGroups:
+    """The groups of a rank that sum gradients (`GenerationWorld.dp`, ``edp``); None: all ranks."""
 
     dp: dist.ProcessGroup | None
     edp: dist.ProcessGroup | None
 
 
-class World(Peers):
+class GenerationWorld(Peers):
     """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
 
     def __init__(
@@ -93,10 +93,10 @@ class World(Peers):
         record: GenerationRecord,
         *,
         rank: int,
-        guard: Guard,
+        guard: WaitGuard,
         mesh: DeviceMesh,
         data_mesh: DeviceMesh,
-        groups: Groups,
+        groups: GradientGroups,
         plans: StoreGather,
         timeout_s: float = math.inf,
     ) -> None:
@@ -237,12 +237,12 @@ def form(
     record: GenerationRecord,
     *,
     incarnation: str,
-    guard: Guard,
+    guard: WaitGuard,
     host: str,
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
     device: Literal["cpu", "cuda"] = "cpu",
-) -> World:
+) -> GenerationWorld:
     """Meet the other members of ``record`` and return the world they make.
 
     ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
@@ -281,7 +281,7 @@ def form(
     plans = StoreGather(
         PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
     )
-    return World(
+    return GenerationWorld(
         record,
         rank=rank,
         guard=guard,
@@ -330,7 +330,7 @@ def meshes_of(
     return mesh, DeviceMesh._concatenate([mesh["replicate"], carved]) if replicates else carved
 
 
-def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> Groups:
+def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> GradientGroups:
     """Return the groups that sum gradients; collective."""
     replicates = data_mesh.ndim > 1
     dp: dist.ProcessGroup | None = None
@@ -339,7 +339,7 @@ def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> Gro
     edp: dist.ProcessGroup | None = None
     if size.ep > 1:
         edp = _every(size.ep * size.cell, size) if replicates else mesh["edp"].get_group()
-    return Groups(dp=dp, edp=edp)
+    return GradientGroups(dp=dp, edp=edp)
 
 
 def _every(step: int, size: MeshSize) -> dist.ProcessGroup:

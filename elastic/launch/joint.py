@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json, learn
-from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.lease import LeaseKeeper
 from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.coordinator.base import Coordinator
@@ -30,9 +30,9 @@ from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpired
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
-from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, outcome_key
-from holdfast.elastic.rendezvous.link import Place, address_towards
+from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards
 
 JOIN_S = 600.0
 """How long a launcher waits for the coordinator and for enough others."""
@@ -44,12 +44,12 @@ _FAREWELL_POLL_S = 0.05
 _SILENT_S = 30.0
 _LEAVE_MARGIN_S = 5.0
 _MAX_NUMBER = 1 << 16
-_PRESENCE = Timing(lease_ttl_s=5.0, self_fence_s=4.0, keep_alive_s=1.0)
+_PRESENCE = AgentTiming(lease_ttl_s=5.0, self_fence_s=4.0, keep_alive_s=1.0)
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+class SharedJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What all launchers of a job agree on; ``ended`` lets the next job of that name begin.
 
     ``machines`` is how many launchers it has in full.
@@ -72,7 +72,7 @@ class JointConfig:
     there already, this launcher must not begin one.
     """
 
-    place: Place
+    place: CoordinatorPlace
     key_file: Path
     job: str = "job"
     least: int = 1
@@ -170,12 +170,12 @@ class JointLauncher(Launcher):
                 _log.warning("waiting: %s", found)
             time.sleep(_RETRY_S)
 
-    def _job(self) -> JobRecord | str:
+    def _job(self) -> SharedJobRecord | str:
         """Return the job's record, written now where it is for this launcher to begin it."""
         joint = self._joint
         entry = self._coordinator.get(joint.key)
         if entry:
-            record = msgspec.json.decode(entry.value, type=JobRecord)
+            record = msgspec.json.decode(entry.value, type=SharedJobRecord)
             if not record.ended:
                 return record
         if joint.joins and entry:
@@ -183,7 +183,7 @@ class JointLauncher(Launcher):
         begins = not joint.joins and (self._server is not None or is_etcd(self._joint.place.url))
         if not begins:
             return f"nobody has begun job {joint.job} yet"
-        fresh = JobRecord(
+        fresh = SharedJobRecord(
             run=self.run,
             machines=joint.most,
             wanted=dict(self.config.wanted),
@@ -230,7 +230,7 @@ class JointLauncher(Launcher):
         except CoordinatorError:
             pass  # asked again in a moment
 
-    def _take(self, record: JobRecord, number: int) -> None:
+    def _take(self, record: SharedJobRecord, number: int) -> None:
         """Make the job's record this launcher's configuration."""
         self.run = record.run
         nodes = self.config.nodes
@@ -266,7 +266,7 @@ class JointLauncher(Launcher):
         lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
         return f"every node of this machine is lost: {lost}; look for the cause in their output"
 
-    def _read_outcome(self) -> Outcome | None:
+    def _read_outcome(self) -> JobOutcome | None:
         try:
             entry = self._coordinator.get(outcome_key(self.run))
         except CoordinatorError as error:
@@ -278,7 +278,7 @@ class JointLauncher(Launcher):
             self._stay()
             return None
         self._over = True
-        return msgspec.json.decode(entry.value, type=Outcome)
+        return msgspec.json.decode(entry.value, type=JobOutcome)
 
     def _decide(self, failure: str) -> None:
         """End the job where it ends with this launcher, else leave it: the others go on."""
@@ -308,7 +308,7 @@ class JointLauncher(Launcher):
 
     def _note_end(self) -> None:
         entry = self._coordinator.get(self._joint.key)
-        record = msgspec.json.decode(entry.value, type=JobRecord) if entry else None
+        record = msgspec.json.decode(entry.value, type=SharedJobRecord) if entry else None
         if entry and record and record.run == self.run:
             ended = msgspec.structs.replace(record, ended=True)
             self._coordinator.compare_and_set(

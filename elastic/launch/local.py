@@ -21,7 +21,7 @@ import msgspec
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
-from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.config import AgentConfig, AgentTiming
 from holdfast.elastic.agent.notice import LEFT_STATUS, NoticeConfig
 from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
 from holdfast.elastic.coordinator.base import Coordinator
@@ -29,10 +29,10 @@ from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import ConfigError, CoordinatorError, ElasticError
 from holdfast.elastic.events import EVENTS_PATTERN, EventWriter, events_file
-from holdfast.elastic.membership.records import TRAINER, Outcome
-from holdfast.elastic.membership.view import View, encode, node_key, outcome_key, run_prefix
+from holdfast.elastic.membership.records import TRAINER, JobOutcome
+from holdfast.elastic.membership.view import JobView, encode, node_key, outcome_key, run_prefix
 from holdfast.elastic.processes import run_dirs
-from holdfast.elastic.processes.children import Change, Child, describe_exit, end_processes
+from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
 
 _TICK_S = 0.05
 _STOP_GRACE_S = 0.15
@@ -43,11 +43,11 @@ _SWEEP_S = 2.0
 _SWEEP_TICK_S = 0.01
 
 
-LOCAL_TIMING = Timing(lease_ttl_s=3.0, self_fence_s=2.1)
+LOCAL_TIMING = AgentTiming(lease_ttl_s=3.0, self_fence_s=2.1)
 """On one machine the launcher sees the end of an agent at once; leases only back that up, and
 should not end because the machine is busy."""
 
-ETCD_TIMING = Timing(lease_ttl_s=6.0, self_fence_s=4.5)
+ETCD_TIMING = AgentTiming(lease_ttl_s=6.0, self_fence_s=4.5)
 """With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
 
 EMBEDDED = "embedded"
@@ -91,7 +91,7 @@ class LaunchConfig:
     max_attempts: int = 5
     node_restarts: int = 3
     settings: Mapping[str, Json] = field(default_factory=dict)
-    timing: Timing = LOCAL_TIMING
+    timing: AgentTiming = LOCAL_TIMING
     notice: NoticeConfig = field(default_factory=NoticeConfig)
     elsewhere: int = 0
     host: str = "127.0.0.1"
@@ -139,7 +139,7 @@ class Launcher:
         self._taken: set[str] = set()
         self._killed = threading.Event()
         self._ended = threading.Event()
-        self._outcome: Outcome | None = None
+        self._outcome: JobOutcome | None = None
         self._stop_reason: str | None = None
         self._deciding_s = 0.0
         self._lifeline_read, self._lifeline_write = -1, -1
@@ -171,7 +171,7 @@ class Launcher:
         self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
         self._thread.start()
 
-    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+    def wait(self, timeout_s: float | None = None) -> JobOutcome | None:
         """Wait until the job has ended and nothing of it is left; None when the time is up."""
         return self._outcome if self._ended.wait(timeout_s) else None
 
@@ -330,14 +330,14 @@ class Launcher:
                 continue
             returns = node.name in self._returning  # said before this look: it sees who was lost
             status = agent.poll()
-            if status and status.change == Change.STOPPED:
+            if status and status.change == ChildChange.STOPPED:
                 self._stopped_s[node.name] = time.monotonic()
-            elif status and status.change == Change.CONTINUED:
+            elif status and status.change == ChildChange.CONTINUED:
                 self._stopped_s.pop(node.name, None)
             stopped_s = self._stopped_s.get(node.name)
             if stopped_s and time.monotonic() - stopped_s > _STOP_GRACE_S:
                 agent.kill()  # it cannot keep its lease: a stopped agent is a dead node
-            if status and status.change == Change.EXITED:
+            if status and status.change == ChildChange.EXITED:
                 self._stopped_s.pop(node.name, None)
                 self._lose_node(node, agent)
             elif returns and status is None and not self._is_going(node.name, agent):
@@ -410,28 +410,28 @@ class Launcher:
         specs = [worker.spec for _, worker in view.workers() if worker.spec] if view else []
         return max((spec.least for spec in specs), default=0)
 
-    def _view(self) -> View | None:
+    def _view(self) -> JobView | None:
         try:
             entries, revision = self._coordinator.range(run_prefix(self.run))
         except CoordinatorError:
             return None
-        return View.from_entries(
+        return JobView.from_entries(
             entries, run=self.run, wanted=self.config.wanted, revision=revision
         )
 
-    def _read_outcome(self) -> Outcome | None:
+    def _read_outcome(self) -> JobOutcome | None:
         try:
             entry = self._coordinator.get(outcome_key(self.run))
         except CoordinatorError:
             return None
-        return msgspec.json.decode(entry.value, type=Outcome) if entry else None
+        return msgspec.json.decode(entry.value, type=JobOutcome) if entry else None
 
     def _decide(self, failure: str) -> None:
         """Write the outcome unless there is one; `_watch` reads back what stands.
 
         When the coordinator cannot be told for long, the agents are not told either.
         """
-        outcome = encode(Outcome(ok=False, message=failure))
+        outcome = encode(JobOutcome(ok=False, message=failure))
         self._deciding_s = self._deciding_s or time.monotonic()
         try:
             self._coordinator.compare_and_set(outcome_key(self.run), outcome, expected=0)
@@ -460,7 +460,7 @@ class Launcher:
                 self._note_failure(found)
         os.close(self._lifeline_read)
         message = self._stop_reason or "killed by the user"
-        outcome = self._outcome or Outcome(ok=False, message=message)
+        outcome = self._outcome or JobOutcome(ok=False, message=message)
         self._outcome = outcome
         self.emit("job_ended", ok=outcome.ok, message=outcome.message)
         self._events.close()
@@ -485,7 +485,7 @@ class Launcher:
     def _note_failure(self, found: NodeProcesses) -> None:
         """A worker that completed its part but then failed makes the job a failure."""
         if found.failure and (self._outcome is None or self._outcome.ok):
-            self._outcome = Outcome(ok=False, message=found.failure)
+            self._outcome = JobOutcome(ok=False, message=found.failure)
 
 
 def python_command(script: str | Path, args: Sequence[str]) -> tuple[str, ...]:

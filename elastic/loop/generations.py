@@ -28,7 +28,7 @@ from holdfast.ckpt.parity.groups import GROUP_SIZE
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness, tuning
-from holdfast.elastic.channel.base import WORKER_ENV, Channel, Phase, connect
+from holdfast.elastic.channel.base import WORKER_ENV, Channel, WorkerPhase, connect
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Mesh, Settings
 from holdfast.elastic.errors import (
@@ -41,13 +41,13 @@ from holdfast.elastic.errors import (
     Stopped,
 )
 from holdfast.elastic.groups import devices, reform
-from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.rehearsal import WarmJoin
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
-from holdfast.elastic.tracked.keeper import Keeper
+from holdfast.elastic.tracked.keeper import StateKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ class Loop:
                 info[REPLICATED_BYTES] = self._replicated_bytes
             if self._device is not None:
                 info[devices.INFO] = self._device
-            self._pulse.set(Phase.IDLE)
+            self._pulse.set(WorkerPhase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
             if after:
                 gc.collect()  # the old model must be gone before the next is built
@@ -227,7 +227,7 @@ class Loop:
                 record = channel.await_generation(after=after)
             finally:
                 self._ahead = warm.finish()
-            guard = Guard(
+            guard = WaitGuard(
                 record.number,
                 functools.partial(channel.fenced, record.number),
                 waiting=self._pulse.waiting,
@@ -244,7 +244,7 @@ class Loop:
             after = record.number
 
     def _generation(
-        self, body: Callable[[Run], _R], record: GenerationRecord, *, guard: Guard, host: str
+        self, body: Callable[[Run], _R], record: GenerationRecord, *, guard: WaitGuard, host: str
     ) -> _R:
         channel, settings = self._channel, self._settings
         world = reform.form(
@@ -267,11 +267,13 @@ class Loop:
         gc.collect()  # what is half restored must be gone before it is built again
         return self._enter(body, world, anew=anew)
 
-    def _enter(self, body: Callable[[Run], _R], world: reform.World, *, anew: str = "") -> _R:
+    def _enter(
+        self, body: Callable[[Run], _R], world: reform.GenerationWorld, *, anew: str = ""
+    ) -> _R:
         """Call ``body`` once; ``anew`` says why it restores nothing, if that is so."""
         channel, settings = self._channel, self._settings
         torch.manual_seed(randomness.build_seed(settings.seed))
-        keeper = Keeper(
+        keeper = StateKeeper(
             channel,
             settings,
             world,
@@ -306,7 +308,7 @@ def _import_all() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
-def _explained(error: Exception, guard: Guard) -> bool:
+def _explained(error: Exception, guard: WaitGuard) -> bool:
     """Say whether the end of the generation explains the error; its news may come a little later.
 
     A peer's death shows first as a broken connection, then as a fence.

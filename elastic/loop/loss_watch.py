@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from holdfast.elastic.errors import JobFailed, RollBack
-from holdfast.elastic.groups.reform import World
-from holdfast.elastic.loss import Action, LossGuard, Past, decide, longest, value_of
+from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, longest, value_of
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class LossWatch:
     def __init__(self, guard: LossGuard) -> None:
         self._guard, self._past = guard, Past()
 
-    def begin(self, world: World, *, completed: int) -> None:
+    def begin(self, world: GenerationWorld, *, completed: int) -> None:
         """Take over what the rank that has watched the longest knows; collective."""
         said = world.gather(msgspec.to_builtins(self._past, str_keys=True))
         pasts = [msgspec.convert(each, Past, str_keys=True) for each in said]
@@ -32,7 +32,7 @@ class LossWatch:
         *,
         step: int,
         wrong: str,
-        tell: Callable[[str, Action], None],
+        tell: Callable[[str, LossAction], None],
     ) -> bool:
         """Say whether the step is to leave the weights as they are.
 
@@ -48,13 +48,13 @@ class LossWatch:
         tell(why, action)
         told = f"step {step}: {why}"
         match action:
-            case Action.ROLL_BACK:
+            case LossAction.ROLL_BACK:
                 raise RollBack(told, at_most=max(0, step - guard.steps_back))
-            case Action.STOP:
+            case LossAction.STOP:
                 raise JobFailed(
                     f"{told}: look at the data and the learning rate, or change what "
                     f"LossGuard(nonfinite={guard.nonfinite!r}, spike={guard.spike!r}, "
                     f"then={guard.then!r}, limit={guard.limit}) does"
                 )
-        _log.warning("%s: %s", told, "left out" if action is Action.SKIP else "noted")
-        return action is Action.SKIP
+        _log.warning("%s: %s", told, "left out" if action is LossAction.SKIP else "noted")
+        return action is LossAction.SKIP

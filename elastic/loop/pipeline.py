@@ -23,9 +23,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.elastic import randomness
-from holdfast.elastic.data.loaders import Piece
+from holdfast.elastic.data.loaders import LoadedMicrobatch
 from holdfast.elastic.errors import ConfigError, Fenced
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.seeding import seed_all
 
 AXIS: Final = "pp"
@@ -107,7 +107,7 @@ def _refuse(module: nn.Module) -> None:
 
 def stages_of(
     modules: Sequence[nn.Module],
-    world: World,
+    world: GenerationWorld,
     *,
     check: Callable[[], None],
     exact: bool,
@@ -153,7 +153,7 @@ def pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run_schedule(
-    schedule: Schedule, pieces: Sequence[Piece], *, feed: Feed, seed: int, step: int
+    schedule: Schedule, pieces: Sequence[LoadedMicrobatch], *, feed: Feed, seed: int, step: int
 ) -> list[float]:
     """Run microbatches forward and backward; return their losses, zeros before the last stage.
 

@@ -38,14 +38,14 @@ from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, ElasticError
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.collectives import Guard
-from holdfast.elastic.groups.reform import AXES, World
+from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.reform import AXES, GenerationWorld
 from holdfast.elastic.loop.prefetch import Donors, Prefetcher
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
 from holdfast.elastic.tracked.cursor import KEY
-from holdfast.elastic.tracked.keeper import Keeper
+from holdfast.elastic.tracked.keeper import StateKeeper
 
 LIMIT_S: Final = 600.0
 """A function that does not come to its first step in this time is not rehearsed any longer."""
@@ -66,7 +66,7 @@ class _TooLong(ElasticError):
     """The rehearsal took too long."""
 
 
-class StageWorld(World):
+class StageWorld(GenerationWorld):
     """A world of this process alone that says it is larger: what others would say is made up."""
 
     def max_(self, tensor: torch.Tensor) -> None:
@@ -89,7 +89,7 @@ class StageWorld(World):
 
 @contextmanager
 def stage(
-    record: GenerationRecord, *, rank: int, guard: Guard, axes: tuple[str, ...] = AXES
+    record: GenerationRecord, *, rank: int, guard: WaitGuard, axes: tuple[str, ...] = AXES
 ) -> Iterator[StageWorld]:
     """Make this process ``rank`` of ``record``, with collectives that do nothing, for a while.
 
@@ -122,13 +122,13 @@ def stage(
         reform.leave()
 
 
-class StageKeeper(Keeper):
+class StageKeeper(StateKeeper):
     """Tells ``tracked`` of the state instead of restoring it, and ends where steps begin."""
 
     tracked: Callable[[Mapping[str, Any]], None]
 
     def track(self, state: Mapping[str, Any]) -> None:
-        """See `Keeper.track`."""
+        """See `StateKeeper.track`."""
         if KEY in state:
             raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
         self.tracked({**state, KEY: self.cursor})
@@ -222,7 +222,7 @@ class WarmJoin:
         rank: int,
         donors: Donors,
     ) -> None:
-        guard = Guard(record.number, lambda: not self._goes_on())
+        guard = WaitGuard(record.number, lambda: not self._goes_on())
         with stage(record, rank=rank, guard=guard, axes=self._settings.mesh.axes) as world:
             keeper = StageKeeper(
                 self._channel, self._settings, world, pulse=self._pulse, maps=self._maps
@@ -264,7 +264,7 @@ class WarmJoin:
             )
 
 
-def _train_once(world: World) -> None:
+def _train_once(world: GenerationWorld) -> None:
     """Train next to nothing for a step: what torch does for the first time there, it has done."""
     model = nn.Linear(2, 2)
     if world.mesh.ndim == 1:

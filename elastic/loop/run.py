@@ -18,25 +18,25 @@ from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
-from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
-from holdfast.elastic.data.loaders import Loader, Piece
-from holdfast.elastic.data.order import Order
-from holdfast.elastic.data.work import Samples, Work
+from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
+from holdfast.elastic.data.order import SampleOrder
+from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError, JobFailed, NotFinite
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.gradients.summing import Replicas
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.loss_watch import LossWatch
-from holdfast.elastic.loss import Action
+from holdfast.elastic.loss import LossAction
 from holdfast.elastic.membership.records import Member, Roster
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.handover import Wish, wish_of
-from holdfast.elastic.tracked.keeper import Keeper
+from holdfast.elastic.tracked.keeper import StateKeeper
 from holdfast.elastic.tracked.protection import Protection
 
 if TYPE_CHECKING:
@@ -53,14 +53,22 @@ class Run:
     """
 
     def __init__(
-        self, channel: Channel, settings: Settings, world: World, *, pulse: Pulse, keeper: Keeper
+        self,
+        channel: Channel,
+        settings: Settings,
+        world: GenerationWorld,
+        *,
+        pulse: Pulse,
+        keeper: StateKeeper,
     ) -> None:
         self._channel, self._settings, self._world = channel, settings, world
         self._pulse, self._keeper = pulse, keeper
         self._gradients: Gradients | None = None
         self._logs = Metrics(settings.batch.microbatches)
-        self._piece: Piece | None = None
-        self._work = Work(channel, settings, world, states=keeper.cursor.places, beat=pulse.beat)
+        self._piece: LoadedMicrobatch | None = None
+        self._work = StepWork(
+            channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
+        )
         self._backwards = 0
         self._has_gradients = self._in_step = self._stepped = self._skips = self._resumed = False
         self._losses: LossWatch | None = None
@@ -154,7 +162,7 @@ class Run:
         """
         if limit_s < 0:
             raise ConfigError(f"run.pause(limit_s={limit_s!r}): give seconds, or 0 for the default")
-        with self._pulse.phase(Phase.PAUSE, limit_s=limit_s):
+        with self._pulse.phase(WorkerPhase.PAUSE, limit_s=limit_s):
             yield
 
     def track(self, **state: Any) -> None:
@@ -167,7 +175,7 @@ class Run:
         """
         if self._gradients is not None:
             raise ConfigError("run.track was called twice; name all state in one call")
-        with self._pulse.phase(Phase.IDLE):
+        with self._pulse.phase(WorkerPhase.IDLE):
             self._keeper.track(state)
         self._gradients = Gradients(
             {
@@ -225,7 +233,7 @@ class Run:
         *,
         batch: int | None = None,
         shuffle: bool | None = None,
-        order: Order | None = None,
+        order: SampleOrder | None = None,
         name: str = "data",
         factory: Callable[..., DataLoader[Any]] = DataLoader,
         first_batch_s: float = FIRST_BATCH_S,
@@ -266,7 +274,7 @@ class Run:
         self._in_step, self._stepped, self._has_gradients = True, False, False
         self._skips = False
         self._began = (time.time(), time.perf_counter(), time.process_time())
-        self._pulse.set(Phase.COMPUTE, step=self.completed)
+        self._pulse.set(WorkerPhase.COMPUTE, step=self.completed)
         seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=False))
 
     def _end_step(self, *, last: bool) -> None:
@@ -314,15 +322,15 @@ class Run:
         self._resumed = True
         self._logs.clear()
         self._work.sharing.settle()
-        self._pulse.set(Phase.IDLE, step=cursor.step)
+        self._pulse.set(WorkerPhase.IDLE, step=cursor.step)
         if wished and not last:
             self._keeper.hand_over()
 
     @overload
     def microbatches(self) -> Iterator[int]: ...
     @overload
-    def microbatches(self, dataset: Samples[Any] | Loader) -> Iterator[Any]: ...
-    def microbatches(self, dataset: Samples[Any] | Loader | None = None) -> Iterator[Any]:
+    def microbatches(self, dataset: MapDataset[Any] | Loader) -> Iterator[Any]: ...
+    def microbatches(self, dataset: MapDataset[Any] | Loader | None = None) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
         Of a data set the samples of all steps are one endless row, epoch after epoch, shuffled;
@@ -338,7 +346,7 @@ class Run:
                 yield self._begin_microbatch(piece)
             self._piece = None
 
-    def _passes(self, dataset: Samples[Any] | Loader | None) -> Iterator[list[Piece]]:
+    def _passes(self, dataset: MapDataset[Any] | Loader | None) -> Iterator[list[LoadedMicrobatch]]:
         """Yield the microbatches of the step, again where the pass has to be repeated."""
         gradients = self._tracked()
         if not self._in_step:
@@ -358,7 +366,7 @@ class Run:
             "microbatch computes must depend on nothing but the tracked state and the microbatch"
         )
 
-    def _begin_microbatch(self, piece: Piece) -> Any:
+    def _begin_microbatch(self, piece: LoadedMicrobatch) -> Any:
         self.check()
         batch = piece.fetch()
         self._piece, number = piece, piece.microbatch
@@ -396,7 +404,7 @@ class Run:
     def pipeline(
         self,
         schedule: Schedule,
-        dataset: Samples[Any] | Loader,
+        dataset: MapDataset[Any] | Loader,
         *,
         feed: Feed | None = None,
     ) -> None:
@@ -449,11 +457,11 @@ class Run:
             return
         self._world.settle()  # a number out of an aborted collective is not judged
 
-        def tell(why: str, action: Action) -> None:
+        def tell(why: str, action: LossAction) -> None:
             if self.is_leader:
                 at = {"step": self.completed, "generation": self.generation}
                 self.emit("loss", **at, why=why, action=action.value)
-            if action in (Action.ROLL_BACK, Action.STOP):
+            if action in (LossAction.ROLL_BACK, LossAction.STOP):
                 self._world.barrier()  # the first to leave ends it for all: it is told by then
 
         self._skips = self._losses.skips(
@@ -527,7 +535,7 @@ class Run:
         """Make the last step durable where asked for, and wait for all ranks (the loop does)."""
         if self._in_step and self._stepped:
             self._end_step(last=True)  # the loop was left by `break`
-        self._pulse.set(Phase.WAIT, step=self.completed)
+        self._pulse.set(WorkerPhase.WAIT, step=self.completed)
         self._keeper.finish()
         self._world.barrier()
 

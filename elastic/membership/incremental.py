@@ -13,7 +13,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
-    from holdfast.elastic.membership.view import View
+    from holdfast.elastic.membership.view import JobView
 
 _T = TypeVar("_T")
 
@@ -93,27 +93,27 @@ class Findings:
         return answers
 
 
-def once(find: Callable[[View], _T]) -> Callable[[View], _T]:
+def once(find: Callable[[JobView], _T]) -> Callable[[JobView], _T]:
     """Have a pure function of a view look at each view once; what it returns is not changed."""
     name = _name(find)
 
     @wraps(find)
-    def found(view: View) -> _T:
+    def found(view: JobView) -> _T:
         return view.findings.here(name, lambda: find(view))
 
     return found
 
 
 def while_same(
-    parts: Callable[[View], Parts],
-) -> Callable[[Callable[..., _T]], Callable[[View], _T]]:
+    parts: Callable[[JobView], Parts],
+) -> Callable[[Callable[..., _T]], Callable[[JobView], _T]]:
     """Have a pure function of a view's ``parts`` look again only where one is another object."""
 
-    def of(find: Callable[..., _T]) -> Callable[[View], _T]:
+    def of(find: Callable[..., _T]) -> Callable[[JobView], _T]:
         name = _name(find)
 
         @wraps(find)
-        def found(view: View) -> _T:
+        def found(view: JobView) -> _T:
             return view.findings.whole(name, parts(view), find)
 
         return found
@@ -122,19 +122,19 @@ def while_same(
 
 
 def by_node(
-    parts: Callable[[View], Parts] = lambda _: (),
-) -> Callable[[Callable[..., _T | None]], Callable[[View], dict[str, _T]]]:
+    parts: Callable[[JobView], Parts] = lambda _: (),
+) -> Callable[[Callable[..., _T | None]], Callable[[JobView], dict[str, _T]]]:
     """Have a pure function of a node's record, and of ``parts``, look at all nodes of a view.
 
     The result maps nodes, in their order, to what it says of them; None is left out. Only nodes
     whose record changed are looked at again, and all where a part is another object.
     """
 
-    def of(find: Callable[..., _T | None]) -> Callable[[View], dict[str, _T]]:
+    def of(find: Callable[..., _T | None]) -> Callable[[JobView], dict[str, _T]]:
         name = _name(find)
 
         @wraps(find)
-        def found(view: View) -> dict[str, _T]:
+        def found(view: JobView) -> dict[str, _T]:
             return view.findings.by_node(name, parts(view), find, view.nodes)
 
         return found
@@ -143,18 +143,18 @@ def by_node(
 
 
 def by_nodes(
-    parts: Callable[[View], Parts] = lambda _: (),
-) -> Callable[[Callable[..., dict[str, _T]]], Callable[[View], dict[str, _T]]]:
+    parts: Callable[[JobView], Parts] = lambda _: (),
+) -> Callable[[Callable[..., dict[str, _T]]], Callable[[JobView], dict[str, _T]]]:
     """As `by_node`, for a function of many records at once: it returns what it says, by node.
 
     For a question so simple that to call it for each node would cost more than the answer.
     """
 
-    def of(find: Callable[..., dict[str, _T]]) -> Callable[[View], dict[str, _T]]:
+    def of(find: Callable[..., dict[str, _T]]) -> Callable[[JobView], dict[str, _T]]:
         name = _name(find)
 
         @wraps(find)
-        def found(view: View) -> dict[str, _T]:
+        def found(view: JobView) -> dict[str, _T]:
             return view.findings.by_nodes(name, parts(view), find, view.nodes)
 
         return found

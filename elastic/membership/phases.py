@@ -7,7 +7,7 @@ from enum import IntEnum
 import msgspec
 
 
-class Phase(IntEnum):
+class WorkerPhase(IntEnum):
     """What a worker is doing: only COMPUTE promises a next heartbeat soon.
 
     PAUSE is work beside training that the loop announced, as an evaluation; MEET is waiting for
@@ -30,6 +30,6 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     step: int
-    phase: Phase
+    phase: WorkerPhase
     at_ns: int
     limit_s: float = 0.0

@@ -307,7 +307,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     setbacks: dict[str, Setback] = {}
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How the job ended; written once. ``result`` is what rank 0 returned."""
 
     ok: bool

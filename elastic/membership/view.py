@@ -11,22 +11,22 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from holdfast.ckpt.memory.records import BlockEntry
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.membership.incremental import Findings, by_node, by_nodes, once, while_same
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
+    JobOutcome,
     JobSpec,
     NodeRecord,
-    Outcome,
     Roster,
     Seating,
     WorkerRecord,
     WorkerState,
 )
 
-Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | Outcome
+Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome
 """What the keys of a run hold."""
 
 Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
@@ -58,7 +58,7 @@ def seating_key(run: str) -> str:
 
 
 def outcome_key(run: str) -> str:
-    """Return the key of the job's `Outcome`, written once (compare-and-set from absent)."""
+    """Return the key of the job's `JobOutcome`, written once (compare-and-set from absent)."""
     return f"{run}/outcome"
 
 
@@ -86,7 +86,7 @@ def seat_order(seat: str) -> tuple[str, int, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class JobView:
     """A job at one store revision: live nodes, newest generation, seating, outcome.
 
     ``wanted`` is how many seats the job is to have of each role. The revisions are those the
@@ -100,7 +100,7 @@ class View:
     generation_revision: int = 0
     seating: tuple[Seating, ...] = ()
     seating_revision: int = 0
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
     revision: int = 0
     decoded: Mapping[str, tuple[int, Record]] = field(default_factory=dict, repr=False)
     findings: Findings = field(default_factory=Findings, init=False, repr=False, compare=False)
@@ -113,8 +113,8 @@ class View:
         run: str,
         wanted: Mapping[str, int],
         revision: int = 0,
-        before: View | None = None,
-    ) -> View:
+        before: JobView | None = None,
+    ) -> JobView:
         """Build the view from all entries under `run_prefix`.
 
         What ``before`` has decoded of the same revisions is taken from there, and what was found
@@ -134,12 +134,12 @@ class View:
         start = before or cls(run=run, nodes={}, wanted=wanted)
         return start._with(decoded, changed, wanted=wanted, revision=revision)
 
-    def after(self, events: Iterable[Event], *, revision: int = 0) -> View:
+    def after(self, events: Iterable[KeyEvent], *, revision: int = 0) -> JobView:
         """Return the view after changes of the run's keys, in order.
 
         One that is older than what is known changes nothing. Raises as `from_entries`.
         """
-        newest: dict[str, Event] = {}
+        newest: dict[str, KeyEvent] = {}
         for event in events:
             earlier = newest.get(event.key)
             if earlier is None or earlier.revision <= event.revision:
@@ -166,7 +166,7 @@ class View:
         *,
         wanted: Mapping[str, int],
         revision: int,
-    ) -> View:
+    ) -> JobView:
         """Return the view of what is ``decoded`` now; its keys ``changed`` are other than here."""
         prefix = node_key(self.run, "")
         names = {key[len(prefix) :] for key in changed if key.startswith(prefix)}
@@ -181,7 +181,7 @@ class View:
         of_generation = decoded.get(generation_key(self.run), (0, None))
         of_seating = decoded.get(seating_key(self.run), (0, ()))
         outcome = decoded.get(outcome_key(self.run), (0, None))[1]
-        view = View(
+        view = JobView(
             run=self.run,
             nodes={name: nodes[name] for name in sorted(nodes)} if added else nodes,
             wanted=wanted,
@@ -189,14 +189,14 @@ class View:
             generation_revision=of_generation[0],
             seating=cast("tuple[Seating, ...]", of_seating[1]),
             seating_revision=of_seating[0],
-            outcome=cast("Outcome | None", outcome),
+            outcome=cast("JobOutcome | None", outcome),
             revision=revision,
             decoded=decoded,
         )
         view.findings.inherit(self.findings, changed=names)
         return view
 
-    def without(self, names: Set[str]) -> View:
+    def without(self, names: Set[str]) -> JobView:
         """Return the view as it were without these nodes; what was found of the others stays."""
         nodes = {name: node for name, node in self.nodes.items() if name not in names}
         view = replace(self, nodes=nodes)
@@ -234,7 +234,7 @@ def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
 
 
 @by_nodes(lambda view: (view.generation,))
-def odd_nodes(
+def unmatched_nodes(
     nodes: Iterable[NodeRecord], generation: GenerationRecord | None
 ) -> dict[str, NodeRecord]:
     """Return the live nodes that the newest generation does not know as they are.
@@ -250,7 +250,7 @@ def odd_nodes(
 
 
 @once
-def lost_nodes(view: View) -> Set[str]:
+def lost_nodes(view: JobView) -> Set[str]:
     """Return the nodes of the newest generation's group that live no more."""
     return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
 
@@ -265,7 +265,7 @@ def late_nodes(
 
 
 @once
-def fenced_nodes(view: View) -> Mapping[str, NodeRecord]:
+def fenced_nodes(view: JobView) -> Mapping[str, NodeRecord]:
     """Return the live nodes of which no worker acts in the newest generation any more."""
     late = late_nodes(view)
     if not late:
@@ -325,18 +325,18 @@ def _parked_outside(
 
 
 @once
-def outside_trainers(view: View) -> list[Trainer]:
+def outside_trainers(view: JobView) -> list[Trainer]:
     """Return the READY trainers that are not in the newest generation."""
     return _with_nodes(view, _parked_outside(view))
 
 
-def _with_nodes(view: View, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
+def _with_nodes(view: JobView, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
     nodes = view.nodes
     return [(nodes[name], worker) for name, workers in found.items() for worker in workers]
 
 
 @once
-def ready_trainers(view: View) -> list[Trainer]:
+def ready_trainers(view: JobView) -> list[Trainer]:
     """Return who can enter the next generation, in seat order.
 
     These are the READY trainers of the nodes that have fenced the newest generation.
@@ -360,7 +360,7 @@ def _decode(key: str, value: str, *, run: str) -> Record:
     kinds: dict[str, Any] = {
         generation_key(run): GenerationRecord,
         seating_key(run): tuple[Seating, ...],
-        outcome_key(run): Outcome,
+        outcome_key(run): JobOutcome,
     }
     prefix = node_key(run, "")
     is_node = key.startswith(prefix)

@@ -22,7 +22,7 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import role_of
-from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.meshes import choose_mesh
 from holdfast.elastic.planning.placing import Placer, Trainer, members_of
 
@@ -69,7 +69,7 @@ def foresee(
         return None
     nodes = {node.node: _holding(node, point, sizes) for node in roster.nodes}
     saved = saved_mesh(point, known={generation.number: generation.mesh})
-    holdings = Holdings(point, nodes=nodes, saved=saved, mesh=mesh)
+    holdings = BlockHoldings(point, nodes=nodes, saved=saved, mesh=mesh)
     placement = Placer(mesh, old=generation, holdings=holdings if holdings.known else None)
     members = members_of(placement.place(ready).ranks)
     rank = next((m.rank for m in members if m.incarnation == incarnation), mesh.ranks - 1)

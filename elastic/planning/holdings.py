@@ -26,7 +26,7 @@ _Range: TypeAlias = list[tuple[int, float]]
 """Indices along an axis of the new mesh, each with the part of the whole axis that overlaps."""
 
 
-class Holdings:
+class BlockHoldings:
     """The blocks of a restore point in the memory of the nodes, seen from the ranks of ``mesh``."""
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.elastic.membership.incremental import by_nodes, once
 from holdfast.elastic.membership.records import NodeRecord, Setback
-from holdfast.elastic.membership.view import View, identity, lost_nodes, odd_nodes
+from holdfast.elastic.membership.view import JobView, identity, lost_nodes, unmatched_nodes
 from holdfast.elastic.planning.reach import left_out
 
 MAX_SETBACKS = 1024
@@ -22,7 +22,7 @@ _NEVER = Setback(losses=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class HoldoffPatience:
     """How often a node may be lost before it waits, and for how long, in seconds.
 
     Behind the first ``free_losses`` it waits ``first_s`` and twice as long each time after, up to
@@ -45,7 +45,7 @@ def _leaving(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     return {node.node: identity(node) for node in nodes if node.leaving}
 
 
-def announced(view: View, before: Mapping[str, str]) -> dict[str, str]:
+def announced(view: JobView, before: Mapping[str, str]) -> dict[str, str]:
     """Return who of the newest generation's nodes has said that it leaves, with its identity.
 
     ``before`` is what this returned for the view before: who has left by now is only known there.
@@ -56,7 +56,7 @@ def announced(view: View, before: Mapping[str, str]) -> dict[str, str]:
 
 
 def setbacks_after(
-    view: View, *, lived_s: float, patience: Patience, leavers: Collection[str] = ()
+    view: JobView, *, lived_s: float, patience: HoldoffPatience, leavers: Collection[str] = ()
 ) -> dict[str, Setback]:
     """Return what the next generation is to know of the nodes that were lost.
 
@@ -85,28 +85,28 @@ def setbacks_after(
     return {name: found[name] for name in sorted(worst)}
 
 
-def _forgiven(before: Setback, lived_s: float, patience: Patience) -> Setback:
+def _forgiven(before: Setback, lived_s: float, patience: HoldoffPatience) -> Setback:
     forgotten, calm_s = divmod(before.calm_s + lived_s, patience.forgive_s)
     return Setback(losses=before.losses - int(forgotten), calm_s=calm_s)
 
 
 @once
-def strangers(view: View) -> dict[str, str]:
+def strangers(view: JobView) -> dict[str, str]:
     """Return the live nodes the newest generation does not know as they are, with their marks.
 
     A node that was started again is one as well; its mark changes with every start.
     """
     known = view.generation.nodes if view.generation else {}
-    marks = {name: identity(node) for name, node in odd_nodes(view).items()}
+    marks = {name: identity(node) for name, node in unmatched_nodes(view).items()}
     return {n: f"node:{n}:{mark}" for n, mark in marks.items() if mark != known.get(n)}
 
 
 def held_off(
-    view: View,
+    view: JobView,
     since: Mapping[str, float],
     *,
     now_s: float,
-    patience: Patience,
+    patience: HoldoffPatience,
     leavers: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the nodes that are not to be taken in yet, and until when.

@@ -24,7 +24,7 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import seat_order
 from holdfast.elastic.planning.assign import EXACT_MOST, assign, assign_edges
-from holdfast.elastic.planning.holdings import Holdings
+from holdfast.elastic.planning.holdings import BlockHoldings
 
 Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
 Cell: TypeAlias = tuple[Trainer, ...]
@@ -51,7 +51,7 @@ class Placer:
     """Places the trainers of one new generation; ``old`` is the one before."""
 
     def __init__(
-        self, mesh: MeshSize, *, old: GenerationRecord | None, holdings: Holdings | None
+        self, mesh: MeshSize, *, old: GenerationRecord | None, holdings: BlockHoldings | None
     ) -> None:
         self._holdings = holdings
         self._size = mesh.near

@@ -21,17 +21,17 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
 )
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     fenced_nodes,
     identity,
     late_nodes,
     lost_nodes,
     member_incarnations,
-    odd_nodes,
     parked_trainers,
     ready_trainers,
+    unmatched_nodes,
 )
-from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.inventories import whole
 from holdfast.elastic.planning.meshes import choose_mesh
 from holdfast.elastic.planning.placing import Placement, Placer, Trainer, members_of
@@ -50,7 +50,7 @@ _NO_SPEC = JobSpec()
 
 
 def plan(
-    view: View,
+    view: JobView,
     *,
     restore_points: RestorePoints | None = None,
     held: Collection[str] = (),
@@ -95,7 +95,7 @@ def plan(
     ]
     reason = "; ".join(clause for clause in clauses if clause)
     known = view.generation.nodes if view.generation else {}
-    odd = odd_nodes(view)
+    unmatched = unmatched_nodes(view)
     record = GenerationRecord(
         number=view.number + 1,
         members=members,
@@ -104,7 +104,8 @@ def plan(
         fallbacks=tuple(points[1 : 1 + MAX_FALLBACKS]),
         reason=reason,
         nodes={
-            name: known[name] if name not in odd else identity(node) for name, node in nodes.items()
+            name: known[name] if name not in unmatched else identity(node)
+            for name, node in nodes.items()
         },
         timeline=extend_timeline(
             view.generation.timeline if view.generation else (),
@@ -118,13 +119,13 @@ def plan(
 
 
 @once
-def _in_reach(view: View) -> View:
+def _in_reach(view: JobView) -> JobView:
     """Return the view without those who are left out because others do not reach them."""
     return view.without(left_out(view).keys())
 
 
 def _restore_without(
-    view: View, held: Collection[str], *, restore_points: RestorePoints | None
+    view: JobView, held: Collection[str], *, restore_points: RestorePoints | None
 ) -> tuple[list[RestorePoint], str, Collection[str]]:
     """Return the restore points, why no others, and whom the plan can do without."""
     points, reason = choose_restore(view, restore_points=restore_points)
@@ -148,13 +149,13 @@ def _replicated_bytes(ready: Sequence[Trainer]) -> int:
 
 
 def _holdings(
-    view: View, restore: RestorePoint | None, *, mesh: MeshSize, ready: Sequence[Trainer]
-) -> Holdings | None:
+    view: JobView, restore: RestorePoint | None, *, mesh: MeshSize, ready: Sequence[Trainer]
+) -> BlockHoldings | None:
     """Return which bytes of the restore point lie where, None where that is not known."""
     if restore is None or view.generation is None:
         return None
     saved = saved_mesh(restore, known={view.number: view.generation.mesh})
-    found = Holdings(
+    found = BlockHoldings(
         restore,
         nodes=fenced_nodes(view),
         saved=saved,
@@ -165,7 +166,7 @@ def _holdings(
 
 
 def _shares(
-    view: View, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
+    view: JobView, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
 ) -> tuple[tuple[int, ...], str]:
     """Return the shares of the data-parallel groups by their slowest rank; none: even ones.
 
@@ -203,7 +204,7 @@ def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: i
 
 
 def _world(
-    view: View, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
+    view: JobView, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
 ) -> tuple[SnapshotWorld, str]:
     """Return who guards the snapshots, and what losses they survive.
 
@@ -243,13 +244,13 @@ def _domains(nodes: Iterable[NodeRecord]) -> dict[str, str]:
 
 
 @once
-def asked(view: View) -> JobSpec:
+def asked(view: JobView) -> JobSpec:
     """Return what the READY trainers ask for."""
     return job_spec(ready_trainers(view))
 
 
 @once
-def some_spec(view: View) -> JobSpec:
+def some_spec(view: JobView) -> JobSpec:
     """Return what the first node's trainers ask for, ready or not."""
     specs = (worker.spec for _, worker in view.workers() if worker.spec is not None)
     return next(specs, _NO_SPEC)
@@ -282,7 +283,7 @@ def _strength(spec: JobSpec, nodes: int) -> tuple[int, int]:
     return parity, min(spec.columns, nodes - parity) if parity else 0
 
 
-def keep_ready(view: View) -> None:
+def keep_ready(view: JobView) -> None:
     """Answer for this view what a plan asks of every node, few of which changed.
 
     The next view takes the answers over: so they are at hand when a plan is asked for.
@@ -292,13 +293,13 @@ def keep_ready(view: View) -> None:
     _domains(view)
 
 
-def think_ahead(view: View) -> None:
+def think_ahead(view: JobView) -> None:
     """Find the parity groups of a plan while others are waited for: they are known by now."""
     if _domains(view):
         _groups(view)
 
 
-def weigh(view: View) -> None:
+def weigh(view: JobView) -> None:
     """Find what a plan is made of, so that it is at hand when the plan is asked for.
 
     That is who is ready, what can be restored and the parity groups; about half of the work.
@@ -316,7 +317,7 @@ def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
 
 
 def choose_restore(
-    view: View, *, restore_points: RestorePoints | None = None
+    view: JobView, *, restore_points: RestorePoints | None = None
 ) -> tuple[list[RestorePoint], str]:
     """Return the restore points on the surviving timeline, newest first, or none and why."""
     if view.generation is None:
@@ -366,7 +367,7 @@ def _restorable(inventories: list[Inventory]) -> tuple[list[RestorePoint], str]:
     return restore_points(inventories)
 
 
-def _old_enough(points: list[RestorePoint], *, view: View) -> list[RestorePoint]:
+def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoint]:
     """Leave out what is newer than trainers ask for that left the newest generation to go back.
 
     Where nothing is so old, the oldest there is.
@@ -419,7 +420,7 @@ def extend_timeline(timeline: Sequence[Origin], newest: Origin) -> tuple[Origin,
     return tuple(kept)
 
 
-def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
+def _reason(view: JobView, *, members: Sequence[Member], spec: JobSpec) -> str:
     known = member_incarnations(view)
     kept = [m for m in members if m.incarnation in known]
     new = [m for m in members if m.incarnation not in known]
@@ -431,11 +432,11 @@ def _reason(view: View, *, members: Sequence[Member], spec: JobSpec) -> str:
 
 
 @once
-def changed_nodes(view: View) -> dict[str, str]:
+def changed_nodes(view: JobView) -> dict[str, str]:
     """Return the live nodes of the newest generation's group that changed, and how."""
     known = view.generation.nodes if view.generation else {}
     said = {}
-    for name, node in odd_nodes(view).items():
+    for name, node in unmatched_nodes(view).items():
         if name in known and not node.sidecar:
             said[name] = f"the sidecar of node {name} is down"
         elif name in known:
@@ -444,7 +445,7 @@ def changed_nodes(view: View) -> dict[str, str]:
 
 
 @once
-def changes(view: View) -> list[str]:
+def changes(view: JobView) -> list[str]:
     """Return what happened to the nodes and members of the newest generation, as clauses."""
     said = {**changed_nodes(view), **{name: f"node {name} was lost" for name in lost_nodes(view)}}
     if not said or view.generation is None:
@@ -463,7 +464,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _restore_reason(
-    restore: RestorePoint | None, *, members: Sequence[Member], holdings: Holdings | None
+    restore: RestorePoint | None, *, members: Sequence[Member], holdings: BlockHoldings | None
 ) -> str:
     if restore is None:
         return ""

@@ -15,7 +15,7 @@ from itertools import islice
 
 from holdfast.elastic.membership.incremental import by_nodes, once, while_same
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord
-from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.membership.view import JobView, identity
 
 Pairs = Mapping[str, Set[str]]
 """Node → the nodes that it and they do not reach each other; both ways."""
@@ -30,7 +30,7 @@ def _complaints(nodes: Iterable[NodeRecord]) -> dict[str, Mapping[str, str]]:
 
 
 @once
-def _has_complaints(view: View) -> bool:
+def _has_complaints(view: JobView) -> bool:
     return bool(_complaints(view))
 
 
@@ -39,7 +39,7 @@ def _marks(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     return {node.node: identity(node) for node in nodes}
 
 
-def broken_pairs(view: View) -> Pairs:
+def broken_pairs(view: JobView) -> Pairs:
     """Return the live nodes of which one does not reach the other as it is now."""
     return _pairs(view) if _has_complaints(view) else {}
 
@@ -64,7 +64,7 @@ def _inside(
     return {name for name in pairs if known.get(name) == marks[name]}
 
 
-def parted(view: View) -> list[tuple[str, str]]:
+def parted(view: JobView) -> list[tuple[str, str]]:
     """Return the broken pairs inside the newest generation's group, which cannot go on with them.
 
     The first few are enough. Nodes that were started again since are not of the group as they are.
@@ -87,7 +87,7 @@ def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
     return found
 
 
-def left_out(view: View) -> Mapping[str, list[str]]:
+def left_out(view: JobView) -> Mapping[str, list[str]]:
     """Return who is to be left out of the next generation, with those they do not reach.
 
     Of the newest generation's group those in the most broken pairs go first, then those with fewer
@@ -136,7 +136,7 @@ def _unasked(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -
     return {node.node: True for node in nodes if node.probed < number and node.node in known}
 
 
-def all_asked(view: View) -> bool:
+def all_asked(view: JobView) -> bool:
     """Say whether every living node of the newest generation's group has said whom it reaches."""
     return not _unasked(view)
 
@@ -148,7 +148,7 @@ def _stalled(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -
 
 
 @once
-def is_wondering(view: View) -> bool:
+def is_wondering(view: JobView) -> bool:
     """Say whether all nodes of the group are to say whom they reach: someone gets no further."""
     return bool(_stalled(view) or parted(view))
 
@@ -159,7 +159,7 @@ def told(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return clauses + ["and others"] * (len(pairs) > _NAMED)
 
 
-def why_left_out(view: View) -> str:
+def why_left_out(view: JobView) -> str:
     """Return who is left out and whom it does not reach, as one clause; empty for nobody."""
     return "; ".join(_each_left_out(left_out(view)))
 

@@ -29,7 +29,7 @@ _EXEC_LOOKS, _EXEC_LOOK_S = 50, 0.002
 _END_LOOK_S = 0.005
 
 
-class Change(Enum):
+class ChildChange(Enum):
     """What a child's state turned to."""
 
     EXITED = "exited"
@@ -41,7 +41,7 @@ class Change(Enum):
 class ChildStatus:
     """A change of a child's state; ``code`` as in ``Popen.returncode`` when it exited."""
 
-    change: Change
+    change: ChildChange
     code: int = 0
 
 
@@ -106,7 +106,9 @@ class Child:
         if self.code is not None:
             return None
         if self._foretold is not None:
-            return ChildStatus(change=Change.EXITED, code=self._end_as_foretold(self._foretold))
+            return ChildStatus(
+                change=ChildChange.EXITED, code=self._end_as_foretold(self._foretold)
+            )
         flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
         try:
             changed = os.waitid(os.P_PID, self.pid, flags | os.WEXITED | os.WNOWAIT)
@@ -115,11 +117,11 @@ class Child:
         if changed is None:
             return None
         if changed.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
-            return ChildStatus(change=Change.EXITED, code=self._reap())
+            return ChildStatus(change=ChildChange.EXITED, code=self._reap())
         with contextlib.suppress(ChildProcessError):  # likewise; the next look says so
             os.waitid(os.P_PID, self.pid, flags)
         stopped = changed.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
-        return ChildStatus(change=Change.STOPPED if stopped else Change.CONTINUED)
+        return ChildStatus(change=ChildChange.STOPPED if stopped else ChildChange.CONTINUED)
 
     def foretell(self, code: int) -> None:
         """Have `poll` say that it exited, though the kernel still frees its memory.

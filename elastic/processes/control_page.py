@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 
-from holdfast.elastic.membership.phases import Beat, Phase
+from holdfast.elastic.membership.phases import Beat, WorkerPhase
 from holdfast.elastic.processes.lifelock import LOCK_BYTES, LifeLock
 
 PAGE_BYTES = 4096
@@ -79,7 +79,7 @@ class ControlPage:
         """Ask the worker to stand at the end of its step in ``generation`` (agent only)."""
         self._cells[_HALT] = generation
 
-    def beat(self, *, step: int, phase: Phase, limit_s: float = 0.0) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """Record a heartbeat (worker only)."""
         self._cells[_STEP] = step
         self._cells[_PHASE] = phase
@@ -92,7 +92,7 @@ class ControlPage:
         return Beat(
             count=self._cells[_BEAT],
             step=self._cells[_STEP],
-            phase=Phase(self._cells[_PHASE]),
+            phase=WorkerPhase(self._cells[_PHASE]),
             at_ns=self._cells[_BEAT_NS],
             limit_s=self._cells[_LIMIT_MS] / 1000,
         )

@@ -35,15 +35,15 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
 from holdfast.elastic.errors import ConfigError, CoordinatorError
-from holdfast.elastic.rendezvous.link import Link, Place, address_towards
+from holdfast.elastic.rendezvous.link import CoordinatorPlace, RendezvousLink, address_towards
 from holdfast.elastic.rendezvous.rounds import (
     Closed,
     Enter,
     Form,
-    Limits,
     Participant,
     Round,
-    Wait,
+    RoundLimits,
+    WaitForNodes,
     decide,
     to_restart_for,
     waiting,
@@ -58,7 +58,7 @@ _MEET_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RendezvousPatience:
     """How long a node waits, in seconds: to join a round, and for an answer of the round's store.
 
     A node that was silent for ``lease_s`` is lost.
@@ -77,7 +77,15 @@ class Patience:
 class HoldfastRendezvous(RendezvousHandler):
     """One node's rendezvous; its methods are called by torchrun's agent, on one thread."""
 
-    def __init__(self, link: Link, *, run_id: str, host: str, limits: Limits, patience: Patience):
+    def __init__(
+        self,
+        link: RendezvousLink,
+        *,
+        run_id: str,
+        host: str,
+        limits: RoundLimits,
+        patience: RendezvousPatience,
+    ):
         self._link, self._run_id, self._host = link, run_id, host
         self._limits, self._patience = limits, patience
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -209,7 +217,7 @@ class HoldfastRendezvous(RendezvousHandler):
                 case Form(round=formed, expected=expected):
                     self._form(formed, expected=expected)
                     self._pause(_FORM_S, after=seen, deadline_s=deadline_s, why=reason)
-                case Wait(seconds=seconds):
+                case WaitForNodes(seconds=seconds):
                     wait_s = min(_LOOK_S, seconds or _LOOK_S)
                     self._pause(wait_s, after=seen, deadline_s=deadline_s, why=reason)
 
@@ -271,18 +279,18 @@ def _closed(run_id: str, *, needed: bool) -> Exception:
 
 def create_handler(params: RendezvousParameters) -> HoldfastRendezvous:
     """Return the handler that torchrun's parameters ask for; see the module for ``config``."""
-    place = Place.parse(params.endpoint, may_host=params.get_as_bool("is_host"))
-    patience = Patience(
+    place = CoordinatorPlace.parse(params.endpoint, may_host=params.get_as_bool("is_host"))
+    patience = RendezvousPatience(
         **_seconds(params, join_s="join_timeout", read_s="read_timeout", lease_s="lease_ttl")
     )
-    limits = Limits(
+    limits = RoundLimits(
         least=params.min_nodes,
         most=params.max_nodes,
         **_seconds(params, last_call_s="last_call_timeout", settle_s="settle"),
     )
     given = params.get("key_file")
     key = shared_key(shared_key_file(Path(given) if given else None))
-    link = Link(place, key, prefix=f"torchrun/{params.run_id}/", ttl_s=patience.lease_s)
+    link = RendezvousLink(place, key, prefix=f"torchrun/{params.run_id}/", ttl_s=patience.lease_s)
     host = params.local_addr or address_towards(place.host)
     return HoldfastRendezvous(
         link, run_id=params.run_id, host=host, limits=limits, patience=patience

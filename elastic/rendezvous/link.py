@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.watch import Mirror, Watch
-from holdfast.elastic.coordinator.base import Coordinator, Entry, Event
+from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
+from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
@@ -37,7 +37,7 @@ _CLOSED_TTL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CoordinatorPlace:
     """Where the coordinator is: an etcd's URL, or ``host:port`` of the embedded one.
 
     ``may_host``: whether this node may serve it; None: if the host is this machine.
@@ -47,7 +47,7 @@ class Place:
     may_host: bool | None = None
 
     @classmethod
-    def parse(cls, endpoint: str, *, may_host: bool | None = None) -> Place:
+    def parse(cls, endpoint: str, *, may_host: bool | None = None) -> CoordinatorPlace:
         """Return the place a launcher's ``HOST[:PORT]`` or etcd URL names."""
         if is_etcd(endpoint):
             return cls(address=endpoint, may_host=False)
@@ -98,15 +98,15 @@ def address_towards(host: str) -> str:
     return socket.gethostname()
 
 
-class Link:
+class RendezvousLink:
     """A node's place in one rendezvous, kept alive on a thread of its own until `leave`."""
 
-    def __init__(self, place: Place, key: RunKey, *, prefix: str, ttl_s: float) -> None:
+    def __init__(self, place: CoordinatorPlace, key: RunKey, *, prefix: str, ttl_s: float) -> None:
         self._place, self._key, self._prefix, self._ttl_s = place, key, prefix, ttl_s
         self._server: EmbeddedServer | None = None
         self._coordinator: Coordinator | None = None
-        self._watch: Watch | None = None
-        self._mirror = Mirror()
+        self._watch: KeyWatch | None = None
+        self._mirror = WatchedKeys()
         self._version = 0
         self._changed = threading.Condition()
         self._calling = threading.RLock()
@@ -257,7 +257,7 @@ class Link:
             self._publish()
             if self._watch:
                 self._watch.close()
-            self._watch = Watch(
+            self._watch = KeyWatch(
                 connect(self._place.url, self._key, timeout_s=_CALL_S),
                 self._prefix,
                 start=self._on_entries,
@@ -316,7 +316,7 @@ class Link:
             self._version += 1
             self._changed.notify_all()
 
-    def _on_changes(self, events: Sequence[Event]) -> None:
+    def _on_changes(self, events: Sequence[KeyEvent]) -> None:
         with self._changed:
             self._mirror.apply(events)
             self._version += 1

@@ -92,7 +92,7 @@ class RoundView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RoundLimits:
     """How many nodes a round has, and how long it waits for more of them, in seconds.
 
     ``last_call_s``: how long the first round waits for further nodes once there are enough.
@@ -122,7 +122,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class WaitForNodes:
     """Ask again after a change, or once enough nodes have waited for ``seconds`` (None: never)."""
 
     seconds: float | None = None
@@ -135,11 +135,11 @@ class Closed:
     needed: bool
 
 
-Decision = Enter | Form | Wait | Closed
+Decision = Enter | Form | WaitForNodes | Closed
 
 
 def decide(
-    view: RoundView, *, node: str, after: int, limits: Limits, settled_s: float
+    view: RoundView, *, node: str, after: int, limits: RoundLimits, settled_s: float
 ) -> tuple[Decision, str]:
     """Return what a waiting ``node`` is to do, and why.
 
@@ -153,18 +153,20 @@ def decide(
         rank = newest.members.index(node)
         return Enter(round=newest, rank=rank), f"round {newest.number} as node {rank}"
     if working := _working(view):
-        return Wait(), f"waiting for {', '.join(working)} to leave round {view.number}"
+        return WaitForNodes(), f"waiting for {', '.join(working)} to leave round {view.number}"
     ready = _ready(view)
     if len(ready) < limits.least:
-        return Wait(), f"{len(ready)} of at least {limits.least} nodes are here"
+        return WaitForNodes(), f"{len(ready)} of at least {limits.least} nodes are here"
     patience_s = limits.settle_s if newest else limits.last_call_s
     if len(ready) < limits.most and settled_s < patience_s:
-        return Wait(seconds=patience_s - settled_s), f"{len(ready)} nodes are here, last call"
+        return WaitForNodes(
+            seconds=patience_s - settled_s
+        ), f"{len(ready)} nodes are here, last call"
     formed = _form(view, ready[: limits.most])
     return Form(round=formed, expected=view.revision), f"{len(formed.members)} nodes are here"
 
 
-def to_restart_for(view: RoundView, *, node: str, inside: Round, limits: Limits) -> list[str]:
+def to_restart_for(view: RoundView, *, node: str, inside: Round, limits: RoundLimits) -> list[str]:
     """Return the nodes because of which ``node`` should leave the round it is ``inside``.
 
     These are members that wait for another round or are gone, newcomers as far as there is room,

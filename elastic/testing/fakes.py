@@ -16,17 +16,17 @@ from holdfast.ckpt.memory.records import (
 from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.elastic.membership.records import (
     GenerationRecord,
+    JobOutcome,
     JobSpec,
     Member,
     MeshSize,
     NodeRecord,
     Origin,
-    Outcome,
     Seating,
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.plan import extend_timeline
 
 RUN = "run"
@@ -86,11 +86,11 @@ def view(
     generation: GenerationRecord | None = None,
     seating: Iterable[Seating] = (),
     wanted: Mapping[str, int] | None = None,
-    outcome: Outcome | None = None,
-) -> View:
+    outcome: JobOutcome | None = None,
+) -> JobView:
     """Return a view of the nodes; records that exist have revision 1."""
     seats = tuple(seating)
-    return View(
+    return JobView(
         run=RUN,
         nodes={record.node: record for record in sorted(nodes, key=lambda each: each.node)},
         wanted=wanted or {"trainer": 2},

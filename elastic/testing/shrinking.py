@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Asked(Generic[_T]):
+class FailureOracle(Generic[_T]):
     """The question whether some of the things fail, asked ``tries`` times at most; then: no."""
 
     def __init__(self, fails: Callable[[Sequence[_T]], bool], tries: int) -> None:

@@ -12,7 +12,7 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 NODES = ("a", "b", "c", "d", "e")
@@ -80,7 +80,7 @@ def generations(draw: st.DrawFn) -> GenerationRecord:
 
 
 @st.composite
-def views(draw: st.DrawFn, *, plannable: bool = False, cuts: bool = False) -> View:
+def views(draw: st.DrawFn, *, plannable: bool = False, cuts: bool = False) -> JobView:
     """Draw a view: before the first generation or later, nodes come, gone and changed.
 
     In a ``plannable`` one most nodes have fenced, and a READY trainer is likely. With ``cuts``

@@ -20,7 +20,7 @@ _UNSAID: dict[str, Json] = {"tp": 1, "ep": 1}
 """What held in runs whose cursor does not say so."""
 
 
-class _Saved(msgspec.Struct, kw_only=True):
+class _SavedCursor(msgspec.Struct, kw_only=True):
     step: int
     fingerprint: dict[str, Json]
     metrics: dict[str, float]
@@ -68,7 +68,7 @@ class Cursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Raises ``ConfigError`` naming the setting that differs."""
         try:
-            saved = msgspec.convert(state, _Saved)
+            saved = msgspec.convert(state, _SavedCursor)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"the saved state has no readable run cursor ({error}): it was not written by "

@@ -17,7 +17,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.groups.collectives import POLL_S
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Wish(IntEnum):
     LEAVE = 2
 
 
-def wish_of(channel: Channel, world: World) -> Wish:
+def wish_of(channel: Channel, world: GenerationWorld) -> Wish:
     """Return what this rank's agent asks for."""
     if channel.leaving():
         return Wish.LEAVE
@@ -43,7 +43,7 @@ def wish_of(channel: Channel, world: World) -> Wish:
 
 
 def hand_over(
-    channel: Channel, world: World, client: SidecarClient, *, step: int, stored: bool
+    channel: Channel, world: GenerationWorld, client: SidecarClient, *, step: int, stored: bool
 ) -> None:
     """Stand at the end of ``step`` until the generation is over, at most `HOLD_S`.
 
@@ -65,7 +65,7 @@ def hand_over(
     _log.warning("the world has not changed after %g s: going on", HOLD_S)
 
 
-def _is_safe(world: World, client: SidecarClient, *, step: int, stored: bool) -> bool:
+def _is_safe(world: GenerationWorld, client: SidecarClient, *, step: int, stored: bool) -> bool:
     """Ask for a moment whether ``step`` can be restored without this node.
 
     Without parity it can when the store has it; where there is none, waiting would not help.

@@ -14,11 +14,11 @@ from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
-from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, ElasticError, JobFailed
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 1.0
 
 
-class Keeper:
+class StateKeeper:
     """One generation's hold on the state; ``cursor`` says where the run stands.
 
     ``anew`` says why nothing is to be restored, if that is so; ``ahead`` is what was prefetched.
@@ -40,7 +40,7 @@ class Keeper:
         self,
         channel: Channel,
         settings: Settings,
-        world: World,
+        world: GenerationWorld,
         *,
         pulse: Pulse,
         maps: SlotMaps,
@@ -193,7 +193,7 @@ class Keeper:
     def _snapshot(self, snapshots: Snapshotter, *, persist: bool) -> None:
         if self._protection is not None:
             self._protection.taken(self.cursor.step)
-        with self._pulse.phase(Phase.WAIT):
+        with self._pulse.phase(WorkerPhase.WAIT):
             snapshots.snapshot(self._state, self.cursor.step, persist=persist)
         self._tell_left_out(snapshots)
         if persist:
@@ -201,7 +201,7 @@ class Keeper:
 
     def hand_over(self) -> None:
         """Wait at the end of the step, of which there is a snapshot, until the world changes."""
-        with self._pulse.phase(Phase.WAIT):
+        with self._pulse.phase(WorkerPhase.WAIT):
             self._tracked().fence()
             self._world.barrier()  # by now every rank has its own
             hand_over(
@@ -215,7 +215,7 @@ class Keeper:
     def fence(self) -> None:
         """Wait until the copy under way is made: the tensors are about to change."""
         if self._snapshots is not None:
-            with self._pulse.phase(Phase.WAIT):
+            with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.copied()
 
     def stall_s(self) -> float:
@@ -246,7 +246,7 @@ class Keeper:
         root, step = self._settings.checkpoint, self._asked
         if self._snapshots is None:
             return
-        with self._pulse.phase(Phase.WAIT):
+        with self._pulse.phase(WorkerPhase.WAIT):
             self._snapshots.fence()
         if not step:
             return

@@ -33,7 +33,7 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.memory.target import DiskTarget
 from holdfast.ckpt.recovery import fallback
-from holdfast.ckpt.recovery.fallback import Course, Fault
+from holdfast.ckpt.recovery.fallback import Course, ReadFault
 from holdfast.ckpt.recovery.memory_source import TIERS, MemorySource
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
@@ -42,7 +42,7 @@ from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, r
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.errors import Anew, JobFailed
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.opening import Opening
 from holdfast.elastic.tracked.spilled import spilled_points
 
@@ -76,7 +76,7 @@ class Restorer(Closing):
     def __init__(
         self,
         channel: Channel,
-        world: World,
+        world: GenerationWorld,
         *,
         client: SidecarClient,
         maps: SlotMaps,
@@ -151,7 +151,7 @@ class Restorer(Closing):
 
     def _attempt(
         self, state: Mapping[str, Any], point: RestorePoint
-    ) -> tuple[Restored | None, list[Fault]]:
+    ) -> tuple[Restored | None, list[ReadFault]]:
         """Restore from ``point``; return what came of it, and what was found at fault."""
         with self._open(point) as memory:
             try:
@@ -185,11 +185,11 @@ class Restorer(Closing):
         """Restore this rank's part; what the state has at other stages is none of it."""
         return restore(state, source, rank=self._world.rank, elsewhere=self._elsewhere)
 
-    def _agree(self, faults: list[Fault]) -> list[Fault]:
+    def _agree(self, faults: list[ReadFault]) -> list[ReadFault]:
         """Return what any rank found at fault; note whether any rank's state was touched."""
         said = self._world.gather([msgspec.to_builtins(faults), self._touched])
         self._touched = any(touched for _, touched in said)
-        return [msgspec.convert(fault, Fault) for theirs, _ in said for fault in theirs]
+        return [msgspec.convert(fault, ReadFault) for theirs, _ in said for fault in theirs]
 
     def _tell(self, failed: RestorePoint, course: Course) -> None:
         """Record the decision, once for all ranks."""

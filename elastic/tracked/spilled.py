@@ -18,7 +18,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.messages import Spilled
 from holdfast.elastic.channel.base import Channel
-from holdfast.elastic.groups.reform import World
+from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.planning.plan import on_timeline
 
@@ -27,7 +27,7 @@ _ASKED_AT_ONCE: Final = 16
 
 
 def spilled_points(
-    channel: Channel, world: World, disk: DiskTarget, *, root: str | None
+    channel: Channel, world: GenerationWorld, disk: DiskTarget, *, root: str | None
 ) -> list[RestorePoint]:
     """Return the snapshots on the nodes' disks that can be restored, the newest step first.
 
@@ -42,7 +42,9 @@ def spilled_points(
     return [msgspec.convert(point, RestorePoint) for point in told]
 
 
-def _ask(channel: Channel, world: World, disk: DiskTarget, root: str | None) -> list[RestorePoint]:
+def _ask(
+    channel: Channel, world: GenerationWorld, disk: DiskTarget, root: str | None
+) -> list[RestorePoint]:
     def ask(address: str) -> list[Spilled]:
         client = SidecarClient(address, channel.key)
         try:

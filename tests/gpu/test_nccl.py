@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from holdfast.elastic.config import Batch, Mesh, Settings
 from holdfast.elastic.errors import Fenced
 from holdfast.elastic.groups import devices, reform
-from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.generations import Loop
 from holdfast.elastic.loop.run import Run
 
@@ -62,11 +62,11 @@ def test_alone_a_function_is_entered_again_on_its_device() -> None:
     assert losses[0] == losses[1] == losses[2], "built from the same seed"
 
 
-def enter(rank: int, stores: list[str], folder: Path, *, number: int) -> reform.World:
+def enter(rank: int, stores: list[str], folder: Path, *, number: int) -> reform.GenerationWorld:
     return reform.form(
         record_of(stores, number=number),
         incarnation=str(rank),
-        guard=Guard(number, fence_file(folder, number).exists, grace_s=GRACE_S),
+        guard=WaitGuard(number, fence_file(folder, number).exists, grace_s=GRACE_S),
         host=reform.LOOPBACK,
         timeout_s=60.0,
         device="cuda",

@@ -13,19 +13,19 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.ckpt.memory.records import Inventory, RestorePoint
-from holdfast.ckpt.parity.stripes import Geometry, Recovery
+from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry
 from holdfast.ckpt.sidecar.core.book import (
     Book,
-    Commit,
+    CommitSnapshot,
     Instruction,
-    Phase,
     Progress,
     Protect,
     Snapshot,
+    SnapshotPhase,
 )
 from holdfast.elastic.membership.incremental import by_node
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, WorkerState
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing.simulation.drawing import draw_config
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.elastic.testing.simulation.training import InvariantError
@@ -107,10 +107,10 @@ def _takes_a_new_sidecar_for_the_old(_real: Any) -> Any:
     return lambda record: record.incarnation
 
 
-def _counts_the_dead(real: Callable[[View], Mapping[str, NodeRecord]]) -> Any:
+def _counts_the_dead(real: Callable[[JobView], Mapping[str, NodeRecord]]) -> Any:
     known: dict[str, NodeRecord] = {}
 
-    def fenced_nodes(view: View) -> Mapping[str, NodeRecord]:
+    def fenced_nodes(view: JobView) -> Mapping[str, NodeRecord]:
         if view.number == 0:
             known.clear()  # another job
         known.update(real(view))
@@ -131,7 +131,7 @@ def _forgets_what_was_rolled_back(_real: Any) -> Any:
 
 
 def _restores_the_oldest(real: Callable[..., tuple[list[RestorePoint], str]]) -> Any:
-    def choose_restore(view: View, **more: Any) -> tuple[list[RestorePoint], str]:
+    def choose_restore(view: JobView, **more: Any) -> tuple[list[RestorePoint], str]:
         points, why = real(view, **more)
         return points[::-1], why
 
@@ -177,7 +177,7 @@ def _needs_a_fragment_less(real: Callable[..., Any]) -> Any:
         *,
         holders: Mapping[int, str],
         rows: Mapping[tuple[int, int], str],
-    ) -> tuple[tuple[Recovery, ...] | None, str]:
+    ) -> tuple[tuple[BlockRecovery, ...] | None, str]:
         places = {
             (stripe, row)
             for stripe, *_ in geometry.pieces_of_block(rank)
@@ -199,11 +199,11 @@ def _checks_no_fragments(_real: Any) -> Any:
 def _is_protected_a_row_early(_real: Any) -> Any:
     def advance(self: Snapshot) -> list[Instruction]:
         done: list[Instruction] = []
-        if self.phase is Phase.SEALING and len(self.entries) == len(self.world.rank_nodes):
+        if self.phase is SnapshotPhase.SEALING and len(self.entries) == len(self.world.rank_nodes):
             self._move(Progress.ALL_SEALED)
-            done.append(Commit(snapshot=self))
+            done.append(CommitSnapshot(snapshot=self))
         wanted = len(self.world.peers) * self.world.parity
-        if self.phase is Phase.COMMITTED and len(self.rows) >= wanted - 1:
+        if self.phase is SnapshotPhase.COMMITTED and len(self.rows) >= wanted - 1:
             self._move(Progress.ALL_PARITY)
             done.append(Protect(snapshot=self))
         return done
@@ -213,9 +213,12 @@ def _is_protected_a_row_early(_real: Any) -> Any:
 
 def _is_committed_a_rank_early(real: Callable[[Snapshot], list[Instruction]]) -> Any:
     def advance(self: Snapshot) -> list[Instruction]:
-        if self.phase is Phase.SEALING and len(self.entries) == len(self.world.rank_nodes) - 1:
+        if (
+            self.phase is SnapshotPhase.SEALING
+            and len(self.entries) == len(self.world.rank_nodes) - 1
+        ):
             self._move(Progress.ALL_SEALED)
-            return [Commit(snapshot=self), *real(self)]
+            return [CommitSnapshot(snapshot=self), *real(self)]
         return real(self)
 
     return advance
@@ -226,7 +229,9 @@ def _keeps_one_too_few(real: Callable[[Book], list[Instruction]]) -> Any:
         world = self.world
         if world is None or world.keep > 1:
             return real(self)
-        mine = [key for key, each in self.snapshots.items() if each.phase is Phase.PROTECTED]
+        mine = [
+            key for key, each in self.snapshots.items() if each.phase is SnapshotPhase.PROTECTED
+        ]
         return [*real(self), *(self._forget(key) for key in mine if key in self.snapshots)]
 
     return retain

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
-from holdfast.adapters.rl.samples.trajectory import Limits, SampleId, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory, TurnLimits
 from holdfast.tools.chaos.judging.checker import check
 from mutants.bug import Bug
 from mutants.training import Told
 
 _PLAN: Final = BatchPlan(
-    groups=2, group=3, eta=2, steps=6, limits=Limits(end=10, context=10, max_new_tokens=4)
+    groups=2, group=3, eta=2, steps=6, limits=TurnLimits(end=10, context=10, max_new_tokens=4)
 )
 _WORKERS: Final = ("u", "v", "w")
 _TURNS: Final = 400

@@ -49,7 +49,7 @@ _ORDINALS = itertools.count()
 
 def trial(seed: int) -> str:
     """Run the job of a seed; return what is wrong with what it told, if anything."""
-    job = _Job(seed)
+    job = _MemoryJob(seed)
     try:
         job.run()
         return judged(
@@ -80,7 +80,7 @@ class _OldWriter:
     nbytes: int
 
 
-class _Job:
+class _MemoryJob:
     """The job of a seed; ``told`` is its history."""
 
     def __init__(self, seed: int) -> None:
@@ -459,7 +459,7 @@ BUGS: Final = (
     _bug(
         "buffer-reused",
         "a slot that an old writer still has mapped is given to another",
-        "holdfast.ckpt.sidecar.writing.operations:Writing._fence",
+        "holdfast.ckpt.sidecar.writing.operations:WriteOperations._fence",
         _gives_slots_of_old_writers_away,
         6,
     ),
@@ -473,7 +473,7 @@ BUGS: Final = (
     _bug(
         "old-writer-served",
         "a writer of a generation that is over gets a slot",
-        "holdfast.ckpt.sidecar.writing.operations:Writing._check",
+        "holdfast.ckpt.sidecar.writing.operations:WriteOperations._check",
         _checks_no_generation,
         0,
     ),

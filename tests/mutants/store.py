@@ -35,13 +35,13 @@ _KINDS: Final = ("nothing", "flip", "flip", "cut", "unlink", "half", "late")
 def trial(seed: int) -> str:
     """Run the job of a seed; return what is wrong with what it told, if anything."""
     with tempfile.TemporaryDirectory(prefix="planted-store-") as folder:
-        job = _Job(seed, Path(folder))
+        job = _StoreJob(seed, Path(folder))
         job.run()
     undone_most = 2 * _EVERY - 1  # the newest checkpoint may be damaged, not the one before
     return judged(job.told, steps=_STEPS, width=job.width, ranks_most=4, undone_most=undone_most)
 
 
-class _Job:
+class _StoreJob:
     """The job of a seed; ``told`` is its history."""
 
     def __init__(self, seed: int, root: Path) -> None:

@@ -21,7 +21,7 @@ from holdfast.elastic.gradients.exact import FLOAT32
 from holdfast.elastic.planning.shares import part
 from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.tools.chaos.judging.checker import Promises, check
-from holdfast.tools.chaos.judging.record import Commit, Consumed, History, Stated
+from holdfast.tools.chaos.judging.record import Consumed, History, Stated, StepCommit
 
 MICROBATCHES: Final = 8
 SIZE: Final = 2
@@ -54,7 +54,7 @@ class Told:
 
     def __init__(self) -> None:
         self._times = count()
-        self._commits: list[Commit] = []
+        self._commits: list[StepCommit] = []
         self._consumed: list[Consumed] = []
         self._states: list[Stated] = []
 
@@ -75,7 +75,7 @@ class Told:
 
     def step(self, step: int, rank: int, attempt: int) -> None:
         """A rank has completed a step."""
-        self._commits.append(Commit(t=next(self._times), step=step, rank=rank, attempt=attempt))
+        self._commits.append(StepCommit(t=next(self._times), step=step, rank=rank, attempt=attempt))
 
     def state(self, step: int, rank: int, attempt: int, digest: str) -> None:
         """What a rank's state is behind a step."""

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast.elastic.membership.records import JobSpec
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
-from holdfast.elastic.testing.simulation.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
+from holdfast.elastic.testing.simulation.simulator import (
+    Simulation,
+    SimulationConfig,
+    SimulationReport,
+)
 
 AT_S = 1.5
 FOUND_S = 6.0
@@ -34,20 +38,22 @@ BOTH, OUT, IN = 0.0, 0.001, 0.002
 """What a fault's ``pick`` says of the direction."""
 
 
-def apart(a: int, b: int, *, at_s: float = AT_S, lasts_s: float = 0.0, pick: float = BOTH) -> Fault:
-    return Fault(
-        kind=FaultKind.APART, at_s=at_s, node=a, other=b, lasts_s=lasts_s, pick=pick
+def apart(
+    a: int, b: int, *, at_s: float = AT_S, lasts_s: float = 0.0, pick: float = BOTH
+) -> SimulatedFault:
+    return SimulatedFault(
+        kind=SimulatedFaultKind.APART, at_s=at_s, node=a, other=b, lasts_s=lasts_s, pick=pick
     )  # fmt: skip
 
 
 class Story:
     """What became of a job: its generations' members, and when each of them went on."""
 
-    def __init__(self, seed: int, *faults: Fault, config: SimulationConfig = JOB) -> None:
+    def __init__(self, seed: int, *faults: SimulatedFault, config: SimulationConfig = JOB) -> None:
         self.resumed: dict[int, float] = {}
         self.simulation = Simulation(config, seed=seed, faults=faults)
         self.simulation.watch = self._watch
-        self.report: Report = self.simulation.run()
+        self.report: SimulationReport = self.simulation.run()
         assert self.report.outcome.ok, self.report.outcome
 
     def _watch(self, kind: str, node: str, fields: Mapping[str, Any]) -> None:
@@ -100,7 +106,7 @@ def test_two_pairs_apart_leave_two_nodes(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("later_s", [0.02, 0.1, 0.3])
 def test_a_cut_while_a_group_forms_is_found_as_well(seed: int, later_s: float) -> None:
-    killed = Fault(kind=FaultKind.WORKER, at_s=AT_S, node=2)
+    killed = SimulatedFault(kind=SimulatedFaultKind.WORKER, at_s=AT_S, node=2)
     story = Story(seed, killed, apart(0, 1, at_s=AT_S + later_s))
     alone = [at_s for at_s, who in story.trained().items() if "0" in who and "1" not in who]
     assert alone[0] - AT_S < 2 * FOUND_S

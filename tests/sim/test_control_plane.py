@@ -16,7 +16,11 @@ from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.membership.view import ready_trainers
 from holdfast.elastic.planning import plan as planning
 from holdfast.elastic.testing import fakes
-from holdfast.elastic.testing.simulation.simulator import Report, Simulation, SimulationConfig
+from holdfast.elastic.testing.simulation.simulator import (
+    Simulation,
+    SimulationConfig,
+    SimulationReport,
+)
 from holdfast.elastic.testing.simulation.training import InvariantError
 
 _log = logging.getLogger(__name__)
@@ -43,7 +47,7 @@ SCENARIOS = {
 DEFAULT_RUNS = {"three_nodes": 60, "demo": 30, "fixed_size": 20, "two_parity": 10, "storm": 15}
 
 
-def simulate(config: SimulationConfig, seed: int, *, scenario: str) -> Report:
+def simulate(config: SimulationConfig, seed: int, *, scenario: str) -> SimulationReport:
     try:
         return Simulation(config, seed=seed).run()
     except InvariantError as error:
@@ -140,9 +144,9 @@ def test_ten_thousand_nodes_are_planned_in_two_looks() -> None:
     old = fakes.generation(3, nodes, ranks=list(zip(names, workers, strict=True)), parity=2)
     view = fakes.view(*nodes[:-2], generation=old, wanted={"trainer": 10_000})
     start_s = time.perf_counter()
-    seen = agree.observe(view, agree.Seen(), now_s=0.0)
+    seen = agree.observe(view, agree.FirstSeen(), now_s=0.0)
     decision, reason = agree.decide(view, seen, node=names[0], now_s=0.0)
-    assert decision == agree.Wait(until_s=0.0), reason
+    assert decision == agree.WaitForFences(until_s=0.0), reason
     seen = agree.observe(view, seen, now_s=0.0)
     decision, reason = agree.decide(view, seen, node=names[0], now_s=0.0)
     _log.info("10,000 nodes decided and planned in %.2f s", time.perf_counter() - start_s)

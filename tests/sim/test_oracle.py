@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
 from holdfast.elastic.membership.records import JobSpec
-from holdfast.elastic.membership.view import View
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.membership.view import JobView
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.reading import unreadable
 from holdfast.elastic.testing.simulation.sidecar import SimulatedSidecar
 from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationConfig
@@ -21,7 +21,7 @@ QUIET = SimulationConfig(
 )  # fmt: skip
 
 
-def ended() -> tuple[View, dict[str, SimulatedSidecar], RestorePoint]:
+def ended() -> tuple[JobView, dict[str, SimulatedSidecar], RestorePoint]:
     """Return a job that has ended, all inventories taken, and its newest restore point."""
     simulation = Simulation(QUIET, seed=1)
     assert simulation.run().outcome.ok
@@ -40,7 +40,7 @@ def from_parity(point: RestorePoint, rank: int, node: str) -> RestorePoint:
     return msgspec.structs.replace(point, sources=tuple(sources))
 
 
-def without(view: View, *names: str) -> View:
+def without(view: JobView, *names: str) -> JobView:
     return replace(view, nodes={n: each for n, each in view.nodes.items() if n not in names})
 
 
@@ -76,7 +76,7 @@ def test_point_without_all_ranks_is_none() -> None:
 
 def test_worker_that_hangs_for_a_moment_goes_on_where_it_stood() -> None:
     for lasts_s, generations in ((0.5, {1}), (4.0, {2, 3})):
-        hang = Fault(kind=FaultKind.HANG, at_s=1.0, lasts_s=lasts_s)
+        hang = SimulatedFault(kind=SimulatedFaultKind.HANG, at_s=1.0, lasts_s=lasts_s)
         report = Simulation(replace(QUIET, steps=60), seed=2, faults=[hang]).run()
         assert report.outcome.ok
         assert report.generations in generations
@@ -97,7 +97,7 @@ def test_whoever_watches_sees_every_step() -> None:
 
 @pytest.mark.parametrize("at_s", [0.05, 0.3, 0.31, 0.33, 0.36, 0.4])
 def test_worker_that_hangs_as_its_generation_begins_holds_nobody_up_for_good(at_s: float) -> None:
-    hang = Fault(kind=FaultKind.HANG, at_s=at_s, lasts_s=0.6)
+    hang = SimulatedFault(kind=SimulatedFaultKind.HANG, at_s=at_s, lasts_s=0.6)
     report = Simulation(QUIET, seed=4, faults=[hang]).run()
     assert report.outcome.ok
     assert report.ended_s < 10

@@ -24,7 +24,7 @@ from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.environments.task import make_task
 from holdfast.adapters.rl.environments.two_turns import TwoTurns
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
@@ -411,7 +411,7 @@ def test_the_order_of_work_does_not_show_in_the_weights(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40, 44))
 def test_what_is_trained_as_it_arrives_is_never_too_old_through_kills(seed: int) -> None:
     scheduling = Scheduling(
-        order=Order.ARRIVAL, claims="longest", over_provision=1.0, token_budget=60
+        order=GroupOrder.ARRIVAL, claims="longest", over_provision=1.0, token_budget=60
     )
     job = SimulatedJob(
         seed, mode=Mode.BOUNDED, kill_worker=0.1, kill_trainer=0.1, scheduling=scheduling

@@ -14,8 +14,8 @@ from itertools import chain
 import pytest
 
 from holdfast.elastic.testing.simulation.drawing import draw_config
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind, shrink
-from holdfast.elastic.testing.simulation.simulator import Report, Simulation, faults_of
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind, shrink
+from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationReport, faults_of
 from holdfast.elastic.testing.simulation.training import InvariantError
 
 DEFAULT_RUNS = 10_000
@@ -23,7 +23,7 @@ PARTS = 50
 """So that several processes share the work, and none comes near a test's time limit."""
 
 
-def broken(seed: int, faults: Sequence[Fault]) -> str:
+def broken(seed: int, faults: Sequence[SimulatedFault]) -> str:
     """Return which invariant a schedule breaks, with the end of the trace; empty for none."""
     try:
         Simulation(draw_config(seed), seed=seed, faults=faults).run()
@@ -32,7 +32,7 @@ def broken(seed: int, faults: Sequence[Fault]) -> str:
     return ""
 
 
-def simulate(seed: int) -> Report:
+def simulate(seed: int) -> SimulationReport:
     try:
         return Simulation(draw_config(seed), seed=seed).run()
     except InvariantError:
@@ -59,7 +59,7 @@ def test_no_schedule_breaks_an_invariant(part: int, request: pytest.FixtureReque
     assert all(report.outcome.ok for report in reports), [r.outcome for r in reports]
     if len(reports) >= DEFAULT_RUNS // PARTS:  # the schedules are worth their time
         struck = sum((Counter(report.faults) for report in reports), Counter[str]())
-        assert set(struck) == set(FaultKind)
+        assert set(struck) == set(SimulatedFaultKind)
         restored = sum((Counter(report.restores) for report in reports), Counter[str]())
         assert min(restored[how] for how in ("memory", "rebuilt", "nothing")) > 20
         assert max(report.generations for report in reports) > 3
@@ -86,10 +86,12 @@ def test_failing_schedule_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPa
 
 
 def test_shrinking_leaves_exactly_the_faults_that_fail_together() -> None:
-    def schedule(*numbers: int) -> tuple[Fault, ...]:
-        return tuple(Fault(kind=FaultKind.CUT, at_s=n / 7, node=n) for n in numbers)
+    def schedule(*numbers: int) -> tuple[SimulatedFault, ...]:
+        return tuple(
+            SimulatedFault(kind=SimulatedFaultKind.CUT, at_s=n / 7, node=n) for n in numbers
+        )
 
-    def fails(faults: Sequence[Fault]) -> bool:
+    def fails(faults: Sequence[SimulatedFault]) -> bool:
         return {3, 11} <= {fault.node for fault in faults}
 
     fewest = shrink(schedule(*range(16)), fails=fails)
@@ -100,4 +102,4 @@ def test_shrinking_leaves_exactly_the_faults_that_fail_together() -> None:
 
 def test_every_kind_of_fault_is_drawn() -> None:
     drawn = chain.from_iterable(faults_of(draw_config(seed), seed=seed) for seed in range(200))
-    assert {fault.kind for fault in drawn} == set(FaultKind)
+    assert {fault.kind for fault in drawn} == set(SimulatedFaultKind)

@@ -26,13 +26,13 @@ from holdfast.ckpt.errors import CapacityError, StoreError
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.ckpt.native.streaming import kernel
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.bench.samples import Figure, Row, Setup, Yardstick
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Figure, Yardstick
 
 if TYPE_CHECKING:
     from holdfast.tools.cli import Subparsers
 
 
-Result: TypeAlias = Row | Figure
+Result: TypeAlias = BenchRow | Figure
 
 
 class Section(NamedTuple):
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     require_room(chosen, size_bytes, place)
     load_before = os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=place) as directory:
-        setup = Setup(
+        setup = BenchSetup(
             size_bytes=size_bytes,
             repeat=args.repeat,
             directory=Path(directory),
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH)
-    show([row for row in found if isinstance(row, Row)], console=console)
+    show([row for row in found if isinstance(row, BenchRow)], console=console)
     show_figures([figure for figure in found if isinstance(figure, Figure)], console=console)
     console.print(
         f"{megabytes} MiB of state, medians (min–max) of {args.repeat}; {machine['cores']} cores, "
@@ -247,7 +247,7 @@ def _free_memory() -> int:
     return sys.maxsize
 
 
-def _measured(sections: Sequence[str], setup: Setup) -> list[Result]:
+def _measured(sections: Sequence[str], setup: BenchSetup) -> list[Result]:
     results: list[Result] = []
     console = Console(stderr=True)
     with (
@@ -274,10 +274,10 @@ def _measured(sections: Sequence[str], setup: Setup) -> list[Result]:
     return results
 
 
-def _section(name: str) -> Callable[[Setup], list[Result]]:
+def _section(name: str) -> Callable[[BenchSetup], list[Result]]:
     section = SECTIONS[name]
     found = getattr(importlib.import_module(section.module), section.function)
-    return cast("Callable[[Setup], list[Result]]", found)
+    return cast("Callable[[BenchSetup], list[Result]]", found)
 
 
 def _machine(load_before: tuple[float, float, float]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def show(rows: Sequence[Row], *, console: Console) -> None:
+def show(rows: Sequence[BenchRow], *, console: Console) -> None:
     """Print the rows for people."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -334,7 +334,7 @@ def show_figures(figures: Sequence[Figure], *, console: Console) -> None:
         module.show([each for each in figures if each.section == name], console=console)
 
 
-def _beside(row: Row, other: Yardstick) -> tuple[str, str, str]:
+def _beside(row: BenchRow, other: Yardstick) -> tuple[str, str, str]:
     return (other.name, readable(other.seconds), f"{row.ratio(other):.2f}")
 
 

@@ -37,7 +37,7 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     encode,
     generation_key,
     node_key,
@@ -45,7 +45,7 @@ from holdfast.elastic.membership.view import (
     seating_key,
 )
 from holdfast.tools.bench.lines import by_line
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.samples import BenchSetup, Figure
 
 WORLDS: Final = (10, 100, 1_000, 10_000)
 QUICK_WORLDS: Final = (10, 100, 1_000)
@@ -70,7 +70,7 @@ _COLUMNS: Final = {
 }
 
 
-def control(setup: Setup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
+def control(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
     """Measure every number of nodes; the state's size does not matter."""
     for _ in range(setup.repeat):
         setup.lap()
@@ -132,8 +132,8 @@ class _Plane:
         self._records: dict[str, NodeRecord] = {}
         self._lost: list[str] = []
         self._starts: Counter[str] = Counter()
-        self._view = View(run=_RUN, nodes={}, wanted=self._wanted)
-        self._seen, self._stood = agree.Seen(), 0
+        self._view = JobView(run=_RUN, nodes={}, wanted=self._wanted)
+        self._seen, self._stood = agree.FirstSeen(), 0
         self._now_s, self._step = 0.0, 0
         self._costs = _Costs(nodes)
 
@@ -220,7 +220,7 @@ class _Plane:
             match decision:
                 case agree.Halt(generation=generation):
                     self._stood = generation
-                case agree.Fence(generation=generation):
+                case agree.FenceWorkers(generation=generation):
                     keeper = _Keeper(self._view.generation, self._step)
                     self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
                 case agree.Propose(record=record, expected=expected):
@@ -229,7 +229,7 @@ class _Plane:
                     self._publish_all(lambda r: _entered(r, members))  # noqa: B023
                 case agree.Finish(outcome=outcome):
                     raise ElasticError(f"the simulated job ended: {outcome.message}")
-                case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
+                case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                     if not self._follow():
                         if until_s is None:
                             return
@@ -244,7 +244,7 @@ class _Plane:
         entries, _ = self._table.range(prefix) if missed else ((), 0)
         started_s = time.process_time()
         if missed:
-            self._view = View.from_entries(
+            self._view = JobView.from_entries(
                 entries, run=_RUN, wanted=self._wanted, revision=revision, before=self._view
             )
         else:
@@ -265,7 +265,7 @@ class _Plane:
             self._costs.proposals_s.append(self._costs.decisions_s[-1])
         self._costs.views_s.append(viewed_s - started_s)
         self._costs.looks += 1
-        if isinstance(seats, seating.Seat):
+        if isinstance(seats, seating.ChangeSeats):
             self._write(seating_key(_RUN), seats.seats, expected=seats.expected)
         return decision
 

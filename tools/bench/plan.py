@@ -30,7 +30,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.geometry.layout import Box, Split, TensorSpec
 from holdfast.ckpt.geometry.meshplan import MeshPlan, Moves, forget
 from holdfast.ckpt.geometry.partition import MeshLayout, Partition, Placed
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.samples import BenchSetup, Figure
 
 WORLDS: Final = (64, 256, 1024, 4096, 16384)
 QUICK_WORLDS: Final = (64, 256, 1024)
@@ -48,7 +48,7 @@ _SAVED_TP, _WANTED_TP = 8, 4
 _WIDTH, _HIDDEN, _KEYS, _WORDS = 8192, 28672, 2048, 131072
 
 
-def plan(setup: Setup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
+def plan(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
     """Measure every world size; the state's size does not matter, only its shapes."""
     worlds = worlds or (QUICK_WORLDS if setup.quick else WORLDS)
     found: list[Figure] = []
@@ -100,7 +100,9 @@ def transformer(mesh: tuple[int, int], *, step: int) -> MeshLayout:
     )
 
 
-def _measured(name: str, saved: MeshLayout, wanted: MeshLayout, setup: Setup) -> Iterator[Figure]:
+def _measured(
+    name: str, saved: MeshLayout, wanted: MeshLayout, setup: BenchSetup
+) -> Iterator[Figure]:
     """Time one rank's part, of another rank each time, and the whole, nothing remembered."""
     own: list[float] = []
     full: list[float] = []

@@ -28,8 +28,8 @@ from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.bench.faults.elastic_job import ElasticJob, running
 from holdfast.tools.bench.faults.pauses import sampled as median_of
 from holdfast.tools.bench.faults.recoveries import Event, after_fault
-from holdfast.tools.bench.rollouts import Pace, handed_on, logged, pace, sampled
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.rollouts import StepPace, handed_on, logged, pace, sampled
+from holdfast.tools.bench.samples import BenchSetup, Figure
 from holdfast.tools.bench.tempo import Tempo
 from holdfast.tools.report.timeline import KILL_ROLLOUT, KILL_TRAINER
 
@@ -84,7 +84,7 @@ LOST: Final = "a rollout worker killed"
 TRAINER_LOST: Final = "a trainer rank killed"
 
 
-def rl(setup: Setup) -> list[Figure]:
+def rl(setup: BenchSetup) -> list[Figure]:
     """Run every mode in turn, then a job that is hurt; the state's size does not matter."""
     kills = _QUICK_KILLS if setup.quick else max(_KILLS, setup.repeat)
     with Tempo(setup, total=setup.repeat * len(_MODES) + 2 * kills) as tempo:
@@ -97,10 +97,10 @@ def rl(setup: Setup) -> list[Figure]:
 
 
 def _undisturbed(
-    setup: Setup, tempo: Tempo
-) -> tuple[dict[str, list[Pace]], list[tuple[float, float]]]:
+    setup: BenchSetup, tempo: Tempo
+) -> tuple[dict[str, list[StepPace]], list[tuple[float, float]]]:
     """Return the paces of every mode, and (share of time, bytes per token) of every log."""
-    paces: dict[str, list[Pace]] = {name: [] for name in _MODES}
+    paces: dict[str, list[StepPace]] = {name: [] for name in _MODES}
     logs: list[tuple[float, float]] = []
     steps = _QUICK_STEPS if setup.quick else WORKLOAD.steps
     for number in range(setup.repeat):
@@ -122,7 +122,7 @@ def _completed(events: Sequence[Event], *, steps: int) -> bool | None:
     return True if next(done, None) else None
 
 
-def _throughput(paces: dict[str, list[Pace]]) -> list[Figure]:
+def _throughput(paces: dict[str, list[StepPace]]) -> list[Figure]:
     found: list[Figure] = []
     base: Figure | None = None
     for name, each in paces.items():
@@ -143,7 +143,9 @@ def _throughput(paces: dict[str, list[Pace]]) -> list[Figure]:
     return found
 
 
-def _protection(paces: dict[str, list[Pace]], logs: Sequence[tuple[float, float]]) -> list[Figure]:
+def _protection(
+    paces: dict[str, list[StepPace]], logs: Sequence[tuple[float, float]]
+) -> list[Figure]:
     """Return what the logs of rollouts cost: in all, in the workers' own time, and in memory."""
     slower = [
         1 - (ours.tokens / ours.seconds) / (bare.tokens / bare.seconds)
@@ -159,7 +161,7 @@ def _protection(paces: dict[str, list[Pace]], logs: Sequence[tuple[float, float]
 # -- hurt ------------------------------------------------------------------------------------------
 
 
-def _hurt(setup: Setup, kills: int, tempo: Tempo) -> list[Figure]:
+def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
     """Kill rollout workers and trainer ranks in one job, which goes on."""
     config = msgspec.structs.replace(WORKLOAD, steps=1_000_000, mode=Mode.BOUNDED)
     handed: list[float] = []
@@ -223,7 +225,7 @@ def _ranks(events: Sequence[Event], *, since_s: float, world: int) -> bool | Non
 
 
 def _job(
-    setup: Setup, name: str, config: RLConfig, *, trainers: int
+    setup: BenchSetup, name: str, config: RLConfig, *, trainers: int
 ) -> AbstractContextManager[ElasticJob]:
     """Return a job of so many trainer ranks and two rollout workers, each kind on two nodes."""
     run_dir = setup.directory / name.replace(" ", "-").replace("(", "-").replace(")", "")

@@ -15,7 +15,7 @@ SKIPPED_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepPace:
     """What was trained from the end of one step to the end of the last.
 
     ``waited`` is the share of the time in which the trainer waited for rollouts.
@@ -39,7 +39,7 @@ class Logged:
     share: float
 
 
-def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> Pace:
+def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
     """Return how fast it trained. Raises ``ValueError`` where too few steps were made."""
     ends = {e["step"]: float(e["t"]) for e in events if e["kind"] == "step" and e["rank"] == 0}
     tokens = {e["step"]: int(e["tokens"]) for e in events if e["kind"] == "metric"}
@@ -53,7 +53,7 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> Pace:
         for e in events
         if e["kind"] == "rollouts_awaited" and first < e["step"] <= counted[-1]
     )
-    return Pace(
+    return StepPace(
         steps=len(counted),
         seconds=seconds,
         tokens=sum(tokens[step] for step in counted),

@@ -16,7 +16,7 @@ Case: TypeAlias = Callable[[], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class BenchSetup:
     """What every section is given.
 
     ``lap`` is called after each round, ``say`` with what is being done. ``free_bytes`` is the
@@ -43,7 +43,7 @@ class Yardstick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """One measured thing: the median of ``samples_s`` for ``size_bytes`` of state.
 
     ``beside`` are the physical reference, first, and peers. ``extra`` are other figures of it:
@@ -136,7 +136,7 @@ class Figure:
         return [asdict(self)]
 
 
-class Samples:
+class Timings:
     """Seconds by name."""
 
     def __init__(self) -> None:
@@ -158,10 +158,10 @@ class Samples:
         size_bytes: int,
         *beside: str,
         extra: Sequence[tuple[str, float, str]] = (),
-    ) -> Row:
+    ) -> BenchRow:
         """Return ``name`` beside a reference and peers; a peer that was not timed is left out."""
         reference, *peers = beside
-        return Row(
+        return BenchRow(
             section=section,
             name=name,
             size_bytes=size_bytes,
@@ -174,12 +174,12 @@ class Samples:
         )
 
 
-def in_turn(cases: Sequence[Case], setup: Setup) -> Samples:
+def in_turn(cases: Sequence[Case], setup: BenchSetup) -> Timings:
     """Run all cases once to warm up, then ``repeat`` times, one after the other.
 
     In turn, so that what else the machine does falls on the thing and its yardsticks alike.
     """
-    samples = Samples()
+    samples = Timings()
     for number in range(setup.repeat + 1):
         for case in cases:
             found = case()

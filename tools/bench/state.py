@@ -22,7 +22,7 @@ MANY_LAYERS = 66
 _PER_LAYER = 3 * 4  # weight and two moments, four bytes each
 
 
-class State:
+class BenchState:
     """About ``size_bytes`` in 6 tensors a layer; ``size_bytes`` then says how many exactly."""
 
     def __init__(self, size_bytes: int, *, seed: int, layers: int = LAYERS) -> None:
@@ -50,7 +50,7 @@ class State:
             for tensor in self.tensors.values():
                 tensor.zero_()
 
-    def require_equal(self, other: State, *, what: str) -> None:
+    def require_equal(self, other: BenchState, *, what: str) -> None:
         """Raise ``CorruptError`` unless ``other`` holds the same bits."""
         for name, tensor in self.tensors.items():
             if not torch.equal(tensor, other.tensors[name]):
@@ -61,10 +61,10 @@ class State:
         return [tensor.numpy().reshape(-1).view(np.uint8).data for tensor in self.tensors.values()]
 
 
-class Mirror:
+class MirrorMemory:
     """Memory as large as a state, with every page present: what a copy is compared with."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BenchState) -> None:
         self._state = state
         self._room = np.ones(state.size_bytes, dtype=np.uint8)
 
@@ -76,7 +76,7 @@ class Mirror:
             at += tensor.nbytes
 
 
-def write_raw(state: State, path: Path) -> None:
+def write_raw(state: BenchState, path: Path) -> None:
     """Write the state into a new file, tensor after tensor, and make it durable."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
@@ -89,7 +89,7 @@ def write_raw(state: State, path: Path) -> None:
         os.close(fd)
 
 
-def read_raw(state: State, path: Path) -> None:
+def read_raw(state: BenchState, path: Path) -> None:
     """Read what `write_raw` wrote straight into the tensors, nothing checked."""
     with path.open("rb", buffering=0) as file:
         for view in state.views():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from holdfast.tools.bench.samples import Setup
+from holdfast.tools.bench.samples import BenchSetup
 
 
 class Tempo:
     """Shares the rounds that a section has on the bar out over its ``total`` parts."""
 
-    def __init__(self, setup: Setup, *, total: int) -> None:
+    def __init__(self, setup: BenchSetup, *, total: int) -> None:
         self._setup, self._total = setup, total
         self._rounds, self._parts, self._laps = setup.repeat + 1, 0, 0
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.testing.shrinking import Asked, fewest
+from holdfast.elastic.testing.shrinking import FailureOracle, fewest
 from holdfast.tools.chaos import real
 from holdfast.tools.chaos.judging.result import SCENARIO, STRIKES, Result, save
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, World
@@ -26,7 +26,7 @@ _TRIES: Final[dict[World, int]] = {"real": 40, "simulated": 400}
 Tell = Callable[[str], None]
 
 
-class Runs:
+class ScenarioRuns:
     """Runs of one scenario; ``name`` is how the user named it, ``path`` its file.
 
     The undisturbed job is run once for all of them.
@@ -102,7 +102,7 @@ class Runs:
                 shutil.rmtree(trial)
             return found
 
-        asked = Asked(breaks, _TRIES[self._world])
+        asked = FailureOracle(breaks, _TRIES[self._world])
         drawn = draw(self._scenario, seed=broken.seed, only=broken.only)
         everything = tuple(strike.number for strike in drawn)
         hit = tuple(sorted({each.number for each in broken.struck if not each.missed}))

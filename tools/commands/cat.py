@@ -23,7 +23,7 @@ from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.geometry.element_types import DType
 from holdfast.ckpt.geometry.slicing import Selection, parse, select, split_name, tiles
 from holdfast.ckpt.inspect.compare import leaves, number_of
-from holdfast.ckpt.inspect.statistics import Accumulator, Part, Summary
+from holdfast.ckpt.inspect.statistics import Accumulator, PartialStatistics, TensorStatistics
 from holdfast.ckpt.inspect.values import decode, widened
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
@@ -87,7 +87,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class TensorSelection:
     """A tensor, and what of it is asked for."""
 
     asked: str
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(source: StoreSource, reader: BoxReader, asked: str) -> Chosen | None:
+def _choose(source: StoreSource, reader: BoxReader, asked: str) -> TensorSelection | None:
     """Return the tensor that ``asked`` names, None where it may name a value."""
     aliases = source.manifest.aliases
     for name, inner in ((asked, None), split_name(asked)):
@@ -122,7 +122,7 @@ def _choose(source: StoreSource, reader: BoxReader, asked: str) -> Chosen | None
             selection = select(parse(inner) if inner is not None else (), parts.shape)
         except (ValueError, IndexError) as error:
             raise ConfigError(f"{asked}: {error}; {name} is {shape_text(parts.shape)}") from error
-        return Chosen(
+        return TensorSelection(
             asked=asked,
             fqn=parts.fqn,
             dtype=parts.dtype,
@@ -160,12 +160,12 @@ def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError
     return NotFoundError(f"{source.origin}: no tensor and no value {name!r}; {remedy}")
 
 
-def _numbers(reader: BoxReader, chosen: Chosen, part: Selection) -> Array:
+def _numbers(reader: BoxReader, chosen: TensorSelection, part: Selection) -> Array:
     """Return the selected numbers, all dims kept."""
     return decode(reader.box(chosen.fqn, part.box)[part.within_box], chosen.dtype)
 
 
-def _print(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None:
+def _print(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace) -> None:
     """Print the numbers as numpy would; of many, the corners only are read."""
     selection, small = chosen.selection, chosen.selection.size <= _PRINTED
     box_bytes = chosen.dtype.itemsize * int(np.prod(selection.box.shape))
@@ -190,14 +190,14 @@ def _print(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None:
     print(said)
 
 
-def _shown_shape(chosen: Chosen) -> tuple[int, ...]:
+def _shown_shape(chosen: TensorSelection) -> tuple[int, ...]:
     shape = chosen.selection.shape
     if chosen.dtype.name != "float4_e2m1fn_x2":
         return shape
     return (*shape[:-1], shape[-1] * 2) if shape else (2,)
 
 
-def _corners(reader: BoxReader, chosen: Chosen) -> Array:
+def _corners(reader: BoxReader, chosen: TensorSelection) -> Array:
     """Return the edges of a large selection with one filler between them, which is not shown."""
     keep = [_ends(len(r)) for r in chosen.selection.ranges]
     shape = [sum(map(len, ends)) + (len(ends) > 1) for ends in keep]
@@ -223,14 +223,14 @@ def _ends(extent: int) -> list[range]:
     return [range(_EDGE), range(extent - _EDGE, extent)]
 
 
-def _title(chosen: Chosen) -> str:
+def _title(chosen: TensorSelection) -> str:
     shape = shape_text(chosen.selection.shape)
     whole = shape_text(chosen.full_shape)
     of = "" if chosen.selection.shape == chosen.full_shape else f" of {whole}"
     return f"{chosen.asked}  {chosen.dtype.name}  {shape}{of}"
 
 
-def _about(chosen: Chosen) -> dict[str, object]:
+def _about(chosen: TensorSelection) -> dict[str, object]:
     return {
         "name": chosen.fqn,
         "asked": chosen.asked,
@@ -246,7 +246,7 @@ def _as_json(array: Array) -> object:
     return np.vectorize(number_of, otypes=[object])(array).tolist() if array.size else []
 
 
-def _stream(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None:
+def _stream(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace) -> None:
     """Read everything once, tile by tile, and make all that was asked for of it."""
     total, heat = Accumulator(), HeatMap(chosen.selection.shape) if args.png else None
     out = _npy(chosen, args.npy) if args.npy else None
@@ -276,7 +276,7 @@ def _stream(reader: BoxReader, chosen: Chosen, args: argparse.Namespace) -> None
         shown.print(histogram_text(bars, width=width))
 
 
-def _npy(chosen: Chosen, file: str) -> Array:
+def _npy(chosen: TensorSelection, file: str) -> Array:
     """Create a NumPy file and return it as one flat array that is filled from the start."""
     kind, shape = widened(chosen.dtype), _shown_shape(chosen)
     if not chosen.selection.size:
@@ -287,13 +287,13 @@ def _npy(chosen: Chosen, file: str) -> Array:
 
 
 def _read_tiles(
-    reader: BoxReader, chosen: Chosen, args: argparse.Namespace
-) -> Iterator[tuple[Array, Part]]:
+    reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace
+) -> Iterator[tuple[Array, PartialStatistics]]:
     """Yield the numbers of the selection in C order, flat, each with what was seen of them."""
     chunk = largest_chunk([reader.tensors[chosen.fqn]])
     limits = budget(args.memory // 2, threads=args.threads, largest_chunk=chunk)
 
-    def work(part: Selection) -> tuple[Array, Part]:
+    def work(part: Selection) -> tuple[Array, PartialStatistics]:
         numbers = np.ascontiguousarray(_numbers(reader, chosen, part)).reshape(-1)
         seen = Accumulator()
         seen.add(numbers)
@@ -312,7 +312,7 @@ def _read_tiles(
             bar.advance(task, numbers.size * chosen.dtype.itemsize)
 
 
-def _show_summary(shown: Console, summary: Summary) -> None:
+def _show_summary(shown: Console, summary: TensorStatistics) -> None:
     table = Table.grid(padding=(0, 3))
     rows: list[tuple[str, str]] = [
         ("numbers", f"{summary.count:,}"),

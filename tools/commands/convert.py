@@ -20,7 +20,13 @@ from holdfast.ckpt.convert.renaming import selected, the_module, with_prefix, wi
 from holdfast.ckpt.convert.target_layout import DATA_AXIS, TargetLayout
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_compress, compression_of
-from holdfast.tools.commands.formats import FORMATS, Reading, Writing, source_format, target_format
+from holdfast.tools.commands.formats import (
+    FORMATS,
+    SourceOptions,
+    TargetOptions,
+    source_format,
+    target_format,
+)
 from holdfast.tools.terminal import (
     parse_bytes,
     place,
@@ -166,13 +172,13 @@ def run(args: argparse.Namespace) -> int:
     kind = args.source_format or source_format(args.source)
     wanted = args.target_format or target_format(args.target, kind)
     _check_options(args, kind=kind, wanted=wanted)
-    reading = Reading(step=args.step, ties=dict(args.tie))
+    reading = SourceOptions(step=args.step, ties=dict(args.tie))
     with ExitStack() as stack:
         source = FORMATS[kind].source(args.source, reading)
         stack.enter_context(closing(source))
         named = _named(source, args, kind=kind, wanted=wanted)
         compression_of(args.compress, named.specs, origin=args.source)
-        writing = Writing(
+        writing = TargetOptions(
             layout=TargetLayout(mesh={DATA_AXIS: args.dp or 1}),
             file_bytes=args.file_size,
             memory_bytes=args.memory,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.ckpt.checkpoints.assemble import Parts
+from holdfast.ckpt.checkpoints.assemble import TensorChunks
 from holdfast.ckpt.checkpoints.boxes import BoxReader
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError
@@ -31,7 +31,7 @@ from holdfast.tools.commands.checkpoints import (
     open_step,
     require,
 )
-from holdfast.tools.show.difference import Difference, SideInfo, show
+from holdfast.tools.show.difference import CheckpointDifference, SideInfo, show
 from holdfast.tools.terminal import (
     HelpFormatter,
     console,
@@ -126,12 +126,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.same else EXIT_DIFFERENT
 
 
-def difference(a: StoreSource, b: StoreSource, args: argparse.Namespace) -> Difference:
+def difference(a: StoreSource, b: StoreSource, args: argparse.Namespace) -> CheckpointDifference:
     """Return the whole difference between two checkpoints, within what ``args`` select."""
     tolerance = None
     if args.rtol is not None or args.atol is not None:
         tolerance = Tolerance(rtol=args.rtol or 0.0, atol=args.atol or 0.0)
-    found = Difference(a=_side(a), b=_side(b), tolerance=tolerance)
+    found = CheckpointDifference(a=_side(a), b=_side(b), tolerance=tolerance)
     values = () if args.keys else tuple(_values(a, b, args.select, tolerance or Tolerance()))
     found = msgspec.structs.replace(found, values=values, notes=tuple(_notes(a, b)))
     names_a, names_b = _names(a), _names(b)
@@ -204,11 +204,11 @@ def _notes(a: StoreSource, b: StoreSource) -> Iterator[str]:
 
 
 def _tensors(
-    found: Difference,
+    found: CheckpointDifference,
     readers: tuple[BoxReader, BoxReader],
     names: list[tuple[str, str, str]],
     args: argparse.Namespace,
-) -> Difference:
+) -> CheckpointDifference:
     """Compare the tensors both have; a tied tensor once, under its first name."""
     kinds: list[KindDifference] = []
     pairs: list[Pair] = []
@@ -243,7 +243,7 @@ def _tensors(
     return msgspec.structs.replace(found, tensors=tuple(compared.values()), compared_bytes=total)
 
 
-def _unread(name: str, parts: Parts) -> TensorComparison:
+def _unread(name: str, parts: TensorChunks) -> TensorComparison:
     return TensorComparison(
         name=name, dtype=parts.dtype.name, shape=parts.shape, tally=Tally(), read=False
     )

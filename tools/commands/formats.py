@@ -25,7 +25,7 @@ _TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SourceOptions:
     """What a user may say of a source: step of a checkpoint, tied name to stored name."""
 
     step: int | None = None
@@ -37,7 +37,7 @@ _DCP_FILE_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writing:
+class TargetOptions:
     """What a user may say of a target, and what the source says of itself."""
 
     layout: TargetLayout = field(default_factory=TargetLayout)
@@ -57,8 +57,8 @@ class Format:
 
     evidence: str
     found: Callable[[str], bool]
-    source: Callable[[str, Reading], TensorSource]
-    sink: Callable[[str, Writing], TensorSink]
+    source: Callable[[str, SourceOptions], TensorSource]
+    sink: Callable[[str, TargetOptions], TensorSink]
     suffixes: tuple[str, ...] = ()
     weights: bool = False
     values: bool = True
@@ -92,13 +92,13 @@ def _holdfast_found(path: str) -> bool:
     return MANIFEST in names or bool(names and steps(path))
 
 
-def _holdfast_source(path: str, reading: Reading) -> TensorSource:
+def _holdfast_source(path: str, reading: SourceOptions) -> TensorSource:
     from holdfast.ckpt.convert.checkpoint import CheckpointSource
 
     return CheckpointSource(open_step(path, reading.step))
 
 
-def _holdfast_sink(path: str, writing: Writing) -> TensorSink:
+def _holdfast_sink(path: str, writing: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.checkpoint import CheckpointSink
 
     return CheckpointSink(path, layout=writing.layout, identity=writing.identity)
@@ -111,13 +111,13 @@ def _safetensors_found(path: str) -> bool:
     )
 
 
-def _safetensors_source(path: str, reading: Reading) -> TensorSource:
+def _safetensors_source(path: str, reading: SourceOptions) -> TensorSource:
     from holdfast.ckpt.convert.safetensors import SafetensorsSource
 
     return SafetensorsSource(path, ties=reading.ties)
 
 
-def _safetensors_sink(path: str, writing: Writing) -> TensorSink:
+def _safetensors_sink(path: str, writing: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.safetensors import FILE_BYTES, SafetensorsSink
 
     return SafetensorsSink(
@@ -128,37 +128,37 @@ def _safetensors_sink(path: str, writing: Writing) -> TensorSink:
     )
 
 
-def _torch_source(path: str, _: Reading) -> TensorSource:
+def _torch_source(path: str, _: SourceOptions) -> TensorSource:
     from holdfast.ckpt.convert.torch_save import TorchSaveSource
 
     return TorchSaveSource(path)
 
 
-def _torch_sink(path: str, _: Writing) -> TensorSink:
+def _torch_sink(path: str, _: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.torch_save import TorchSaveSink
 
     return TorchSaveSink(_new(path))
 
 
-def _dcp_source(path: str, _: Reading) -> TensorSource:
+def _dcp_source(path: str, _: SourceOptions) -> TensorSource:
     from holdfast.adapters.dcp import DcpSource
 
     return DcpSource(path)
 
 
-def _dcp_sink(path: str, writing: Writing) -> TensorSink:
+def _dcp_sink(path: str, writing: TargetOptions) -> TensorSink:
     from holdfast.adapters.dcp import DcpSink
 
     return DcpSink(_new(path), file_bytes=min(writing.memory_bytes, _DCP_FILE_BYTES))
 
 
-def _zarr_source(path: str, _: Reading) -> TensorSource:
+def _zarr_source(path: str, _: SourceOptions) -> TensorSource:
     from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 
     return ZarrDirectorySource(path)
 
 
-def _zarr_sink(path: str, _: Writing) -> TensorSink:
+def _zarr_sink(path: str, _: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
 
     return ZarrDirectorySink(_new(path))

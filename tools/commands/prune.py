@@ -16,9 +16,9 @@ from holdfast.ckpt.checkpoints.catalog import choose, committed, load_manifest, 
 from holdfast.ckpt.checkpoints.retention import remove_steps
 from holdfast.ckpt.checkpoints.retention_rules import (
     Best,
-    Candidate,
+    PruneCandidate,
+    RetentionVerdict,
     Rules,
-    Verdict,
     judge,
     parse_limit,
     ranked,
@@ -144,7 +144,7 @@ def _check_named(args: argparse.Namespace, manifests: dict[int, Manifest | None]
             f"{', '.join(map(str, manifests))}. Nothing was removed"
         )
     candidates = [
-        Candidate(step=step, values=manifest.values)
+        PruneCandidate(step=step, values=manifest.values)
         for step, manifest in manifests.items()
         if manifest
     ]
@@ -165,7 +165,7 @@ def _manifest(store: Store, step: int) -> Manifest | None:
 
 def _candidates(
     store: Store, manifests: dict[int, Manifest | None], args: argparse.Namespace
-) -> list[Candidate]:
+) -> list[PruneCandidate]:
     """Return the steps with what the rules look at; pins and sightings are remembered."""
     host, now_s = socket.gethostname(), time.time()
     known = pins.load(store)
@@ -177,7 +177,7 @@ def _candidates(
             known = pins.update(store, there=manifests.keys(), **change)
     ages = known.ages(host=host, now_s=now_s)
     return [
-        Candidate(
+        PruneCandidate(
             step=step,
             values=manifest.values if manifest else {},
             pinned=step in known.pins,
@@ -207,7 +207,7 @@ def _freed(manifests: dict[int, Manifest | None], going: list[int]) -> int:
 
 
 def _show(
-    verdicts: tuple[Verdict, ...],
+    verdicts: tuple[RetentionVerdict, ...],
     manifests: dict[int, Manifest | None],
     *,
     freed: int,

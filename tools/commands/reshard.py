@@ -10,7 +10,7 @@ from holdfast.ckpt.checkpoints.catalog import choose
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.convert.interchange import MEMORY_BYTES, nbytes_of
 from holdfast.ckpt.convert.rewrite import reshard
-from holdfast.ckpt.convert.target_layout import DATA_AXIS, Rule, TargetLayout
+from holdfast.ckpt.convert.target_layout import DATA_AXIS, SplitRule, TargetLayout
 from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.geometry.layout import TensorSpec
 from holdfast.elastic.errors import ConfigError
@@ -117,7 +117,7 @@ def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) ->
             raise ConfigError(
                 f"--shard {glob}={axis}:{dim}: the mesh has the axes {', '.join(axes)}"
             )
-        found.append(Rule(glob=glob, axis=axis, dim=dim))
+        found.append(SplitRule(glob=glob, axis=axis, dim=dim))
     return TargetLayout(mesh=axes, rules=tuple(found))
 
 

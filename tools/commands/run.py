@@ -28,7 +28,7 @@ from holdfast.elastic.launch.local import (
     NodeSpec,
     python_command,
 )
-from holdfast.elastic.membership.records import TRAINER, Outcome
+from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.show.narrate import Narrator
 
@@ -325,7 +325,7 @@ class _Interrupts:
         self._launcher.stop(f"stopped by {signal.Signals(number).name}")
 
 
-def _follow(launcher: Launcher, narrator: Narrator) -> Outcome:
+def _follow(launcher: Launcher, narrator: Narrator) -> JobOutcome:
     reader = EventReader(launcher.run_dir)
     while (outcome := launcher.wait(_POLL_S)) is None:
         _tell(narrator, reader)

@@ -13,7 +13,7 @@ from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.joint import JOIN_S, JointConfig
 from holdfast.elastic.launch.local import EMBEDDED
-from holdfast.elastic.rendezvous.link import Place
+from holdfast.elastic.rendezvous.link import CoordinatorPlace
 
 EXAMPLES = """
 on several machines, with the same key file on all of them (a shared home does it):
@@ -96,13 +96,13 @@ def joint_config(
     )
 
 
-def _place(args: argparse.Namespace, step: SlurmStep | None) -> Place:
+def _place(args: argparse.Namespace, step: SlurmStep | None) -> CoordinatorPlace:
     if args.join is not None:
-        return Place.parse(args.join, may_host=False)
+        return CoordinatorPlace.parse(args.join, may_host=False)
     if args.coordinator != EMBEDDED:
-        return Place.parse(args.coordinator, may_host=False if args.node_rank else None)
+        return CoordinatorPlace.parse(args.coordinator, may_host=False if args.node_rank else None)
     if step and step.hosts:
-        return Place(address=f"{step.hosts[0]}:{step.port}", may_host=step.task == 0)
+        return CoordinatorPlace(address=f"{step.hosts[0]}:{step.port}", may_host=step.task == 0)
     raise ConfigError(
         "several machines need a place to meet: add --coordinator HOST:PORT (the launcher on HOST "
         "serves it) or an etcd:// address, the same on all of them"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.ckpt.checkpoints.catalog import choose, committed_steps
-from holdfast.ckpt.checkpoints.verify import Examination, Fault, deep_faults, examine
+from holdfast.ckpt.checkpoints.verify import Damage, Examination, deep_faults, examine
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
@@ -80,7 +80,7 @@ def _examined(store: Store, step: int) -> Examination:
     try:
         return examine(store, step)
     except NotFoundError as error:  # removed since it was listed
-        return Examination(faults=[Fault(file=store.where(""), message=str(error))])
+        return Examination(faults=[Damage(file=store.where(""), message=str(error))])
 
 
 def _without_repeats(found: dict[int, Examination]) -> int:

@@ -15,11 +15,17 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.demo.job import JobRecord, run_job
+from holdfast.tools.demo.job import DemoJobRecord, run_job
 from holdfast.tools.demo.schedule import Kill, schedule
 from holdfast.tools.demo.verdict import Evidence, judge
 from holdfast.tools.report import html, timeline
-from holdfast.tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
+from holdfast.tools.report.record import (
+    DemoReport,
+    HeldOutResult,
+    fault_rows,
+    recovery_rows,
+    summarise,
+)
 from holdfast.tools.report.snapshot_costs import Costs
 from holdfast.tools.show.environment import machine, software
 
@@ -116,7 +122,7 @@ def _job(
     *,
     plan: tuple[Kill, ...] = (),
     seed: int = 0,
-) -> JobRecord:
+) -> DemoJobRecord:
     from holdfast.adapters.rl.config import save_config
 
     run_dir.mkdir()
@@ -145,8 +151,8 @@ def _job(
 
 
 def _report(
-    args: argparse.Namespace, config: RLConfig, *, hurt: JobRecord, reference: JobRecord
-) -> Report:
+    args: argparse.Namespace, config: RLConfig, *, hurt: DemoJobRecord, reference: DemoJobRecord
+) -> DemoReport:
     story, calm = timeline.build(hurt.events), timeline.build(reference.events)
     verdict, failures = judge(
         Evidence(
@@ -163,7 +169,7 @@ def _report(
         )
     )
     rows = recovery_rows(story)
-    return Report(
+    return DemoReport(
         verdict=verdict,
         failures=failures,
         faults=fault_rows(story),
@@ -193,10 +199,10 @@ def _report(
     )
 
 
-def _held_out(result: dict[str, Json]) -> list[HeldOut]:
+def _held_out(result: dict[str, Json]) -> list[HeldOutResult]:
     pairs = zip(result["heldout"], result["heldout_greedy"], strict=True)
     return [
-        HeldOut(step=step, exact_match=expected, greedy=greedy)
+        HeldOutResult(step=step, exact_match=expected, greedy=greedy)
         for (step, expected), (_, greedy) in pairs
     ]
 
@@ -222,14 +228,14 @@ def _command(args: argparse.Namespace) -> str:
     return " ".join(words + ([f"--steps {args.steps}"] if args.steps is not None else []))
 
 
-def write(report: Report, report_dir: Path) -> None:
+def write(report: DemoReport, report_dir: Path) -> None:
     """Write report.json and report.html."""
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
     (report_dir / "report.json").write_bytes(encoded + b"\n")
     (report_dir / "report.html").write_text(html.render(report), encoding="utf-8")
 
 
-def _conclude(report: Report, report_dir: Path, console: Console) -> None:
+def _conclude(report: DemoReport, report_dir: Path, console: Console) -> None:
     console.print()
     for name, held in report.verdict.items():
         sign, style = ("✓", "green") if held else ("✕", "bold red")

@@ -14,7 +14,7 @@ from holdfast.elastic.errors import JobFailed
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import LaunchConfig, Launcher
 from holdfast.tools.demo.display import make_display
-from holdfast.tools.demo.kills import Nemesis
+from holdfast.tools.demo.kills import ScheduledKills
 from holdfast.tools.demo.schedule import Kill
 from holdfast.tools.show.leftovers import leftovers
 from holdfast.tools.show.live_state import LiveState
@@ -22,7 +22,7 @@ from holdfast.tools.show.live_state import LiveState
 _LOG_LINES = 15
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+class DemoJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did: its events, what rank 0 wrote as result, and what it left behind."""
 
     events: list[dict[str, Any]]
@@ -42,7 +42,7 @@ def run_job(
     console: Console,
     plan: Sequence[Kill] = (),
     seed: int = 0,
-) -> JobRecord:
+) -> DemoJobRecord:
     """Run a job to its end, carrying out ``plan`` on the way.
 
     The job begins no step while ``hold_file`` is there; rank 0 writes ``result_file`` at its end.
@@ -51,7 +51,7 @@ def run_job(
     launcher = Launcher(config)
     reader, state = EventReader(launcher.run_dir), LiveState()
     launcher.start()
-    nemesis = Nemesis(launcher, plan, seed=seed, hold_file=hold_file)
+    nemesis = ScheduledKills(launcher, plan, seed=seed, hold_file=hold_file)
     try:
         with make_display(console, title=title, steps=steps) as display:
             outcome = None
@@ -69,7 +69,7 @@ def run_job(
         nemesis.close()
     if not outcome.ok:
         raise JobFailed(f"{title} failed: {outcome.message}. {_evidence(launcher.run_dir)}")
-    return JobRecord(
+    return DemoJobRecord(
         events=[dict(event) for event in state.history],
         result=_read_result(result_file),
         leftovers=leftovers(launcher.run),

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.elastic.events import EventWriter, events_file
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.demo.schedule import Kill, Victim, victims
+from holdfast.tools.demo.schedule import Kill, KillTarget, victims
 from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT
 from holdfast.tools.show.live_state import LiveState
 
@@ -27,7 +27,7 @@ _KILLS_MOST = 8
 _HOLD_MOST_S = 60.0
 
 
-class Nemesis:
+class ScheduledKills:
     """Carries out a schedule of kills against one launched job, driven by `tick`.
 
     When a kill is due and the successor of an earlier victim has not joined yet, the job is held
@@ -112,7 +112,7 @@ class Nemesis:
             self._plan.insert(0, self._done[-1])
         self._unconfirmed = None
 
-    def _kill(self, kind: str, victim: Victim, state: LiveState) -> bool:
+    def _kill(self, kind: str, victim: KillTarget, state: LiveState) -> bool:
         """Kill and record it; False when the victim has gone by itself in the meantime."""
         now_s = time.time()
         if kind == KILL_NODE:

@@ -22,7 +22,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     delay: float
 
 
-class Victim(msgspec.Struct, frozen=True, kw_only=True):
+class KillTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What to kill on ``node``: a seat (``"trainer/1"``) or all of it; ``seats`` die with it."""
 
     name: str
@@ -57,7 +57,7 @@ def schedule(seed: int, steps: int) -> tuple[Kill, ...]:
 
 def victims(
     kind: str, running: Mapping[str, Collection[str]], *, busy: Collection[str]
-) -> list[Victim]:
+) -> list[KillTarget]:
     """Return who may be killed now, sorted; empty when nobody may.
 
     ``running`` maps every living node to the seats whose workers take part; ``busy`` are the
@@ -68,7 +68,7 @@ def victims(
     others = {(n, s) for n, seats in running.items() for s in seats if role_of(s) != TRAINER}
     if kind == KILL_NODE:
         return [
-            Victim(name=node, node=node, seats=tuple(sorted(running[node])))
+            KillTarget(name=node, node=node, seats=tuple(sorted(running[node])))
             for node in sorted(running)
             if any(where == node for where, _ in trainers)
             and any(where != node for where, _ in trainers)
@@ -78,4 +78,4 @@ def victims(
         chosen = trainers if len(trainers) > 1 else set()
     else:
         chosen = {(node, seat) for node, seat in others if seat in busy}
-    return [Victim(name=seat, node=node, seats=(seat,)) for node, seat in sorted(chosen)]
+    return [KillTarget(name=seat, node=node, seats=(seat,)) for node, seat in sorted(chosen)]

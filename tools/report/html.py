@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.tools.report import charts
-from holdfast.tools.report.record import RecoveryRow, Report
+from holdfast.tools.report.record import DemoReport, RecoveryRow
 from holdfast.tools.report.timeline import PHASES
 
 CHECKS: Final = {
@@ -48,7 +48,7 @@ def style() -> Markup:
     return Markup(files("holdfast.tools.report").joinpath("page.css").read_text(encoding="utf-8"))
 
 
-def render(report: Report) -> str:
+def render(report: DemoReport) -> str:
     """Return the page."""
     source = files("holdfast.tools.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     return (
@@ -101,7 +101,7 @@ def _slowest(rows: Sequence[RecoveryRow]) -> float | None:
     return max((row.total_s for row in rows if row.generation is not None), default=None)
 
 
-def _reward(report: Report) -> str:
+def _reward(report: DemoReport) -> str:
     series = {
         "reference": _numbered(report.reference_reward),
         "reward": _numbered(report.reward),
@@ -123,7 +123,7 @@ def _numbered(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(at), value) for at, value in enumerate(values, start=1)]
 
 
-def _heldout(report: Report) -> str:
+def _heldout(report: DemoReport) -> str:
     series = _present(
         {
             "greedy": [(float(point.step), point.greedy) for point in report.heldout],

@@ -43,7 +43,7 @@ class RecoveryRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to problems the model never trains on, after ``step`` steps.
 
     ``exact_match`` is the expected share of right answers when sampling, ``greedy`` the share
@@ -55,7 +55,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     greedy: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a demo: verdict, what happened, and how to do it again."""
 
     format: int = REPORT_FORMAT
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reference_time_shares: dict[str, float]
     reward: list[float]
     reference_reward: list[float]
-    heldout: list[HeldOut]
+    heldout: list[HeldOutResult]
     ledger: dict[str, Json]
     generations: list[dict[str, Json]]
     steps: int

@@ -30,7 +30,7 @@ class SideInfo(msgspec.Struct, frozen=True, kw_only=True):
     mesh: dict[str, int]
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The whole finding. ``tolerance`` is None where bits had to be equal."""
 
     a: SideInfo
@@ -56,7 +56,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return not missing and not any(map(self.differs, self.tensors))
 
 
-def show(found: Difference, *, console: Console, full: bool) -> None:
+def show(found: CheckpointDifference, *, console: Console, full: bool) -> None:
     """Print the finding: what is missing, then what differs, then one line that sums it up."""
     limit = None if full else _SHOWN
     for letter, side in (("A", found.a), ("B", found.b)):
@@ -174,7 +174,7 @@ def number(value: Number) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def summary(found: Difference) -> str:
+def summary(found: CheckpointDifference) -> str:
     """Return the finding in one sentence."""
     equal = sum(not tensor.tally.differing for tensor in found.tensors)
     beyond = sum(map(found.differs, found.tensors))

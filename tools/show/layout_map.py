@@ -38,7 +38,7 @@ _NAMES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ChunkWriter:
     """A chunk and who wrote it."""
 
     writer: int
@@ -51,18 +51,18 @@ class Pattern:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    held: tuple[Held, ...]
+    held: tuple[ChunkWriter, ...]
 
 
 def patterns(packs: Mapping[int, PackIndex], names: Sequence[str]) -> list[Pattern]:
     """Return the layouts of the tensors, those that are equal together."""
-    held: dict[str, list[Held]] = {name: [] for name in names}
+    held: dict[str, list[ChunkWriter]] = {name: [] for name in names}
     shapes: dict[str, tuple[int, ...]] = {}
     for writer, index in packs.items():
         for name, tensor in index.tensors.items():
             if name in held:
                 shapes[name] = tensor.shape
-                held[name] += [Held(writer=writer, chunk=chunk) for chunk in tensor.chunks]
+                held[name] += [ChunkWriter(writer=writer, chunk=chunk) for chunk in tensor.chunks]
     groups: dict[object, list[str]] = {}
     for name in names:
         boxes = tuple((each.writer, each.chunk.box) for each in held[name])

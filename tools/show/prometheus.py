@@ -10,7 +10,7 @@ from holdfast.tools.show.node_status import MEMORY, STAGES, NodeStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class MetricFamily:
     """A metric with all its samples: labels and value of each."""
 
     name: str
@@ -36,7 +36,7 @@ class Family:
 
 def exposition(nodes: Sequence[NodeStatus]) -> str:
     """Return the text, a family after the other."""
-    up = Family(name="holdfast_up", kind="gauge", about="Whether the node's sidecar answers.")
+    up = MetricFamily(name="holdfast_up", kind="gauge", about="Whether the node's sidecar answers.")
     for node in nodes:
         up.add(bool(node.status), node=node.node)
     answering = [node for node in nodes if node.status]
@@ -49,15 +49,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _gauge(name: str, about: str) -> Family:
-    return Family(name=f"holdfast_{name}", kind="gauge", about=about)
+def _gauge(name: str, about: str) -> MetricFamily:
+    return MetricFamily(name=f"holdfast_{name}", kind="gauge", about=about)
 
 
-def _counter(name: str, about: str) -> Family:
-    return Family(name=f"holdfast_{name}_total", kind="counter", about=about)
+def _counter(name: str, about: str) -> MetricFamily:
+    return MetricFamily(name=f"holdfast_{name}_total", kind="counter", about=about)
 
 
-def _steps(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+def _steps(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     generation = _gauge("generation", "The generation the sidecar guards.")
     age = _gauge("restore_point_age_seconds", "Since the newest protected step was complete.")
     for node in nodes:
@@ -72,7 +72,7 @@ def _steps(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
     yield age
 
 
-def _stages(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+def _stages(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     families = {
         "count": _counter("stage_runs", "How often a stage ran."),
         "seconds": _counter("stage_seconds", "What a stage took in all."),
@@ -88,7 +88,7 @@ def _stages(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
     yield from families.values()
 
 
-def _memory(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+def _memory(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     held = _gauge("memory_bytes", "Shared memory held, by purpose.")
     needs = _gauge("memory_need_bytes", "The most that slots and parity will hold.")
     logs = _gauge("memory_logs_most_bytes", "The most that logs may hold.")
@@ -104,7 +104,7 @@ def _memory(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
     yield from (held, needs, logs, budget, disk)
 
 
-def _queues(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+def _queues(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     queued = _gauge("peer_queue_length", "What is to be asked or told of a peer.")
     oldest = _gauge("peer_queue_oldest_seconds", "How long the oldest of it has waited.")
     records = _gauge("log_lag_records", "Records of a log that are not on every copy.")
@@ -119,7 +119,7 @@ def _queues(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
     yield from (queued, oldest, records, late)
 
 
-def _counts(nodes: Sequence[NodeStatus]) -> Iterator[Family]:
+def _counts(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     refused = _counter("refused_messages", "Messages refused, by reason.")
     unprotected = _gauge("unprotected_snapshots", "Snapshots that cannot be protected just now.")
     failed = _gauge("checkpoints_failed_in_a_row", "Checkpoints that failed since one succeeded.")

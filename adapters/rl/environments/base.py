@@ -97,7 +97,7 @@ class Environment(Protocol):
         """Return what follows on a turn. May take long; raises `ToolError` for a passing fault."""
 
 
-class Calls(Protocol):
+class EnvironmentCalls(Protocol):
     """Calls of an environment under way: `calls.ThreadedCalls`, or a fake's."""
 
     def submit(self, action: Action) -> None:

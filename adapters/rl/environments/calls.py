@@ -32,7 +32,7 @@ _HUNG_PER_THREAD = 4
 
 
 @dataclass(slots=True, kw_only=True)
-class _Call:
+class _PendingCall:
     """A turn to be replied to: when it was handed in, and how often it was tried."""
 
     action: Action
@@ -62,15 +62,15 @@ class ThreadedCalls:
         self._environment, self._threads = environment, threads
         self._limit_s, self._attempts, self._clock = limit_s, attempts, clock
         self._waits = waits or Waits()
-        self._queue: deque[_Call] = deque()
-        self._running: dict[int, _Call] = {}
+        self._queue: deque[_PendingCall] = deque()
+        self._running: dict[int, _PendingCall] = {}
         self._hung: set[int] = set()
         self._started = 0
         self._returned: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
 
     def submit(self, action: Action) -> None:
         """Have a turn replied to."""
-        self._queue.append(_Call(action=action, since=self._clock()))
+        self._queue.append(_PendingCall(action=action, since=self._clock()))
         self._start()
 
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
@@ -151,7 +151,7 @@ class ThreadedCalls:
                 f"{self._limit_s:g} s: see to its tools, or give it a longer limit_s"
             )
 
-    def _judge(self, call: _Call, found: object) -> Reply | None:
+    def _judge(self, call: _PendingCall, found: object) -> Reply | None:
         """Return the reply, or None where the call is made again."""
         if isinstance(found, Observation):
             return found
@@ -163,7 +163,7 @@ class ThreadedCalls:
             raise JobFailed(f"{where}: {type(found).__name__}: {found}") from found
         raise JobFailed(f"{where} returned {found!r}, needed: an Observation")
 
-    def _again(self, call: _Call, why: str) -> Failed | None:
+    def _again(self, call: _PendingCall, why: str) -> Failed | None:
         self._waits.failed += 1
         if call.attempts < self._attempts:
             self._queue.append(call)

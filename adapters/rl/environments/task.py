@@ -35,7 +35,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
 
 
-class Source(Protocol):
+class TaskSource(Protocol):
     """An endless, indexable supply of problems that also scores attempts."""
 
     def item(self, index: int) -> Problem:
@@ -48,7 +48,7 @@ class Source(Protocol):
 class Task:
     """Training prompts by ordinal, held-out prompts by number or ordinal, and the reward."""
 
-    def __init__(self, source: Source, *, exact_weight: float = 0.5) -> None:
+    def __init__(self, source: TaskSource, *, exact_weight: float = 0.5) -> None:
         self._source, self._exact_weight = source, exact_weight
 
     def train(self, ordinal: int) -> Problem:

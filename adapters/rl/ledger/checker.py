@@ -1,7 +1,7 @@
 """The always-on checker: what every step promises, looked at before it is trained. Pure.
 
 It is told the rows that are about to be trained, the states of all open ordinals and which weights
-the consumers have, as one small value (`Observation`), and believes nobody: it does its own count
+the consumers have, as one small value (`ObservedStep`), and believes nobody: it does its own count
 of what was trained. That count and what was found are part of the tracked state, so it goes on past
 restores.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.ledger.states import State
+from holdfast.adapters.rl.ledger.states import OrdinalState
 from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory
 from holdfast.ckpt.types import Json
 
@@ -41,7 +41,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"tolerance is {self.tolerance}, needed: above 0")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
     """A sample about to be trained: how many sampled tokens and log-probabilities, and by whom."""
 
     ordinal: int
@@ -59,7 +59,7 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step about to be trained.
 
     ``group`` is how many samples an ordinal needs, ``eta`` the largest staleness; ``cuts`` maps a
@@ -72,7 +72,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step: int
-    rows: tuple[Row, ...]
+    rows: tuple[SampleRow, ...]
     group: int
     eta: int
     admitted: int
@@ -86,7 +86,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = True
 
 
-class Checker:
+class StepChecker:
     """Looks at every step; ``violations`` has what was found, ``count`` how much."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Checker:
         self._beyond: set[int] = set()
         self._consumers: dict[str, tuple[int, int]] = {}
 
-    def check(self, seen: Observation) -> list[str]:
+    def check(self, seen: ObservedStep) -> list[str]:
         """Return what is wrong with a step, in words; take it as trained."""
         ordinals = {row.ordinal for row in seen.rows} | seen.dropped
         found = [
@@ -147,7 +147,7 @@ class Checker:
     def _is_trained(self, ordinal: int) -> bool:
         return ordinal < self._below or ordinal in self._beyond
 
-    def _trained(self, seen: Observation, ordinals: set[int]) -> Iterator[str]:
+    def _trained(self, seen: ObservedStep, ordinals: set[int]) -> Iterator[str]:
         """Every ordinal once, and in order where that is the plan."""
         again = sorted(o for o in ordinals - seen.reused if self._is_trained(o))
         if again:
@@ -162,13 +162,13 @@ class Checker:
         if seen.in_order and rows != sorted(rows):
             yield f"step {seen.step} has its ordinals out of order"
 
-    def _elsewhere(self, seen: Observation, ordinals: set[int]) -> Iterator[str]:
+    def _elsewhere(self, seen: ObservedStep, ordinals: set[int]) -> Iterator[str]:
         """All ordinals that were let in are open or trained, never both."""
         open_ = set(seen.states)
         both = sorted(o for o in open_ - ordinals if self._is_trained(o))
         if both:
             yield f"step {seen.step}: ordinals {both} are trained and {seen.states[both[0]]}"
-        known = set(State) - {State.TRAINED}
+        known = set(OrdinalState) - {OrdinalState.TRAINED}
         if odd := sorted(o for o, state in seen.states.items() if state not in known):
             yield f"step {seen.step}: open ordinals {odd} are {seen.states[odd[0]]}"
         missing = [
@@ -181,7 +181,7 @@ class Checker:
         if beyond := sorted(o for o in open_ | ordinals if o >= seen.admitted):
             yield f"step {seen.step}: ordinals {beyond} were never let in"
 
-    def _progress(self, seen: Observation) -> Iterator[str]:
+    def _progress(self, seen: ObservedStep) -> Iterator[str]:
         """No consumer goes back within a generation, unless work of an older version is given."""
         for consumer in seen.consumers:
             now = (consumer.generation, consumer.version)
@@ -198,11 +198,11 @@ class Checker:
 
 def observe(
     ledger: Ledger, step: int, batch: Sequence[Trajectory], *, consumers: Iterable[Consumer] = ()
-) -> Observation:
+) -> ObservedStep:
     """Return what is to be known of ``step`` before the ledger counts it as trained."""
     plan, states = ledger.plan, ledger.states()
     taken, again = ledger.takes()
-    return Observation(
+    return ObservedStep(
         step=step,
         rows=tuple(map(row_of, batch)),
         group=plan.group,
@@ -211,7 +211,7 @@ def observe(
         states={ordinal: state.value for ordinal, state in states.items()},
         cuts=ledger.cuts,
         consumers=tuple(consumers),
-        dropped=frozenset(o for o in taken if states.get(o) is State.DROPPED),
+        dropped=frozenset(o for o in taken if states.get(o) is OrdinalState.DROPPED),
         reused=frozenset(again),
         reuse_age=plan.replay.max_age,
         in_order=not plan.by_arrival,
@@ -219,9 +219,9 @@ def observe(
     )
 
 
-def row_of(trajectory: Trajectory) -> Row:
+def row_of(trajectory: Trajectory) -> SampleRow:
     """Return what the checker looks at of a sample."""
-    return Row(
+    return SampleRow(
         ordinal=trajectory.ordinal,
         sample=trajectory.sample,
         tokens=sum(end - start for start, end in trajectory.spans),
@@ -230,7 +230,7 @@ def row_of(trajectory: Trajectory) -> Row:
     )
 
 
-def _rows(seen: Observation) -> Iterator[str]:
+def _rows(seen: ObservedStep) -> Iterator[str]:
     """Every token has a log-probability and a version, none too old, none rolled back."""
     for row in seen.rows:
         of = f"step {seen.step}, sample {(row.ordinal, row.sample)}:"
@@ -249,7 +249,7 @@ def _rows(seen: Observation) -> Iterator[str]:
                 yield f"{of} sampled by rolled-back {_named(version)}"
 
 
-def _groups(seen: Observation) -> Iterator[str]:
+def _groups(seen: ObservedStep) -> Iterator[str]:
     """Every ordinal has its whole group, and each sample once."""
     wanted = set(range(seen.group))
     samples: dict[int, Counter[int]] = {}

@@ -20,7 +20,7 @@ Claims = Literal["prompt", "longest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ClaimCandidate:
     """A sample that nobody is at work on.
 
     ``urgency``: how many steps can do without it; ``remaining``: the tokens it is likely to need.
@@ -31,7 +31,7 @@ class Candidate:
     remaining: float = 0.0
 
 
-def queue(candidates: Iterable[Candidate]) -> list[Candidate]:
+def queue(candidates: Iterable[ClaimCandidate]) -> list[ClaimCandidate]:
     """Return them in the order in which they are given out."""
     return sorted(candidates, key=lambda each: (each.urgency, -each.remaining, each.key))
 

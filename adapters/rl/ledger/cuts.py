@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
-class Cuts:
+class GenerationCuts:
     """The step that each generation was restored to."""
 
     def __init__(self, steps: Mapping[int, int] | None = None) -> None:

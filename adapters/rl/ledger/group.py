@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.adapters.rl.ledger.plan import BatchPlan
-from holdfast.adapters.rl.ledger.states import Event, LedgerError, State, moved
+from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState, moved
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 
@@ -22,7 +22,7 @@ class Group:
     ordinal: int
     prompt: Tokens
     size: int
-    state: State = State.PENDING
+    state: OrdinalState = OrdinalState.PENDING
     reason: str = ""
     done: dict[int, Trajectory] = field(default_factory=dict)
     partial: dict[int, Trajectory] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Group:
         numbers = range(self.size)
         return [n for n in numbers if n not in self.done and n not in self.claims]
 
-    def move(self, event: Event) -> None:
+    def move(self, event: OrdinalEvent) -> None:
         """Go to the state after ``event``."""
         self.state = moved(self.ordinal, self.state, event)
 
@@ -57,7 +57,7 @@ class Group:
     def claim(self, sample: int, worker: str) -> None:
         """Note that ``worker`` is at work on a sample."""
         self.claims[sample] = worker
-        self.move(Event.CLAIM)
+        self.move(OrdinalEvent.CLAIM)
 
     def claimed_by(self, worker: str) -> set[int]:
         """Return the samples that ``worker`` is taken to be at work on."""
@@ -68,8 +68,8 @@ class Group:
         given = set(samples) & self.claims.keys()
         for sample in given:
             del self.claims[sample]
-        if given and not self.claims and self.state is State.RUNNING:
-            self.move(Event.RELEASE)
+        if given and not self.claims and self.state is OrdinalState.RUNNING:
+            self.move(OrdinalEvent.RELEASE)
 
     def accept(self, trajectory: Trajectory) -> bool:
         """Take a finished sample; return whether the group is complete with it."""
@@ -80,10 +80,10 @@ class Group:
         self.claims.pop(sample, None)
         self.partial.pop(sample, None)
         if len(self.done) == self.size:
-            self.move(Event.COMPLETE)
+            self.move(OrdinalEvent.COMPLETE)
             return True
-        if not self.claims and self.state is State.RUNNING:
-            self.move(Event.RELEASE)
+        if not self.claims and self.state is OrdinalState.RUNNING:
+            self.move(OrdinalEvent.RELEASE)
         return False
 
     def longer(self, trajectory: Trajectory) -> bool:
@@ -96,18 +96,18 @@ class Group:
     def check(self) -> list[str]:
         """Return every violation of what a group promises; empty when it holds."""
         found = []
-        if (len(self.done) == self.size) != (self.state is State.READY):
+        if (len(self.done) == self.size) != (self.state is OrdinalState.READY):
             found.append(f"ordinal {self.ordinal} is {self.state} with {len(self.done)} samples")
         if both := self.done.keys() & (self.claims.keys() | self.partial.keys()):
             found.append(f"ordinal {self.ordinal}: samples {sorted(both)} are done and running")
-        if self.claims and self.state is not State.RUNNING:
+        if self.claims and self.state is not OrdinalState.RUNNING:
             found.append(f"ordinal {self.ordinal} is {self.state} with claims {self.claims}")
         return found
 
 
 def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
     """Return what is wrong with a group that ``step`` trains on, by what its samples say."""
-    if group.state is State.DROPPED:
+    if group.state is OrdinalState.DROPPED:
         return []
     found = []
     if sorted(group.done) != list(range(plan.group)):

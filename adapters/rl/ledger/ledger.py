@@ -24,13 +24,13 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
-from holdfast.adapters.rl.ledger.claim_order import Candidate, Lengths, queue, remaining
+from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
 from holdfast.adapters.rl.ledger.counters import Counters
-from holdfast.adapters.rl.ledger.cuts import Cuts
+from holdfast.adapters.rl.ledger.cuts import GenerationCuts
 from holdfast.adapters.rl.ledger.group import Group, agree, audit
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan
 from holdfast.adapters.rl.ledger.replay import Replay
-from holdfast.adapters.rl.ledger.states import Event, LedgerError, State
+from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState
 from holdfast.adapters.rl.ledger.taking import Taking
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
@@ -39,7 +39,7 @@ from holdfast.ckpt.types import Json
 _RECORDED_STEPS = 64
 
 
-class Verdict(StrEnum):
+class DeliveryVerdict(StrEnum):
     """What became of a delivered sample."""
 
     ACCEPTED = "accepted"
@@ -59,7 +59,7 @@ class Ledger:
         self.staleness_max = 0
         self._groups: dict[int, Group] = {}
         self._admitted = 0
-        self._cuts = Cuts()
+        self._cuts = GenerationCuts()
         self._conflicts: list[str] = []
         self._taking = Taking.by(plan.scheduling.order, groups=plan.fresh, eta=plan.eta)
         self._replay = Replay(plan.replay, count=plan.replay.reused(plan.groups))
@@ -122,7 +122,7 @@ class Ledger:
         abandon: set[SampleId] = set()
         for ordinal, sample in keys:
             group = self._groups.get(ordinal)
-            over = group is None or sample in group.done or group.state is State.DROPPED
+            over = group is None or sample in group.done or group.state is OrdinalState.DROPPED
             told = (oldest or {}).get((ordinal, sample))
             if (
                 group is None
@@ -149,7 +149,7 @@ class Ledger:
         awaited = self.awaited()
         return {key for key in self.claimed(worker) if key[0] not in awaited}
 
-    def deliver(self, trajectory: Trajectory, *, again: bool = False) -> Verdict:
+    def deliver(self, trajectory: Trajectory, *, again: bool = False) -> DeliveryVerdict:
         """Take a finished sample. ``again`` marks one that may well have been taken before.
 
         When pinned, a duplicate must equal what was taken; one that differs is kept as a violation.
@@ -157,7 +157,7 @@ class Ledger:
         if not self.valid(trajectory):
             self.counters.rolled_back += 1
             self.recover(trajectory)
-            return Verdict.ROLLED_BACK
+            return DeliveryVerdict.ROLLED_BACK
         group = self._groups.get(trajectory.ordinal)
         known = group.done.get(trajectory.sample) if group else None
         if known is not None or (group is None and trajectory.ordinal < self._admitted):
@@ -165,52 +165,52 @@ class Ledger:
                 self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
             self.counters.redelivered += again
             self.counters.duplicates_refused += not again
-            return Verdict.DUPLICATE
-        if group is None or group.state is State.DROPPED:
-            return Verdict.UNKNOWN
+            return DeliveryVerdict.DUPLICATE
+        if group is None or group.state is OrdinalState.DROPPED:
+            return DeliveryVerdict.UNKNOWN
         if not self._has_room(trajectory.ordinal, trajectory.oldest):
-            return Verdict.TOO_OLD
+            return DeliveryVerdict.TOO_OLD
         self._charge(group, trajectory.sample, trajectory.sampled)
         self._accept(group, trajectory)
         self.counters.tokens_sampled += trajectory.sampled
-        return Verdict.ACCEPTED
+        return DeliveryVerdict.ACCEPTED
 
-    def recover(self, trajectory: Trajectory) -> Verdict:
+    def recover(self, trajectory: Trajectory) -> DeliveryVerdict:
         """Take what is left of a sample: a finished one, or its beginning.
 
         Of one that goes on into a rolled-back future, what was sampled before that is taken.
         """
         trajectory = self._cuts.history(trajectory)
         if not trajectory.tokens:
-            return Verdict.UNKNOWN
+            return DeliveryVerdict.UNKNOWN
         if self.plan.limits.finished(trajectory):
             verdict = self.deliver(trajectory, again=True)
         else:
             verdict = self._keep(trajectory)
-        if verdict is Verdict.ACCEPTED:
+        if verdict is DeliveryVerdict.ACCEPTED:
             self.counters.tokens_recovered += trajectory.sampled
         return verdict
 
-    def set_aside(self, trajectory: Trajectory) -> Verdict:
+    def set_aside(self, trajectory: Trajectory) -> DeliveryVerdict:
         """Take back an unfinished sample that a living worker is to go on with later, or another.
 
         Like `recover`, but nothing was lost.
         """
         verdict = self._keep(self._cuts.history(trajectory))
-        self.counters.samples_set_aside += verdict is Verdict.ACCEPTED
+        self.counters.samples_set_aside += verdict is DeliveryVerdict.ACCEPTED
         return verdict
 
-    def _keep(self, trajectory: Trajectory) -> Verdict:
+    def _keep(self, trajectory: Trajectory) -> DeliveryVerdict:
         group = self._groups.get(trajectory.ordinal)
-        if group is None or group.state is State.DROPPED or not trajectory.tokens:
-            return Verdict.UNKNOWN
+        if group is None or group.state is OrdinalState.DROPPED or not trajectory.tokens:
+            return DeliveryVerdict.UNKNOWN
         if not group.longer(trajectory):
-            return Verdict.DUPLICATE
+            return DeliveryVerdict.DUPLICATE
         if not self._has_room(trajectory.ordinal, trajectory.oldest):
-            return Verdict.TOO_OLD
+            return DeliveryVerdict.TOO_OLD
         self._charge(group, trajectory.sample, trajectory.sampled)
         group.partial[trajectory.sample] = trajectory
-        return Verdict.ACCEPTED
+        return DeliveryVerdict.ACCEPTED
 
     def lose(self, worker: str) -> None:
         """Take back everything ``worker`` had claimed, which is gone."""
@@ -256,7 +256,7 @@ class Ledger:
         """The step that each generation was restored to."""
         return dict(self._cuts.steps)
 
-    def states(self) -> dict[int, State]:
+    def states(self) -> dict[int, OrdinalState]:
         """Return the state of every open ordinal."""
         return {ordinal: group.state for ordinal, group in self._groups.items()}
 
@@ -271,7 +271,7 @@ class Ledger:
     def drop(self, ordinal: int, reason: str) -> None:
         """Give an ordinal up for good; its step trains without it."""
         group = self._groups[ordinal]
-        group.move(Event.DROP)
+        group.move(OrdinalEvent.DROP)
         group.reason = reason
         self._taking.complete(ordinal)
 
@@ -342,7 +342,7 @@ class Ledger:
         for ordinal in ordinals:
             group = self._groups.pop(ordinal)
             self._conflicts += audit(group, self.plan, step=step)
-            group.move(Event.TRAIN)
+            group.move(OrdinalEvent.TRAIN)
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
                 self.staleness_max = max(self.staleness_max, step - min(sample.versions))
@@ -380,8 +380,8 @@ class Ledger:
 
     def counts(self) -> dict[str, int]:
         """Return how many ordinals are in each state."""
-        counts = {state.value: 0 for state in State}
-        counts[State.TRAINED] = self.trained_steps * self.plan.fresh
+        counts = {state.value: 0 for state in OrdinalState}
+        counts[OrdinalState.TRAINED] = self.trained_steps * self.plan.fresh
         for group in self._groups.values():
             counts[group.state] += 1
         return counts
@@ -389,7 +389,7 @@ class Ledger:
     # -- generations -------------------------------------------------------------------------
 
     def resume(self, generation: int, *, restored: int) -> None:
-        """Note that ``generation`` began at step ``restored`` (see `Cuts.begin`)."""
+        """Note that ``generation`` began at step ``restored`` (see `GenerationCuts.begin`)."""
         if restored != self.trained_steps:
             raise LedgerError(
                 f"generation {generation} resumes at step {restored} with a ledger of "
@@ -439,7 +439,9 @@ class Ledger:
         self.__init__(plan)  # type: ignore[misc]
         self.trained_steps, self._admitted = state["trained_steps"], state["admitted"]
         self.staleness_max = state["staleness_max"]
-        self._cuts = Cuts({int(generation): step for generation, step in state["cuts"].items()})
+        self._cuts = GenerationCuts(
+            {int(generation): step for generation, step in state["cuts"].items()}
+        )
         self._conflicts = list(state["conflicts"])
         for ordinal, prompt in zip(state["ordinals"], state["prompts"], strict=True):
             self._open(ordinal, tuple(prompt))
@@ -460,10 +462,10 @@ class Ledger:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _candidates(self, *, only_awaited: bool) -> list[Candidate]:
+    def _candidates(self, *, only_awaited: bool) -> list[ClaimCandidate]:
         """Return the samples that may be given out."""
         return [
-            Candidate(
+            ClaimCandidate(
                 key=(ordinal, sample),
                 urgency=steps,
                 remaining=self._remaining(self._groups[ordinal], sample),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Order(StrEnum):
+class GroupOrder(StrEnum):
     """In which order steps take groups.
 
     ``PROMPT``: as the prompts are numbered. ``ARRIVAL``: as they are complete, except that a group

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
-from holdfast.adapters.rl.samples.trajectory import Limits, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Trajectory, TurnLimits
 
 
 class Mode(StrEnum):
@@ -37,7 +37,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     eta: int
     steps: int
-    limits: Limits
+    limits: TurnLimits
     mode: Mode = Mode.FIXED_LAG
     scheduling: Scheduling = Scheduling()
     replay: ReplayConfig = ReplayConfig()
@@ -50,7 +50,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def by_arrival(self) -> bool:
         """Whether steps take ordinals as they are complete."""
-        return self.scheduling.order == Order.ARRIVAL
+        return self.scheduling.order == GroupOrder.ARRIVAL
 
     @property
     def pinned(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.adapters.rl.ledger.claim_order import Claims
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +19,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     out but what the next step waits for. None: no limit.
     """
 
-    order: Order = Order.PROMPT
+    order: GroupOrder = GroupOrder.PROMPT
     claims: Claims = "prompt"
     over_provision: float | None = None
     token_budget: int | None = None
@@ -41,7 +41,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"over_provision is {self.over_provision} steps, but samples may be {eta} steps "
                 f"old at most in mode {mode!r}: needed at most that"
             )
-        if mode != "bounded" and self.order != Order.PROMPT:
+        if mode != "bounded" and self.order != GroupOrder.PROMPT:
             raise ValueError(
                 f"order {str(self.order)!r} in mode {mode!r}: there the steps take the prompts as "
                 "they are numbered; choose mode 'bounded'"

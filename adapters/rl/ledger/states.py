@@ -11,7 +11,7 @@ class LedgerError(ElasticError):
     """The ledger was asked for what its state does not allow: a bug, or a state of another job."""
 
 
-class State(StrEnum):
+class OrdinalState(StrEnum):
     """Where an ordinal is."""
 
     PENDING = "pending"
@@ -21,7 +21,7 @@ class State(StrEnum):
     DROPPED = "dropped"
 
 
-class Event(StrEnum):
+class OrdinalEvent(StrEnum):
     """What happens to an ordinal."""
 
     CLAIM = "claim"
@@ -31,20 +31,20 @@ class Event(StrEnum):
     DROP = "drop"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.PENDING, Event.CLAIM): State.RUNNING,
-    (State.PENDING, Event.COMPLETE): State.READY,
-    (State.PENDING, Event.DROP): State.DROPPED,
-    (State.RUNNING, Event.CLAIM): State.RUNNING,
-    (State.RUNNING, Event.RELEASE): State.PENDING,
-    (State.RUNNING, Event.COMPLETE): State.READY,
-    (State.READY, Event.TRAIN): State.TRAINED,
-    (State.DROPPED, Event.TRAIN): State.TRAINED,
+TRANSITIONS: dict[tuple[OrdinalState, OrdinalEvent], OrdinalState] = {
+    (OrdinalState.PENDING, OrdinalEvent.CLAIM): OrdinalState.RUNNING,
+    (OrdinalState.PENDING, OrdinalEvent.COMPLETE): OrdinalState.READY,
+    (OrdinalState.PENDING, OrdinalEvent.DROP): OrdinalState.DROPPED,
+    (OrdinalState.RUNNING, OrdinalEvent.CLAIM): OrdinalState.RUNNING,
+    (OrdinalState.RUNNING, OrdinalEvent.RELEASE): OrdinalState.PENDING,
+    (OrdinalState.RUNNING, OrdinalEvent.COMPLETE): OrdinalState.READY,
+    (OrdinalState.READY, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
+    (OrdinalState.DROPPED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
 }
 """(state, event) → state. A dropped ordinal leaves with its step, having contributed nothing."""
 
 
-def moved(ordinal: int, state: State, event: Event) -> State:
+def moved(ordinal: int, state: OrdinalState, event: OrdinalEvent) -> OrdinalState:
     """Return the state after ``event``. Raises ``LedgerError`` for one that is not possible."""
     after = TRANSITIONS.get((state, event))
     if after is None:

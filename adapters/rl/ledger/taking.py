@@ -1,6 +1,6 @@
 """Keeps account of which groups are open, and says which ones steps take. Pure.
 
-There is one way for each `Order`; the rules of taking what arrives are in `order`.
+There is one way for each `GroupOrder`; the rules of taking what arrives are in `order`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from holdfast.adapters.rl.ledger.order import Open, Order, choose, fits, oldest_version, urgency
+from holdfast.adapters.rl.ledger.order import (
+    GroupOrder,
+    Open,
+    choose,
+    fits,
+    oldest_version,
+    urgency,
+)
 from holdfast.ckpt.types import Json
 
 
@@ -25,9 +32,9 @@ class Taking(ABC):
         self._complete: list[int] = []
 
     @classmethod
-    def by(cls, order: Order, *, groups: int, eta: int) -> Taking:
+    def by(cls, order: GroupOrder, *, groups: int, eta: int) -> Taking:
         """Return that of an order."""
-        kind = ByArrival if order == Order.ARRIVAL else ByPrompt
+        kind = ByArrival if order == GroupOrder.ARRIVAL else ByPrompt
         return kind(groups=groups, eta=eta)
 
     def admit(self, ordinal: int) -> None:

@@ -12,7 +12,7 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TrainingBatch:
     """``rows`` sequences padded to ``length`` tokens; targets are the tokens shifted by one.
 
     tokens [rows, length] int64; behavior and mask [rows, length - 1] float32, the mask 1 where
@@ -43,16 +43,16 @@ class Batch:
         """The policy versions that sampled its tokens, the oldest first."""
         return sorted(set(self.versions[self.mask > 0].tolist()))
 
-    def with_advantages(self, advantages: Tensor) -> Batch:
+    def with_advantages(self, advantages: Tensor) -> TrainingBatch:
         """Return the batch with these, for the rows that hold a trajectory."""
         spare = len(self.rewards) - len(advantages)
         return replace(self, advantages=torch.cat([advantages, torch.zeros(spare)]))
 
-    def part(self, index: int, *, of: int) -> Batch:
+    def part(self, index: int, *, of: int) -> TrainingBatch:
         """Return microbatch ``index`` of ``of`` equal ones."""
         rows = self.tokens.shape[0] // of
         cut = slice(index * rows, (index + 1) * rows)
-        return Batch(
+        return TrainingBatch(
             tokens=self.tokens[cut],
             behavior=self.behavior[cut],
             mask=self.mask[cut],
@@ -61,11 +61,11 @@ class Batch:
             advantages=self.advantages[cut],
         )
 
-    def trimmed(self) -> Batch:
+    def trimmed(self) -> TrainingBatch:
         """Return the batch without the columns in which no row has a sampled token any more."""
         sampled = self.mask.sum(0).nonzero()
         used = int(sampled.max()) + 2 if len(sampled) else 2
-        return Batch(
+        return TrainingBatch(
             tokens=self.tokens[:, :used],
             behavior=self.behavior[:, : used - 1],
             mask=self.mask[:, : used - 1],
@@ -86,7 +86,7 @@ class Batch:
         return torch.cat(columns, 1)
 
     @classmethod
-    def unpack(cls, packed: Tensor) -> Batch:
+    def unpack(cls, packed: Tensor) -> TrainingBatch:
         """Undo ``pack``."""
         length = (packed.shape[1] + 2) // 4
         sizes = [length, length - 1, length - 1, length - 1, 1]
@@ -102,13 +102,13 @@ class Batch:
 
 
 def packed_shape(rows: int, length: int) -> tuple[int, int]:
-    """Return the shape of ``Batch.pack`` for a batch of this size."""
+    """Return the shape of ``TrainingBatch.pack`` for a batch of this size."""
     return rows, 4 * length - 2
 
 
 def collate(
     trajectories: Sequence[Trajectory], rewards: Tensor, *, rows: int, length: int
-) -> Batch:
+) -> TrainingBatch:
     """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning what goes with the tokens.
 
     What was observed is context: its mask is 0. Rows beyond the trajectories (of dropped prompts)
@@ -126,7 +126,7 @@ def collate(
         behavior[row, where] = torch.tensor(trajectory.logprobs)
         mask[row, where] = 1.0
         versions[row, where] = torch.tensor(trajectory.token_versions)
-    return Batch(
+    return TrainingBatch(
         tokens=tokens,
         behavior=behavior,
         mask=mask,

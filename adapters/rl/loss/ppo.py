@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters.rl.loss.advantages import Baseline
-from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ratios import Correction, behavior_weights, staleness_weights
 
 Proximal = Literal["current", "ewma", "recomputed"]
@@ -71,7 +71,7 @@ def target_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def policy_loss(
     logprobs: Tensor,
-    batch: Batch,
+    batch: TrainingBatch,
     *,
     config: LossConfig,
     step: int,

@@ -28,7 +28,7 @@ except ImportError as error:
 
 
 @dataclass(slots=True)
-class _Place:
+class _CachePlace:
     """Where the next call writes: each slot at its position, or the ``filled`` from 0 on."""
 
     positions: Tensor
@@ -42,7 +42,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     from their beginning on.
     """
 
-    def __init__(self, place: _Place, *, slots: int, context: int) -> None:
+    def __init__(self, place: _CachePlace, *, slots: int, context: int) -> None:
         super().__init__()
         self._place, self._slots, self._context = place, slots, context
 
@@ -86,7 +86,7 @@ class _SlotCache(Cache):  # type: ignore[misc]
     """The caches of all layers, and where they are written next."""
 
     def __init__(self, layers: int, *, slots: int, context: int) -> None:
-        self.place = _Place(torch.zeros(slots, dtype=torch.long))
+        self.place = _CachePlace(torch.zeros(slots, dtype=torch.long))
         super().__init__(
             layers=[_SlotLayer(self.place, slots=slots, context=context) for _ in range(layers)]
         )

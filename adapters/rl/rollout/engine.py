@@ -22,11 +22,11 @@ from holdfast.adapters.rl.policy.policy import Policy, fill
 from holdfast.adapters.rl.samples.noise import choose, uniform
 from holdfast.adapters.rl.samples.trajectory import (
     Delta,
-    Limits,
     SampleId,
     Stamp,
     Trajectory,
     Turn,
+    TurnLimits,
     cut_stamps,
     extend_stamps,
     sampled_before,
@@ -99,7 +99,7 @@ class Engine:
     """
 
     policy: Policy
-    limits: Limits
+    limits: TurnLimits
     slots: int
     seed: int
     pinned: bool = True

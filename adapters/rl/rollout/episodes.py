@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from torch import Tensor
 
-from holdfast.adapters.rl.environments.base import Action, Calls, Failed, Reply
+from holdfast.adapters.rl.environments.base import Action, EnvironmentCalls, Failed, Reply
 from holdfast.adapters.rl.rollout.engine import Engine, Logged, unlogged
 from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory
@@ -27,7 +27,7 @@ class Episodes:
     """
 
     def __init__(
-        self, engine: Engine, calls: Calls, *, tokenizer: Tokenizer, waiting: int = 64
+        self, engine: Engine, calls: EnvironmentCalls, *, tokenizer: Tokenizer, waiting: int = 64
     ) -> None:
         self._engine, self._calls, self._tokenizer = engine, calls, tokenizer
         self._most = engine.slots + waiting

@@ -1,7 +1,7 @@
 """A rollout worker: claims work, pulls weights, samples, logs, delivers.
 
-It never ends because the trainer is away (see `claimant`): it goes on with what it has. Told to
-leave, it hands what it is at work on to the leader, and stops.
+It never ends because the trainer is away (see `sampling_client`): it goes on with what it has. Told
+to leave, it hands what it is at work on to the leader, and stops.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.registry import make_environment
 from holdfast.adapters.rl.environments.waits import Waits
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
-from holdfast.adapters.rl.rollout.claimant import RETRY_S, Claimant, Host
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.rollout.meter import Meter
+from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, Host, SamplingClient
 from holdfast.adapters.rl.weights.setup import Policies
-from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.channel.base import WorkerPhase
 
 
-class RolloutWorker(Claimant):
+class RolloutWorker(SamplingClient):
     """See the module's docstring; ``stopped`` tells when to end."""
 
     _engine: Engine | Episodes
@@ -55,7 +55,7 @@ class RolloutWorker(Claimant):
         engine = self._engine
         if engine.idle:
             self._tell(0)
-            self._host.beat(step=self._ticks, phase=Phase.IDLE)
+            self._host.beat(step=self._ticks, phase=WorkerPhase.IDLE)
             pause = self._next_exchange - time.monotonic() if self._link else RETRY_S
             if pause > 0:
                 time.sleep(min(pause, RETRY_S))
@@ -63,11 +63,11 @@ class RolloutWorker(Claimant):
         meter = self._meter
         with meter.sampling():
             for _ in range(self._config.log_every_ticks):
-                self._host.beat(step=self._ticks, phase=Phase.COMPUTE)
+                self._host.beat(step=self._ticks, phase=WorkerPhase.COMPUTE)
                 self._ticks += 1
                 for trajectory in engine.tick():
                     self.finish(trajectory)
-        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        self._host.beat(step=self._ticks, phase=WorkerPhase.WAIT)
         deltas = engine.take_deltas()
         sampled = sum(len(delta.logprobs) for delta in deltas)
         self._sampled += sampled

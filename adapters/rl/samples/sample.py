@@ -13,15 +13,21 @@ from torch import Tensor
 
 from holdfast.adapters.rl.samples.noise import choose, uniform
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Delta, Limits, Stamp, Trajectory, extend_stamps
+from holdfast.adapters.rl.samples.trajectory import (
+    Delta,
+    Stamp,
+    Trajectory,
+    TurnLimits,
+    extend_stamps,
+)
 from holdfast.elastic.errors import ConfigError
 
 
-class Keeper(Protocol):
+class SampleSink(Protocol):
     """Who logs what is added to samples, and hands them in."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TurnLimits:
         """When an answer is over."""
 
     @property
@@ -44,7 +50,7 @@ class Sample:
     `Rollouts.weights`).
     """
 
-    def __init__(self, keeper: Keeper, start: Trajectory, *, version: int) -> None:
+    def __init__(self, keeper: SampleSink, start: Trajectory, *, version: int) -> None:
         self._keeper, self._start, self.version = keeper, start, version
         self._is_given_up = False
         self._tokens, self._logprobs = list(start.tokens), list(start.logprobs)

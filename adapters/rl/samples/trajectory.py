@@ -178,7 +178,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When a turn is over: by its token ``end``, or by how many it has.
 
     Without an environment the first turn is the whole answer; with ``turns`` an environment says

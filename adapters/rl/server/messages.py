@@ -11,14 +11,14 @@ import msgspec
 
 from holdfast.adapters.rl.ledger.plan import Assignment
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.ckpt.types import learn
 
 EXCHANGE = "exchange"
 DIGEST = "digest"
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout worker: its seat, its process's incarnation, and the node that has its log."""
 
     seat: str
@@ -31,7 +31,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.seat.replace('/', '-')}-{self.incarnation}"
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerExchange(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's side.
 
     ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of sampled
@@ -43,7 +43,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     with this it hands over everything that is not released, and ends.
     """
 
-    worker: Worker
+    worker: WorkerIdentity
     generation: int
     finished: tuple[Trajectory, ...] = ()
     again: bool = False
@@ -83,7 +83,7 @@ class AskDigest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks the leader of ``generation`` for the digest of the weights at a place."""
 
     generation: int
-    place: Place
+    place: WeightsPlace
 
 
 class ToldDigest(msgspec.Struct, frozen=True, kw_only=True):

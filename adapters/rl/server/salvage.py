@@ -12,7 +12,7 @@ import msgspec
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.samples.token_record import fold
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId
-from holdfast.adapters.rl.server.messages import Worker
+from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.ckpt.errors import CkptError, NotFoundError
 
 _log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.1
 
 
-class Logs(Protocol):
+class LogReader(Protocol):
     """Reads record logs: the sidecar client, or a fake."""
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
@@ -43,7 +43,7 @@ class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_log(
-    logs: Logs, worker: Worker, *, limit_s: float, over: Callable[[], bool]
+    logs: LogReader, worker: WorkerIdentity, *, limit_s: float, over: Callable[[], bool]
 ) -> dict[SampleId, Delta]:
     """Return what a worker's log has of each sample; nothing when it cannot be had for so long.
 

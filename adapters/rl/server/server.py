@@ -22,7 +22,7 @@ import msgspec
 from holdfast.adapters.rl.config import ROLE
 from holdfast.adapters.rl.ledger.budget import Pressure
 from holdfast.adapters.rl.ledger.checker import Consumer
-from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.ledger.plan import Assignment
 from holdfast.adapters.rl.ledger.tail_figures import Tail
 from holdfast.adapters.rl.samples.tokens import Tokens
@@ -32,12 +32,12 @@ from holdfast.adapters.rl.server.messages import (
     EXCHANGE,
     Answer,
     AskDigest,
-    Exchange,
     ToldDigest,
-    Worker,
+    WorkerExchange,
+    WorkerIdentity,
 )
-from holdfast.adapters.rl.server.salvage import Logs, read_log, take_over
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.server.salvage import LogReader, read_log, take_over
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.publisher import Publisher
 from holdfast.ckpt.errors import CkptError, PeerError
 from holdfast.ckpt.transport import Request, RunKey, Server
@@ -58,7 +58,7 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class WorkerPatience:
     """How long to wait for workers: to announce themselves to a new leader; before a silent one
     counts as lost; for a lost one's log to be readable."""
 
@@ -68,8 +68,8 @@ class Patience:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
-    worker: Worker
+class _WorkerSeen:
+    worker: WorkerIdentity
     heard: float
     in_roster: bool = False
     progress: dict[SampleId, int] = field(default_factory=dict)
@@ -88,12 +88,12 @@ class Term:
     ledger: Ledger
     prompt_of: Callable[[int], Tokens]
     alive: Callable[[], set[str]]
-    logs: Logs
+    logs: LogReader
     emit: Emit
     began: float
-    digest_of: Callable[[Place], str] | None = None
-    seen: dict[str, _Seen] = field(default_factory=dict)
-    lost: dict[str, tuple[Worker, int]] = field(default_factory=dict)
+    digest_of: Callable[[WeightsPlace], str] | None = None
+    seen: dict[str, _WorkerSeen] = field(default_factory=dict)
+    lost: dict[str, tuple[WorkerIdentity, int]] = field(default_factory=dict)
     recovering: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
@@ -104,23 +104,23 @@ class Term:
     over: bool = False
 
 
-class Keeper(Protocol):
+class LedgerGuard(Protocol):
     """Guards a ledger by its ``lock`` and knows whose logs still matter."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """What is held while the ledger is read or changed."""
 
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WorkerIdentity, ...]:
         """Return the workers that may hold samples not yet trained, lost ones included."""
 
 
 class LedgerState:
     """The ledger and the workers whose logs still matter, as one tracked, locked state."""
 
-    def __init__(self, ledger: Ledger, keeper: Keeper) -> None:
+    def __init__(self, ledger: Ledger, keeper: LedgerGuard) -> None:
         self._ledger, self._keeper = ledger, keeper
-        self.workers: tuple[Worker, ...] = ()
+        self.workers: tuple[WorkerIdentity, ...] = ()
 
     def state_dict(self) -> dict[str, Json]:
         """Return both as JSON values."""
@@ -134,21 +134,23 @@ class LedgerState:
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Replace both by what ``state_dict`` returned."""
         self._ledger.load_state_dict(state["ledger"])
-        self.workers = tuple(msgspec.convert(w, Worker) for w in state["workers"])
+        self.workers = tuple(msgspec.convert(w, WorkerIdentity) for w in state["workers"])
 
 
 class RolloutServer:
     """See the module's docstring. ``lock`` guards the ledger of the current term."""
 
-    def __init__(self, key: RunKey, *, patience: Patience | None = None) -> None:
+    def __init__(self, key: RunKey, *, patience: WorkerPatience | None = None) -> None:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._patience = patience or Patience()
+        self._patience = patience or WorkerPatience()
         self._term: Term | None = None
-        self._waiting: list[tuple[float, Exchange, Request]] = []
-        self._handed: dict[str, tuple[Worker, tuple[Trajectory, ...]]] = {}
+        self._waiting: list[tuple[float, WorkerExchange, Request]] = []
+        self._handed: dict[str, tuple[WorkerIdentity, tuple[Trajectory, ...]]] = {}
         self._given_up: Exception | None = None
-        self._salvage: queue.SimpleQueue[tuple[Term, Worker, bool] | None] = queue.SimpleQueue()
+        self._salvage: queue.SimpleQueue[tuple[Term, WorkerIdentity, bool] | None] = (
+            queue.SimpleQueue()
+        )
         self._publisher = Publisher()
         self._server = Server(self._handle, key=key, tick=self._tick)
         self.address = self._server.address
@@ -156,7 +158,7 @@ class RolloutServer:
 
     # -- the trainer's side ------------------------------------------------------------------
 
-    def lead(self, term: Term, *, former: tuple[Worker, ...] = ()) -> None:
+    def lead(self, term: Term, *, former: tuple[WorkerIdentity, ...] = ()) -> None:
         """Begin to lead; the logs of ``former`` workers that are gone are read first.
 
         But not of those that handed everything over to this server.
@@ -186,7 +188,7 @@ class RolloutServer:
         self._publisher.close()
         self._server.close()
 
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WorkerIdentity, ...]:
         """Return the workers that may hold samples not yet trained, lost ones included."""
         term = self._term
         if term is None:
@@ -281,7 +283,7 @@ class RolloutServer:
                 f"operation {request.op!r} is not known; there are {EXCHANGE} and {DIGEST}"
             )
         try:
-            exchange = msgspec.convert(request.body, Exchange)
+            exchange = msgspec.convert(request.body, WorkerExchange)
         except msgspec.ValidationError as error:
             raise PeerError(f"malformed exchange: {error}") from error
         with self._changed:
@@ -329,10 +331,10 @@ class RolloutServer:
 
         self._publisher.ask(place, term.digest_of, reply)
 
-    def _take(self, term: Term, exchange: Exchange) -> tuple[bool, set[SampleId]]:
+    def _take(self, term: Term, exchange: WorkerExchange) -> tuple[bool, set[SampleId]]:
         """Note what the worker says and hands in; return whether it must reload, and abandon."""
         worker, ledger = exchange.worker, term.ledger
-        seen = term.seen.setdefault(worker.incarnation, _Seen(worker=worker, heard=0.0))
+        seen = term.seen.setdefault(worker.incarnation, _WorkerSeen(worker=worker, heard=0.0))
         term.lost.pop(worker.incarnation, None)
         term.announced.add(worker.incarnation)
         seen.heard = time.monotonic()
@@ -351,18 +353,18 @@ class RolloutServer:
         seen.weights = None if version is None else (exchange.loaded_in, version)
         return reload, abandon
 
-    def _hand_in(self, term: Term, exchange: Exchange) -> None:
+    def _hand_in(self, term: Term, exchange: WorkerExchange) -> None:
         """Give the ledger what a worker finished, left or set aside."""
         ledger, now_s = term.ledger, time.monotonic()
         for trajectory in exchange.finished:
-            if ledger.deliver(trajectory, again=exchange.again) is Verdict.ACCEPTED:
+            if ledger.deliver(trajectory, again=exchange.again) is DeliveryVerdict.ACCEPTED:
                 term.tail.arrived(trajectory.key, now_s=now_s)
         for trajectory in exchange.left:
             ledger.recover(trajectory)
         for trajectory in exchange.set_aside:
             ledger.set_aside(trajectory)
 
-    def _part(self, term: Term, exchange: Exchange) -> None:
+    def _part(self, term: Term, exchange: WorkerExchange) -> None:
         """Take over everything from a worker that ends, for this term and the next ones.
 
         Its log still matters where another process leads before all of it is trained.
@@ -384,7 +386,7 @@ class RolloutServer:
             finished=len(exchange.finished),
         )
 
-    def _note_slots(self, term: Term, exchange: Exchange, answer: Answer | None) -> None:
+    def _note_slots(self, term: Term, exchange: WorkerExchange, answer: Answer | None) -> None:
         """Note how many slots a worker has busy with this answer (None: it waits)."""
         running, worker = len(exchange.running), exchange.worker.incarnation
         busy = running + (len(answer.work) if answer else 0)
@@ -399,7 +401,7 @@ class RolloutServer:
             term.emit("back_pressure", because=term.pressure.value, held_tokens=ledger.held_tokens)
 
     def _offer(
-        self, term: Term, exchange: Exchange, *, reload: bool, abandon: set[SampleId]
+        self, term: Term, exchange: WorkerExchange, *, reload: bool, abandon: set[SampleId]
     ) -> Answer | None:
         """Return the answer, or None while an idle worker should rather wait for work."""
         ledger, worker = term.ledger, exchange.worker.incarnation
@@ -436,7 +438,7 @@ class RolloutServer:
 
     def _answer_waiting(self, *, everyone: bool = False) -> None:
         now, term = time.monotonic(), self._term
-        still: list[tuple[float, Exchange, Request]] = []
+        still: list[tuple[float, WorkerExchange, Request]] = []
         for deadline, exchange, request in self._waiting:
             answer: Answer | None = Answer(leading=False)
             if term is not None and term.generation == exchange.generation:
@@ -469,7 +471,7 @@ class RolloutServer:
                 self._lose(term, seen.worker)
             seen.in_roster = seen.in_roster or present
 
-    def _lose(self, term: Term, worker: Worker) -> None:
+    def _lose(self, term: Term, worker: WorkerIdentity) -> None:
         if worker.incarnation in term.recovering:
             return
         term.lost[worker.incarnation] = (worker, term.ledger.admitted)
@@ -492,17 +494,17 @@ class RolloutServer:
                     self._answer_waiting()
                     self._changed.notify_all()
 
-    def _read_log(self, term: Term, worker: Worker) -> dict[SampleId, Delta]:
+    def _read_log(self, term: Term, worker: WorkerIdentity) -> dict[SampleId, Delta]:
         limit_s = self._patience.log_s
         return read_log(term.logs, worker, limit_s=limit_s, over=lambda: term is not self._term)
 
-    def _drop_log(self, term: Term, worker: Worker) -> None:
+    def _drop_log(self, term: Term, worker: WorkerIdentity) -> None:
         try:
             term.logs.log_drop(worker.log, node=worker.node)
         except CkptError as error:
             _log.warning("log of %s stays: %s", worker.seat, error)
 
-    def _recover(self, term: Term, worker: Worker, pieces: dict[SampleId, Delta]) -> None:
+    def _recover(self, term: Term, worker: WorkerIdentity, pieces: dict[SampleId, Delta]) -> None:
         ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)
         unfinished = ledger.claimed(worker.incarnation)
         ledger.lose(worker.incarnation)

@@ -14,8 +14,8 @@ from holdfast.adapters.rl.policy.policy import parameter_names
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
-from holdfast.adapters.rl.server.messages import Worker
-from holdfast.adapters.rl.server.server import Patience, RolloutServer, Term
+from holdfast.adapters.rl.server.messages import WorkerIdentity
+from holdfast.adapters.rl.server.server import RolloutServer, Term, WorkerPatience
 from holdfast.adapters.rl.weights.pull import own_reader, published
 from holdfast.elastic.membership.records import GenerationRecord
 
@@ -24,7 +24,7 @@ _ANNOUNCE_S = 5.0
 
 
 class Serving:
-    """Leads one generation's samplers; ``silence_s`` as in `Patience`."""
+    """Leads one generation's samplers; ``silence_s`` as in `WorkerPatience`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Serving:
         self._run, self._names = run, parameter_names(model)
         self._meeting = Meeting(directory)
         self._lock = self._meeting.lead(run.key)
-        patience = Patience(announce_s=_ANNOUNCE_S, silence_s=silence_s)
+        patience = WorkerPatience(announce_s=_ANNOUNCE_S, silence_s=silence_s)
         self.server = RolloutServer(run.key, patience=patience)
 
     def begin(
@@ -45,7 +45,7 @@ class Serving:
         ledger: Ledger,
         prompt_of: Callable[[int], Tokens],
         *,
-        former: tuple[Worker, ...],
+        former: tuple[WorkerIdentity, ...],
     ) -> None:
         """Take over what ``former`` workers left, and offer work."""
         run, names = self._run, self._names

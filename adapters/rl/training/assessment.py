@@ -16,7 +16,7 @@ from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_e
 from holdfast.adapters.rl.environments.task import make_task
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
 from holdfast.adapters.rl.samples.trajectory import Trajectory
-from holdfast.adapters.rl.training.evaluate import HeldOut, exact_matches
+from holdfast.adapters.rl.training.evaluate import HeldOutProblems, exact_matches
 from holdfast.adapters.rl.training.held_out_episodes import Player
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.ckpt.types import Json
@@ -48,7 +48,7 @@ class TaskAssessment:
     def __init__(self, config: RLConfig) -> None:
         self._tokenizer = config.tokenizer
         self._task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
-        self._held_out = HeldOut.of(
+        self._held_out = HeldOutProblems.of(
             self._task.held_out(config.held_out),
             tokenizer=config.tokenizer,
             length=config.model.context,

@@ -22,14 +22,16 @@ _PART_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutProblems:
     """Problems as padded tensors: tokens [rows, length], answer mask [rows, length - 1]."""
 
     tokens: Tensor
     mask: Tensor
 
     @classmethod
-    def of(cls, problems: Sequence[Problem], *, tokenizer: Tokenizer, length: int) -> HeldOut:
+    def of(
+        cls, problems: Sequence[Problem], *, tokenizer: Tokenizer, length: int
+    ) -> HeldOutProblems:
         """Lay out problems with their right answers."""
         tokens = torch.zeros(len(problems), length, dtype=torch.long)
         mask = torch.zeros(len(problems), length - 1, dtype=torch.bool)
@@ -40,14 +42,14 @@ class HeldOut:
             mask[row, len(prompt) - 1 : len(text) - 1] = True
         return cls(tokens=tokens, mask=mask)
 
-    def parts(self) -> list[HeldOut]:
+    def parts(self) -> list[HeldOutProblems]:
         """Return the problems in parts of a fixed size, the unit of work of an evaluation."""
         tokens, masks = torch.split(self.tokens, _PART_ROWS), torch.split(self.mask, _PART_ROWS)
-        return [HeldOut(tokens=t, mask=m) for t, m in zip(tokens, masks, strict=True)]
+        return [HeldOutProblems(tokens=t, mask=m) for t, m in zip(tokens, masks, strict=True)]
 
 
 @torch.no_grad()
-def exact_matches(model: nn.Module, problems: HeldOut) -> Tensor:
+def exact_matches(model: nn.Module, problems: HeldOutProblems) -> Tensor:
     """Return [expected number of right sampled answers, right greedy answers], float64 [2]."""
     logits = model(problems.tokens)
     greedy = logits[:, :-1].argmax(-1) == problems.tokens[:, 1:]

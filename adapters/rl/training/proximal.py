@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import fill
 
@@ -17,7 +17,7 @@ from holdfast.adapters.rl.policy.policy import fill
 class ProximalPolicy(Protocol):
     """Tells the log-probabilities of sampled tokens."""
 
-    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+    def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
         """Return [rows, length - 1] for each part; called by all ranks with equally many."""
 
 
@@ -32,7 +32,7 @@ class Ewma:
         module.requires_grad_(False)
 
     @torch.no_grad()
-    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+    def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
         """Return what the mean policy gives every token."""
         return [target_logprobs(self.module(part.tokens), part.tokens) for part in parts]
 
@@ -58,7 +58,7 @@ class Recomputed:
         self._weights_of = weights_of
 
     @torch.no_grad()
-    def logprobs(self, parts: Sequence[Batch]) -> list[Tensor]:
+    def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
         """Return what every token's own version gives it, 0 where none was sampled."""
         found = [torch.zeros_like(part.behavior) for part in parts]
         for version in sorted({version for part in parts for version in part.sampled_by}):

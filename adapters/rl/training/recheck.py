@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.training.proximal import Recomputed
 
 
@@ -23,7 +23,7 @@ class Recheck:
         self._build, self._weights_of = build, weights_of
         self._recomputed: Recomputed | None = None
 
-    def difference(self, batch: Batch, row: int) -> float:
+    def difference(self, batch: TrainingBatch, row: int) -> float:
         """Return by how much a recorded log-probability of ``row`` is off at most.
 
         Raises what ``weights_of`` raises.

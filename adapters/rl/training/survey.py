@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.loss.ratios import score_norms, sequence_ratios
 from holdfast.adapters.rl.training.proximal import ProximalPolicy
@@ -35,7 +35,7 @@ class Survey:
 @torch.no_grad()
 def survey(
     model: nn.Module,
-    batch: Batch,
+    batch: TrainingBatch,
     *,
     microbatches: int,
     rank: int,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.ledger.checker import Checker, observe
+from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.loss.batch import Batch, collate, packed_shape
+from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
 from holdfast.adapters.rl.samples.tokens import Tokens
@@ -49,14 +49,14 @@ _LOGGED_AS = {"held_out": "held_out", "greedy": "held_out_greedy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _TrainerJob:
     """What one generation trains with."""
 
     run: elastic.Run
     model: nn.Module
     optimizer: torch.optim.Optimizer
     ledger: Ledger
-    checker: Checker
+    checker: StepChecker
     recheck: Recheck
     history: dict[str, list[Json]]
     proximal: Ewma | Recomputed | None
@@ -99,7 +99,7 @@ class Trainer:
         config = self._config
         model = self._build(run)
         optimizer = make_optimizer(model.parameters(), lr=config.lr)
-        ledger, checker = Ledger(config.plan), Checker()
+        ledger, checker = Ledger(config.plan), StepChecker()
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
         proximal, retained = self._proximal(run, model), self._retained(run)
@@ -117,7 +117,7 @@ class Trainer:
             **more,
         )
         self._require_same_frozen(run, kept)
-        job = _Job(
+        job = _TrainerJob(
             run=run,
             model=model,
             optimizer=optimizer,
@@ -208,7 +208,7 @@ class Trainer:
 
     # -- one step ----------------------------------------------------------------------------
 
-    def _step(self, job: _Job, step: int) -> None:
+    def _step(self, job: _TrainerJob, step: int) -> None:
         config, run = self._config, job.run
         batch = self._batch(job, step).trimmed()
         found = self._survey(job, batch) if config.loss.surveys else None
@@ -230,7 +230,7 @@ class Trainer:
         told = {} if update.share is None else {"effective_share": update.share}
         run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
 
-    def _survey(self, job: _Job, batch: Batch) -> Survey:
+    def _survey(self, job: _TrainerJob, batch: TrainingBatch) -> Survey:
         data = job.run.data_mesh
         try:
             return survey(
@@ -245,7 +245,7 @@ class Trainer:
         finally:
             reshard(job.model)
 
-    def _batch(self, job: _Job, step: int) -> Batch:
+    def _batch(self, job: _TrainerJob, step: int) -> TrainingBatch:
         """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
         config, run = self._config, job.run
         length = config.model.context
@@ -254,9 +254,9 @@ class Trainer:
             packed.copy_(self._gather(job, step).pack())
         for axis in range(run.mesh.ndim):  # the leader is the first along each
             dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
-        return Batch.unpack(packed)
+        return TrainingBatch.unpack(packed)
 
-    def _gather(self, job: _Job, step: int) -> Batch:
+    def _gather(self, job: _TrainerJob, step: int) -> TrainingBatch:
         config, run, ledger = self._config, job.run, job.ledger
         protected = run.sidecar.protected_step(generation=run.generation)
         self._server.advance(step, protected=max(0, protected))
@@ -280,7 +280,7 @@ class Trainer:
         return batch
 
     def _look_again(
-        self, job: _Job, step: int, batch: Batch, samples: Sequence[Trajectory]
+        self, job: _TrainerJob, step: int, batch: TrainingBatch, samples: Sequence[Trajectory]
     ) -> None:
         """Compute the log-probabilities of a row anew, where it is time for that."""
         run, check = job.run, self._config.check
@@ -320,14 +320,14 @@ class Trainer:
 
     # -- evaluation and end ------------------------------------------------------------------
 
-    def _evaluate(self, job: _Job) -> None:
+    def _evaluate(self, job: _TrainerJob) -> None:
         run, history = job.run, job.history
         found = self._assessment.evaluate(run, job.model)
         for name, share in found.items():
             history[name].append([run.completed, share])
         run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: _TrainerJob) -> None:
         self._evaluate(job)
         run, ledger, history = job.run, job.ledger, job.history
         digest = weights_hash(full_tensors(job.model))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.advantages import group_advantages
-from holdfast.adapters.rl.loss.batch import Batch
+from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ppo import policy_loss, target_logprobs
 from holdfast.adapters.rl.loss.ratios import effective_share
 from holdfast.adapters.rl.training.survey import Survey
@@ -26,13 +26,15 @@ class Update:
     """
 
     step: int
-    batch: Batch
+    batch: TrainingBatch
     lr: float
     share: float | None = None
     proximal: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: Batch, found: Survey | None, *, config: RLConfig, step: int) -> Update:
+    def of(
+        cls, batch: TrainingBatch, found: Survey | None, *, config: RLConfig, step: int
+    ) -> Update:
         """Make one of what was ``found`` about a batch with rewards."""
         used, loss = batch.used, config.loss
         advantages = group_advantages(

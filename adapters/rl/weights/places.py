@@ -23,7 +23,7 @@ VERSIONS = f"{RETAINED}.versions"
 """The tensor that says which version is in which slot of what is retained."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class WeightsPlace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Weights of policy ``version`` in the snapshot of ``step`` by ``generation``.
 
     ``slot``: of what that snapshot retains; None where it is the version's own.

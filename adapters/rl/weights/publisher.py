@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.ckpt.errors import CkptError
 
 _KEPT = 64
@@ -17,14 +17,14 @@ class Publisher:
     """Finds digests on a thread of its own, where they are asked for, and remembers the newest."""
 
     def __init__(self) -> None:
-        self._known: dict[Place, str] = {}
+        self._known: dict[WeightsPlace, str] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="weights-published", daemon=True).start()
 
     def ask(
         self,
-        place: Place,
-        find: Callable[[Place], str],
+        place: WeightsPlace,
+        find: Callable[[WeightsPlace], str],
         reply: Callable[[str, str], None],
     ) -> None:
         """Have ``reply(digest, "")`` called, or with an empty digest and why there is none."""
@@ -48,4 +48,4 @@ class Publisher:
             reply(self._known.get(place, ""), why)
 
 
-_Job: TypeAlias = tuple[Place, Callable[[Place], str], Callable[[str, str], None]]
+_Job: TypeAlias = tuple[WeightsPlace, Callable[[WeightsPlace], str], Callable[[str, str], None]]

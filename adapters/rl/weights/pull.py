@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 from torch import Tensor
 
-from holdfast.adapters.rl.weights.places import VERSIONS, Place, candidates
+from holdfast.adapters.rl.weights.places import VERSIONS, WeightsPlace, candidates
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
 from holdfast.ckpt.recovery.memory_source import MemorySource
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _OTHERS_TIMEOUT_S = 2.0
 _RETRY_S = 0.05
 
-Expected: TypeAlias = Callable[[Place], str]
+Expected: TypeAlias = Callable[[WeightsPlace], str]
 """Returns the digest that was published for the weights at a place."""
 
 
@@ -187,7 +187,7 @@ def weights_of(
             time.sleep(_RETRY_S)
 
 
-def published(names: Iterable[str], place: Place, *, reader: Reader) -> str:
+def published(names: Iterable[str], place: WeightsPlace, *, reader: Reader) -> str:
     """Return the digest of the weights at a place, out of the indexes: no tensor is read.
 
     Raises ``NotFoundError`` for a snapshot that is not kept any more.
@@ -199,7 +199,7 @@ def published(names: Iterable[str], place: Place, *, reader: Reader) -> str:
 
 def _locate(
     version: int, reader: Reader, *, everywhere: bool, retained: int
-) -> tuple[Place, RestorePoint]:
+) -> tuple[WeightsPlace, RestorePoint]:
     """Ask this node's sidecar, then the others."""
     client, addresses = reader.client, reader.addresses().values() if everywhere else ()
     try:
@@ -216,7 +216,9 @@ def _locate(
         raise
 
 
-def _located(version: int, client: SidecarClient, *, retained: int) -> tuple[Place, RestorePoint]:
+def _located(
+    version: int, client: SidecarClient, *, retained: int
+) -> tuple[WeightsPlace, RestorePoint]:
     """Return where one sidecar knows a version to be. Raises ``NotFoundError``."""
     missing: NotFoundError | None = None
     for step, slot in candidates(version, retained=retained):
@@ -226,12 +228,12 @@ def _located(version: int, client: SidecarClient, *, retained: int) -> tuple[Pla
             missing = missing or error  # of its own snapshot
             continue
         generation = point.world.generation
-        return Place(generation=generation, step=step, version=version, slot=slot), point
+        return WeightsPlace(generation=generation, step=step, version=version, slot=slot), point
     assert missing is not None
     raise missing
 
 
-def _require(place: Place, versions: Tensor, *, origin: str) -> None:
+def _require(place: WeightsPlace, versions: Tensor, *, origin: str) -> None:
     """Raise ``NotFoundError`` unless a slot of what is retained has the version looked for."""
     slots = versions.tolist()
     if place.slot is None or slots[place.slot] != place.version:

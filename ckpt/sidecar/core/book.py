@@ -22,7 +22,7 @@ SnapshotKey: TypeAlias = tuple[int, int]
 """(generation, step)."""
 
 
-class Phase(StrEnum):
+class SnapshotPhase(StrEnum):
     """How far a snapshot has come."""
 
     SEALING = "sealing"
@@ -37,9 +37,9 @@ class Progress(StrEnum):
     ALL_PARITY = "all parity rows sealed"
 
 
-PHASES: dict[tuple[Phase, Progress], Phase] = {
-    (Phase.SEALING, Progress.ALL_SEALED): Phase.COMMITTED,
-    (Phase.COMMITTED, Progress.ALL_PARITY): Phase.PROTECTED,
+PHASES: dict[tuple[SnapshotPhase, Progress], SnapshotPhase] = {
+    (SnapshotPhase.SEALING, Progress.ALL_SEALED): SnapshotPhase.COMMITTED,
+    (SnapshotPhase.COMMITTED, Progress.ALL_PARITY): SnapshotPhase.PROTECTED,
 }
 
 
@@ -75,7 +75,7 @@ class Snapshot:
 
     world: SnapshotWorld
     step: int
-    phase: Phase = Phase.SEALING
+    phase: SnapshotPhase = SnapshotPhase.SEALING
     entries: dict[int, BlockEntry] = field(default_factory=dict)
     rows: set[tuple[int, int]] = field(default_factory=set)
 
@@ -91,11 +91,11 @@ class Snapshot:
     def advance(self) -> list[Instruction]:
         """Move as far as what is known allows."""
         done: list[Instruction] = []
-        if self.phase is Phase.SEALING and len(self.entries) == len(self.world.rank_nodes):
+        if self.phase is SnapshotPhase.SEALING and len(self.entries) == len(self.world.rank_nodes):
             self._move(Progress.ALL_SEALED)
-            done.append(Commit(snapshot=self))
+            done.append(CommitSnapshot(snapshot=self))
         wanted = len(self.world.peers) * self.world.parity
-        if self.phase is Phase.COMMITTED and len(self.rows) == wanted:
+        if self.phase is SnapshotPhase.COMMITTED and len(self.rows) == wanted:
             self._move(Progress.ALL_PARITY)
             done.append(Protect(snapshot=self))
         return done
@@ -105,7 +105,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitSnapshot:
     """Every rank has sealed: mark the local slots, exchange parity."""
 
     snapshot: Snapshot
@@ -125,7 +125,7 @@ class Release:
     key: SnapshotKey
 
 
-Instruction: TypeAlias = Commit | Protect | Release
+Instruction: TypeAlias = CommitSnapshot | Protect | Release
 
 
 _GONE_KEPT = 1024
@@ -191,7 +191,7 @@ class Book:
         snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=entry.step))
         snapshot.entries[entry.rank] = entry
         if committed:
-            snapshot.phase = Phase.COMMITTED
+            snapshot.phase = SnapshotPhase.COMMITTED
 
     def readopt_row(self, world: SnapshotWorld, entry: ParityEntry, *, protected: bool) -> None:
         """Take over a parity row that an earlier sidecar process of this node left.
@@ -203,14 +203,14 @@ class Book:
         snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=entry.step))
         snapshot.rows.add((entry.stripe, entry.row))
         if protected:
-            snapshot.phase = Phase.PROTECTED
+            snapshot.phase = SnapshotPhase.PROTECTED
 
     def learn(self, world: SnapshotWorld, step: int, entries: Mapping[int, BlockEntry]) -> None:
         """Note an older, complete snapshot of which a block was rebuilt here."""
         key = (world.generation, step)
         snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=step))
         snapshot.entries.update(entries)
-        if snapshot.phase is Phase.SEALING:
+        if snapshot.phase is SnapshotPhase.SEALING:
             snapshot.phase = PHASES[snapshot.phase, Progress.ALL_SEALED]
 
     def require(self, generation: int) -> SnapshotWorld:
@@ -262,7 +262,7 @@ class Book:
     def give_up(self, key: SnapshotKey) -> list[Instruction]:
         """Drop a snapshot that some rank will never complete."""
         self.require_open(key[0])
-        if key in self.snapshots and self.snapshots[key].phase is not Phase.SEALING:
+        if key in self.snapshots and self.snapshots[key].phase is not SnapshotPhase.SEALING:
             return []
         if key not in self.snapshots:
             self._gone.append(key)
@@ -288,9 +288,13 @@ class Book:
             raise FencedError(f"generation {generation} is over: its inventory was taken")
         return world
 
-    def newest(self, phase: Phase, *, generation: int | None = None) -> int:
+    def newest(self, phase: SnapshotPhase, *, generation: int | None = None) -> int:
         """Return the newest step that has come as far as ``phase``, -1 for none."""
-        reached = (Phase.PROTECTED,) if phase is Phase.PROTECTED else (phase, Phase.PROTECTED)
+        reached = (
+            (SnapshotPhase.PROTECTED,)
+            if phase is SnapshotPhase.PROTECTED
+            else (phase, SnapshotPhase.PROTECTED)
+        )
         steps = [
             each.step
             for each in self.snapshots.values()
@@ -311,11 +315,13 @@ class Book:
 
         A block that changed after its seal, say, keeps its step from being protected for good.
         """
-        newest = self.newest(Phase.PROTECTED, generation=self.generation)
+        newest = self.newest(SnapshotPhase.PROTECTED, generation=self.generation)
         return [
             self._forget(key)
             for key, each in list(self.snapshots.items())
-            if key[0] == self.generation and each.phase is not Phase.PROTECTED and key[1] < newest
+            if key[0] == self.generation
+            and each.phase is not SnapshotPhase.PROTECTED
+            and key[1] < newest
         ]
 
     def find(self, step: int, *, generation: int | None) -> Snapshot:
@@ -323,7 +329,7 @@ class Book:
 
         Raises ``NotFoundError`` listing the steps there are.
         """
-        have = [each for each in self.snapshots.values() if each.phase is Phase.PROTECTED]
+        have = [each for each in self.snapshots.values() if each.phase is SnapshotPhase.PROTECTED]
         match = [
             each
             for each in have
@@ -347,7 +353,7 @@ class Book:
         older generations goes before the present one has a protected snapshot.
         """
         protected = sorted(
-            (key for key, each in self.snapshots.items() if each.phase is Phase.PROTECTED),
+            (key for key, each in self.snapshots.items() if each.phase is SnapshotPhase.PROTECTED),
             reverse=True,
         )
         if self.world is None or not protected:
@@ -363,7 +369,7 @@ class Book:
             key
             for key, each in self.snapshots.items()
             if key not in keep
-            if key[0] < self.generation or each.phase is Phase.PROTECTED
+            if key[0] < self.generation or each.phase is SnapshotPhase.PROTECTED
         ]
         return [self._forget(key) for key in superfluous]
 
@@ -384,4 +390,4 @@ def _survives(snapshot: Snapshot, restore: RestorePoint | None) -> bool:
     if step > restore.step or generation > restore.world.generation:
         return False
     is_restored = (generation, step) == (restore.world.generation, restore.step)
-    return is_restored or snapshot.phase is not Phase.SEALING
+    return is_restored or snapshot.phase is not SnapshotPhase.SEALING

@@ -25,7 +25,7 @@ from holdfast.ckpt.meters import Meters
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT
 from holdfast.ckpt.sidecar.core.book import (
     Book,
-    Commit,
+    CommitSnapshot,
     Instruction,
     Protect,
     Release,
@@ -45,7 +45,7 @@ THREADS = 2
 """Of each kind of work."""
 
 
-class Work(Enum):
+class WaitingWork(Enum):
     """What long work waits for; one kind never holds up another."""
 
     CPU = "cpu"
@@ -105,14 +105,14 @@ class Core:
         self.slots.unmap = self._unmap
         self._waiters: list[Waiter] = []
         self._pools = {
-            kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in Work
+            kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in WaitingWork
         }
 
     def apply(self, instructions: list[Instruction]) -> None:
         """Carry out what the book says, then look again at every waiting request."""
         for each in instructions:
             match each:
-                case Commit(snapshot=snapshot):
+                case CommitSnapshot(snapshot=snapshot):
                     for slot in self.slots.of(snapshot.key):
                         self.slots.commit(slot)
                     for listener in self.on.commit:
@@ -188,7 +188,11 @@ class Core:
             return True
 
     def submit(
-        self, request: Request | None, work: Callable[[], None], *, kind: Work = Work.CPU
+        self,
+        request: Request | None,
+        work: Callable[[], None],
+        *,
+        kind: WaitingWork = WaitingWork.CPU,
     ) -> Future[None]:
         """Run ``work`` on a thread, without the lock.
 
@@ -213,7 +217,7 @@ class Core:
 
     def _unmap(self, file: SlotFile) -> None:
         try:
-            self.submit(None, file.close, kind=Work.UNMAP)
+            self.submit(None, file.close, kind=WaitingWork.UNMAP)
         except RuntimeError:  # it takes no more work
             file.close()
 

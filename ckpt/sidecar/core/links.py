@@ -40,7 +40,7 @@ class _Queued:
     since_s: float = field(default_factory=monotonic)
 
 
-class Link:
+class PeerQueue:
     """A queue of jobs for one peer, worked off by ``lanes`` threads with a connection each.
 
     With one lane the jobs keep their order.

@@ -67,13 +67,13 @@ class Abandon(Message, frozen=True, kw_only=True):
     slot_id: int
 
 
-class Fence(Message, frozen=True, kw_only=True):
+class FenceSnapshots(Message, frozen=True, kw_only=True):
     """A generation is over: nobody is to begin a snapshot of it or of an older one."""
 
     generation: int
 
 
-class RollBack(Message, frozen=True, kw_only=True):
+class RolledBack(Message, frozen=True, kw_only=True):
     """The ranks of ``generation`` started from ``restore``, which is not what its plan named."""
 
     generation: int
@@ -170,7 +170,7 @@ class Key(Message, frozen=True, kw_only=True):
     step: int
 
 
-class Holdings(Message, frozen=True, kw_only=True):
+class SnapshotHoldings(Message, frozen=True, kw_only=True):
     """What a sidecar has of one snapshot, and on which ``host``.
 
     ``block_files`` and ``row_files`` say where each block and row may be mapped there.

@@ -62,7 +62,7 @@ class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class SpilledHoldings:
     """What a node holds of a protected snapshot.
 
     ``blocks`` by rank, ``rows`` with their bytes; ``sealed`` are the blocks of all ranks.
@@ -120,7 +120,7 @@ class SpillDirectory:
             raise CorruptError(f"{path}: is not the row it should be; it is done without")
         return file
 
-    def write(self, held: Held, *, pace: Callable[[int], None]) -> SpilledSnapshot:
+    def write(self, held: SpilledHoldings, *, pace: Callable[[int], None]) -> SpilledSnapshot:
         """Spill what a node holds of a snapshot; ``pace`` is told of every few bytes.
 
         What is there stays readable but for what is older than the newest. Raises ``StoreError``

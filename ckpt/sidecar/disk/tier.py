@@ -20,13 +20,13 @@ from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry
 from holdfast.ckpt.memory.target import DiskTarget
 from holdfast.ckpt.parity.row_file import RowFile
-from holdfast.ckpt.sidecar.core.book import Phase, Snapshot
-from holdfast.ckpt.sidecar.core.core import Core, Op, Work
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotPhase
+from holdfast.ckpt.sidecar.core.core import Core, Op, WaitingWork
 from holdfast.ckpt.sidecar.core.messages import Spill, Spilled, unparse
 from holdfast.ckpt.sidecar.core.slots import Slot
-from holdfast.ckpt.sidecar.disk.directory import Held, SpillDirectory, SpilledSnapshot
-from holdfast.ckpt.sidecar.parity.rows import Parities, Row
-from holdfast.ckpt.sidecar.persist.paced_writer import Pen
+from holdfast.ckpt.sidecar.disk.directory import SpillDirectory, SpilledHoldings, SpilledSnapshot
+from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow
+from holdfast.ckpt.sidecar.persist.paced_writer import PacedWriter
 from holdfast.ckpt.transport import Request
 from holdfast.ckpt.types import Json
 
@@ -39,7 +39,7 @@ class Disk:
     """Spills what is protected, one snapshot at a time, the newest next; offers what is there."""
 
     def __init__(self, core: Core, parities: Parities) -> None:
-        self._core, self._parities, self._pen = core, parities, Pen()
+        self._core, self._parities, self._pen = core, parities, PacedWriter()
         self._target: DiskTarget | None = None
         self._busy = self._urgent = False
         self._next: Snapshot | None = None
@@ -99,9 +99,9 @@ class Disk:
             slot.persisting += 1
         self._busy = True
         work = partial(self._write, snapshot, slots, rows)
-        core.submit(None, work, kind=Work.STORE if self._urgent else Work.DISK)
+        core.submit(None, work, kind=WaitingWork.STORE if self._urgent else WaitingWork.DISK)
 
-    def _write(self, snapshot: Snapshot, slots: list[Slot], rows: list[Row]) -> None:
+    def _write(self, snapshot: Snapshot, slots: list[Slot], rows: list[ParityRow]) -> None:
         if not self._urgent:
             self._pen.yield_to_others()
         began_s, target = monotonic(), self._target
@@ -137,7 +137,7 @@ class Disk:
         book, target = self._core.book, self._target
         if target is None or not target.grace_s:
             return 0.0
-        step = book.newest(Phase.PROTECTED, generation=book.generation)
+        step = book.newest(SnapshotPhase.PROTECTED, generation=book.generation)
         snapshot = book.snapshots.get((book.generation, step))
         if snapshot is not None and step not in self._steps:
             self._next, self._urgent = snapshot, True
@@ -153,7 +153,7 @@ class Disk:
 
     def _spilled(self, request: Request, body: Spill) -> None:
         directory = self._directory(body.target)
-        self._core.submit(request, lambda: self._offer(request, directory), kind=Work.STORE)
+        self._core.submit(request, lambda: self._offer(request, directory), kind=WaitingWork.STORE)
 
     def _offer(self, request: Request, directory: SpillDirectory) -> None:
         """Verify what is there and take it in, as blocks that can be opened like any other."""
@@ -211,10 +211,10 @@ class Disk:
         )
 
 
-def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[Row]) -> Held:
+def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[ParityRow]) -> SpilledHoldings:
     """Return what is to be spilled; of rows those that are still whole."""
     there = [(row.entry, row.buffer or memoryview(b"")) for row in rows]
-    return Held(
+    return SpilledHoldings(
         world=snapshot.world,
         step=snapshot.step,
         blocks={slot.entry.rank: (slot.file, slot.entry) for slot in slots if slot.entry},

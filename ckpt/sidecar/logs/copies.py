@@ -2,8 +2,8 @@
 
 Each holder has a thread and a connection of its own, so one that is slow or dead delays neither
 appends nor other holders. What a holder has is asked once per generation; from then on only new
-records are sent, `Timing.delay_s` after the append at the latest or as soon as
-`Timing.delay_bytes` are waiting. Logs that do not change cost nothing.
+records are sent, `CopyTiming.delay_s` after the append at the latest or as soon as
+`CopyTiming.delay_bytes` are waiting. Logs that do not change cost nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class CopyTiming:
     """When records are sent; ``late_s`` after the append they count as late."""
 
     delay_s: float = 0.05
@@ -149,7 +149,7 @@ class Copier:
         peer: SidecarPeer,
         *,
         generation: int,
-        timing: Timing,
+        timing: CopyTiming,
         moved: Callable[[Owned], None],
     ) -> None:
         self._core, self._peer, self._generation = core, peer, generation
@@ -261,10 +261,10 @@ class Copier:
             self._moved(way.owned)
 
 
-class Protection:
+class LogProtection:
     """The copies of the logs written on this node. Called under the core's lock."""
 
-    def __init__(self, core: Core, timing: Timing) -> None:
+    def __init__(self, core: Core, timing: CopyTiming) -> None:
         self._core, self._timing = core, timing
         self._owned: dict[str, Owned] = {}
         self._copiers: dict[str, Copier] = {}

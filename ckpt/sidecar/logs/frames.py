@@ -29,7 +29,7 @@ def framed_bytes(record: Buffer | None) -> int:
     return FRAME.size + (memoryview(record).nbytes if record is not None else 0)
 
 
-class Room:
+class FrameBuffer:
     """Writable memory that frames are written to and read from; keeps its address at hand."""
 
     __slots__ = ("_address", "data", "nbytes")
@@ -112,7 +112,7 @@ class Frames:
 
 def pack(records: Sequence[Buffer | None], first: int) -> Frames:
     """Return ``records`` framed."""
-    room = Room(memoryview(bytearray(sum(map(framed_bytes, records)))))
+    room = FrameBuffer(memoryview(bytearray(sum(map(framed_bytes, records)))))
     starts, at = [], 0
     for index, record in enumerate(records, first):
         starts.append(at)
@@ -125,7 +125,7 @@ def parse(data: memoryview, first: int, *, count: int, origin: str) -> Frames:
 
     Raises ``CorruptError`` unless they are exactly those, every checksum right.
     """
-    room, starts, at = Room(data), array("Q"), 0
+    room, starts, at = FrameBuffer(data), array("Q"), 0
     for index in range(first, first + count):
         starts.append(at)
         at = room.frame_end(at, index)
@@ -140,7 +140,7 @@ def parse(data: memoryview, first: int, *, count: int, origin: str) -> Frames:
 
 def sound(data: bytes, first: int, starts: Sequence[int]) -> Frames:
     """Return frames copied from a log, with a hole in the place of each damaged one."""
-    room = Room(memoryview(data))
+    room = FrameBuffer(memoryview(data))
     spans = _spans(starts, len(data))
     bad = {
         index

@@ -74,7 +74,7 @@ class LogKeeping:
             for log in logs:
                 if self._closed or self._core.book.generation != world.generation:
                     return left
-                if not _Place(self._core, world, log, clients, silent).settle(self._forget):
+                if not _CopyPlace(self._core, world, log, clients, silent).settle(self._forget):
                     left.append(log)
                     continue
                 with self._core.lock:
@@ -86,7 +86,7 @@ class LogKeeping:
         return left
 
 
-class _Place:
+class _CopyPlace:
     """One copy and the nodes that matter to it."""
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, FencedError, NotFoundError
 from holdfast.ckpt.memory.records import SnapshotWorld
-from holdfast.ckpt.sidecar.core.core import Core, Op, Waiter, Work
+from holdfast.ckpt.sidecar.core.core import Core, Op, Waiter, WaitingWork
 from holdfast.ckpt.sidecar.core.messages import (
     LogAppend,
     LogAwait,
@@ -28,12 +28,12 @@ from holdfast.ckpt.sidecar.core.messages import (
     LogTruncate,
     unparse,
 )
-from holdfast.ckpt.sidecar.logs.copies import MAX_COPY_BYTES, Protection, Timing
+from holdfast.ckpt.sidecar.logs.copies import MAX_COPY_BYTES, CopyTiming, LogProtection
 from holdfast.ckpt.sidecar.logs.frames import Frames, parse
 from holdfast.ckpt.sidecar.logs.keeping import LogKeeping
 from holdfast.ckpt.sidecar.logs.reading import LogFinder, Page, read_here
 from holdfast.ckpt.sidecar.logs.record_log import RecordLog, load_logs
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.transport import Request
 from holdfast.ckpt.types import Json
 
@@ -42,7 +42,7 @@ _AT_ONCE_BYTES = 64 << 10
 _TOMBSTONES = 4096
 
 
-class Logs:
+class RecordLogs:
     """This node's logs and the copies it keeps for others.
 
     ``admit`` is asked before files of so many bytes are made; it raises ``CapacityError``.
@@ -51,13 +51,13 @@ class Logs:
     def __init__(
         self,
         core: Core,
-        exchange: Exchange,
+        exchange: ParityExchange,
         *,
         admit: Callable[[int], None],
-        timing: Timing | None = None,
+        timing: CopyTiming | None = None,
     ) -> None:
         self._core, self._exchange, self._admit = core, exchange, admit
-        self._protection = Protection(core, timing or Timing())
+        self._protection = LogProtection(core, timing or CopyTiming())
         self._keeping = LogKeeping(core, self._remove)
         self._dropped: dict[tuple[str, str], int] = {}
         self._table = {
@@ -188,7 +188,7 @@ class Logs:
         if data.nbytes <= _AT_ONCE_BYTES:
             take()
         else:
-            self._core.submit(request, take, kind=Work.CPU)
+            self._core.submit(request, take, kind=WaitingWork.CPU)
 
     def _check(self, request: Request, body: LogCopy) -> None:
         """Refuse, and count, what no sidecar of this generation would send."""
@@ -277,7 +277,7 @@ class Logs:
                     self._exchange.tell_all("log_forget", forget)
             request.reply()
 
-        core.submit(request, drop, kind=Work.PEERS)
+        core.submit(request, drop, kind=WaitingWork.PEERS)
 
     def _forget(self, request: Request, body: LogForget) -> None:
         self._bury((body.node, body.name), body.birth)
@@ -308,13 +308,17 @@ class Logs:
         core, node = self._core, body.node or self._core.node
         if (log := self._table.get((node, body.name))) is None:
             raise NotFoundError(f"node {core.node} has no log {body.name!r} of node {node}")
-        core.submit(request, lambda: _reply(request, read_here(core, log, body)), kind=Work.CPU)
+        core.submit(
+            request, lambda: _reply(request, read_here(core, log, body)), kind=WaitingWork.CPU
+        )
 
     def _read(self, request: Request, body: LogRead) -> None:
         key = (body.node or self._core.node, body.name)
         peers = {peer.node: peer for peer in self._exchange.peers()}
         finder = LogFinder(self._core, body, here=self._table.get(key))
-        self._core.submit(request, lambda: _reply(request, finder.find(peers)), kind=Work.PEERS)
+        self._core.submit(
+            request, lambda: _reply(request, finder.find(peers)), kind=WaitingWork.PEERS
+        )
 
 
 def _cut(frames: Sequence[memoryview], lengths: Sequence[int]) -> list[memoryview]:

@@ -22,7 +22,7 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import CapacityError, CkptError
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.sidecar.logs.frames import Frames, Room, framed_bytes
+from holdfast.ckpt.sidecar.logs.frames import FrameBuffer, Frames, framed_bytes
 from holdfast.ckpt.types import learn
 
 SEGMENT_SUFFIX = ".log"
@@ -54,7 +54,7 @@ class Segment:
     def __init__(self, path: Path, mapping: mmap.mmap, head: SegmentHead) -> None:
         self.path, self.head, self.first = path, head, head.first
         self._mapping = mapping
-        self._room = Room(memoryview(mapping))
+        self._room = FrameBuffer(memoryview(mapping))
         self._starts = array("I")
         self._used = HEADER_BYTES
         self._unfinished: Path | None = None

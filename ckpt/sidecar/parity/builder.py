@@ -28,16 +28,16 @@ from holdfast.ckpt.memory.records import ParityEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.erasure import codec_named
 from holdfast.ckpt.parity.stripes import Geometry
-from holdfast.ckpt.sidecar.core.book import Phase, Snapshot, SnapshotKey
-from holdfast.ckpt.sidecar.core.core import THREADS, Core, Work
-from holdfast.ckpt.sidecar.core.links import Job, Link
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
+from holdfast.ckpt.sidecar.core.core import THREADS, Core, WaitingWork
+from holdfast.ckpt.sidecar.core.links import Job, PeerQueue
 from holdfast.ckpt.sidecar.core.messages import AskBytes, AskColumn, unparse
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES, split_checked
 from holdfast.ckpt.sidecar.parity.changes import Range, batches
 from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
 from holdfast.ckpt.sidecar.parity.mapped import MappedColumn
 from holdfast.ckpt.sidecar.parity.row_build import Build, Encoding, MovedError, parse_column
-from holdfast.ckpt.sidecar.parity.rows import Parities, Row, RowPlace
+from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow, RowPlace
 from holdfast.ckpt.transport import Client
 from holdfast.ckpt.types import Json
 
@@ -65,7 +65,7 @@ class Builder:
         core: Core,
         parities: Parities,
         *,
-        link: Callable[[str], Link],
+        link: Callable[[str], PeerQueue],
         on_sealed: Callable[[ParityEntry], None],
     ) -> None:
         self._core, self._parities = core, parities
@@ -115,14 +115,14 @@ class Builder:
             base=self._base(snapshot.key, place),
         )
 
-    def _base(self, key: SnapshotKey, place: RowPlace) -> Row | None:
+    def _base(self, key: SnapshotKey, place: RowPlace) -> ParityRow | None:
         """Return the row of the newest protected step before ``key``, if it is still here."""
         snapshots = self._core.book.snapshots
         rows = [
             row
             for row in self._parities.sealed()
             if row.place == place and row.key[0] == key[0] and row.key[1] < key[1]
-            if row.key in snapshots and snapshots[row.key].phase is Phase.PROTECTED
+            if row.key in snapshots and snapshots[row.key].phase is SnapshotPhase.PROTECTED
         ]
         return max(rows, key=lambda row: row.key, default=None)
 
@@ -148,7 +148,7 @@ class Builder:
         if file is not None:
             self._parities.give_back(file)
 
-    def _again(self, build: Build, *, base: Row | None = None, by_wire: bool) -> None:
+    def _again(self, build: Build, *, base: ParityRow | None = None, by_wire: bool) -> None:
         """Begin a row anew, from nothing."""
         with self._core.lock:
             if build.is_over or self._builds.get((build.key, build.place)) is not build:
@@ -432,7 +432,7 @@ class Builder:
         if not self._making and self._missing_bytes():
             self._making = True
             with contextlib.suppress(RuntimeError):  # shut down meanwhile
-                self._core.submit(None, self._make, kind=Work.STORE)
+                self._core.submit(None, self._make, kind=WaitingWork.STORE)
 
     def _missing_bytes(self) -> int:
         """Return for which length a file is missing, 0 for none or where memory is scarce."""

@@ -20,7 +20,7 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import CheckedBlock, Flags, Sums, runs_of, same_runs
 from holdfast.ckpt.parity.stripes import Geometry, Span
-from holdfast.ckpt.sidecar.core.book import Phase, Snapshot, SnapshotKey
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op
 from holdfast.ckpt.sidecar.core.messages import AskBytes, AskColumn, Column, ColumnSpan, unparse
 from holdfast.ckpt.sidecar.core.slots import Slot
@@ -39,7 +39,7 @@ class _Filling:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Step:
+class _ColumnStep:
     """What is kept of a snapshot: its stripes, and what was found equal to an earlier step."""
 
     geometry: Geometry
@@ -51,7 +51,7 @@ class Columns:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._steps: dict[SnapshotKey, _Step] = {}
+        self._steps: dict[SnapshotKey, _ColumnStep] = {}
         core.on.release.append(self._release)
 
     def ops(self) -> dict[str, Op]:
@@ -62,7 +62,7 @@ class Columns:
         """Return the stripes of a committed snapshot, computed once; called under the lock."""
         step = self._steps.get(snapshot.key)
         if step is None:
-            step = self._steps[snapshot.key] = _Step(geometry=snapshot.geometry())
+            step = self._steps[snapshot.key] = _ColumnStep(geometry=snapshot.geometry())
         return step.geometry
 
     def _release(self, key: SnapshotKey) -> None:
@@ -131,7 +131,7 @@ class Columns:
 
     def _is_there(self, key: SnapshotKey) -> bool:
         snapshot = self._core.book.snapshots.get(key)
-        if snapshot is None or snapshot.phase is Phase.SEALING:
+        if snapshot is None or snapshot.phase is SnapshotPhase.SEALING:
             return False
         ranks = [r for r, node in enumerate(snapshot.world.rank_nodes) if node == self._core.node]
         return all(self._core.slots.holding((*key, rank)) for rank in ranks)
@@ -143,7 +143,7 @@ class Columns:
         if book.is_gone(key):
             raise GivenUpError(f"step {key[1]} of generation {key[0]} was released")
         snapshot = book.snapshots.get(key)
-        if snapshot is None or snapshot.phase is Phase.SEALING:
+        if snapshot is None or snapshot.phase is SnapshotPhase.SEALING:
             raise NotFoundError(f"step {key[1]} is not known to be sealed here yet; try again")
         geometry = self.geometry(snapshot)
         if not (0 <= stripe < geometry.n and 0 <= column < geometry.columns(stripe)):

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.ckpt.errors import GivenUpError
 from holdfast.ckpt.native.isal import address_of
-from holdfast.ckpt.native.streaming import Runs
+from holdfast.ckpt.native.streaming import MemoryRuns
 from holdfast.ckpt.native.sums import Lengths, Sums, combined, of_zeros
 from holdfast.ckpt.sidecar.parity.mapped import ColumnRuns, MappedColumn
 from holdfast.ckpt.sidecar.parity.row_build import Build, MovedError, cut_row
@@ -34,7 +34,9 @@ class Mirroring:
         first, last = np.searchsorted(runs.into, [lo, hi])
         start = np.uint64(address_of(row))
         targets = runs.into[first:last].astype(np.uint64) + start
-        copying = Runs(runs.sources[first:last], targets, runs.nbytes[first:last].astype(np.uint64))
+        copying = MemoryRuns(
+            runs.sources[first:last], targets, runs.nbytes[first:last].astype(np.uint64)
+        )
         copying.copy(0, int(last - first))
         wrong = np.flatnonzero(copying.sums != runs.sums[first:last])
         if wrong.size:

@@ -15,7 +15,7 @@ from holdfast.ckpt.memory.block import block_bytes
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey
 from holdfast.ckpt.sidecar.core.core import Core, Op
-from holdfast.ckpt.sidecar.core.links import Link, send
+from holdfast.ckpt.sidecar.core.links import PeerQueue, send
 from holdfast.ckpt.sidecar.core.messages import Key, Message, RowSealed, Sealed, unparse
 from holdfast.ckpt.sidecar.parity.builder import Builder
 from holdfast.ckpt.sidecar.parity.columns import Columns
@@ -27,14 +27,14 @@ FRAGMENT_LANES = 2
 """Requests for fragments that are under way to one peer at a time."""
 
 
-class Exchange:
+class ParityExchange:
     """Gossip and parity of the present generation's group."""
 
     def __init__(self, core: Core, parities: Parities) -> None:
         self._core, self._parities = core, parities
         self._columns = Columns(core)
         self.builder = Builder(core, parities, link=self._fragments, on_sealed=self._row_complete)
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], PeerQueue] = {}
         self._sealed_at_s: dict[SnapshotKey, float] = {}
         self._protect_s: deque[float] = deque(maxlen=64)
         self._restorable_s: float | None = None  # since when: the seal of what was protected last
@@ -59,14 +59,14 @@ class Exchange:
         world = self._core.book.world
         return tuple(p for p in (world.peers if world else ()) if p.node != self._core.node)
 
-    def link(self, peer: SidecarPeer, *, purpose: str, lanes: int = 1) -> Link:
+    def link(self, peer: SidecarPeer, *, purpose: str, lanes: int = 1) -> PeerQueue:
         """Return the queue to a peer for a purpose; made when first needed."""
         at = (peer.node, purpose)
         if at not in self._links:
-            self._links[at] = Link(peer, self._core.key, purpose=purpose, lanes=lanes)
+            self._links[at] = PeerQueue(peer, self._core.key, purpose=purpose, lanes=lanes)
         return self._links[at]
 
-    def _fragments(self, node: str) -> Link:
+    def _fragments(self, node: str) -> PeerQueue:
         """Return the queue for the fragments of a node of the present group."""
         with self._core.lock:
             for peer in self.peers():

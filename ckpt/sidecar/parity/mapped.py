@@ -25,7 +25,7 @@ _HELD = (SlotState.SEALED, SlotState.COMMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _MappedPart:
     span: ColumnSpan
     slot: SlotFile
     sums: Sums
@@ -57,7 +57,7 @@ class ColumnRuns:
 class MappedColumn:
     """A column whose blocks are all mapped here."""
 
-    def __init__(self, parts: tuple[_Part, ...], *, node: str, run: bytes) -> None:
+    def __init__(self, parts: tuple[_MappedPart, ...], *, node: str, run: bytes) -> None:
         self._parts, self._node, self._run = parts, node, run
 
     @classmethod
@@ -75,7 +75,7 @@ class MappedColumn:
                 return None
             if slot.capacity < block_bytes(span.entry):
                 return None
-            parts.append(_Part(span=span, slot=slot, sums=sums[at : at + span.count]))
+            parts.append(_MappedPart(span=span, slot=slot, sums=sums[at : at + span.count]))
             at += span.count
         mapped = cls(tuple(parts), node=node, run=run)
         return mapped if mapped.is_current() else None

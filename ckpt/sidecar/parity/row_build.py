@@ -23,7 +23,7 @@ from holdfast.ckpt.sidecar.core.core import THREADS
 from holdfast.ckpt.sidecar.core.messages import Column
 from holdfast.ckpt.sidecar.parity.changes import are_disjoint
 from holdfast.ckpt.sidecar.parity.mapped import ColumnReader, MappedColumn
-from holdfast.ckpt.sidecar.parity.rows import Row, RowPlace
+from holdfast.ckpt.sidecar.parity.rows import ParityRow, RowPlace
 from holdfast.ckpt.types import Json
 
 WINDOW_BYTES = 32 * SUM_BYTES
@@ -45,7 +45,7 @@ class Build:
     geometry: Geometry
     codec: ErasureCodec
     owners: dict[int, str]
-    base: Row | None = None
+    base: ParityRow | None = None
     by_wire: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     columns: dict[int, tuple[Column, Sums]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Build:
             raise FencedError(f"parity row {self.place} was given up")
         return self.view
 
-    def begin_as(self, base: Row) -> bool:
+    def begin_as(self, base: ParityRow) -> bool:
         """Begin as a copy of an earlier row; False where that is gone or damaged."""
         with base.lock:
             if base.buffer is None:

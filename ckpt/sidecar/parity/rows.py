@@ -22,7 +22,7 @@ RowPlace: TypeAlias = tuple[int, int]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Row:
+class ParityRow:
     """A sealed parity row. ``lock`` is held by whoever reads ``buffer``.
 
     ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped. What has
@@ -54,10 +54,10 @@ class Parities:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._rows: dict[tuple[SnapshotKey, RowPlace], Row] = {}
+        self._rows: dict[tuple[SnapshotKey, RowPlace], ParityRow] = {}
         self._free: list[RowFile] = []
         self._building: set[RowFile] = set()
-        self._leaving: list[Row] = []
+        self._leaving: list[ParityRow] = []
         self._number, self._keep = 0, 0
         self._sizes: tuple[int, ...] = ()
         self._lock = threading.Lock()
@@ -137,10 +137,10 @@ class Parities:
             self._building.discard(file)
         file.discard()
 
-    def seal(self, file: RowFile | None, entry: ParityEntry) -> Row:
+    def seal(self, file: RowFile | None, entry: ParityEntry) -> ParityRow:
         """Label a complete row and take it into the table."""
         key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
-        row = Row(key=key, place=place, entry=entry, file=file)
+        row = ParityRow(key=key, place=place, entry=entry, file=file)
         if file is not None:
             file.label(entry, run=self._arena.run)
             row.buffer = file.row(entry.nbytes)
@@ -180,17 +180,17 @@ class Parities:
     def seal_again(self, file: RowFile, entry: ParityEntry) -> None:
         """Take a labelled file into the table as it is."""
         key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
-        row = Row(key=key, place=place, entry=entry, file=file, buffer=file.row(entry.nbytes))
+        row = ParityRow(key=key, place=place, entry=entry, file=file, buffer=file.row(entry.nbytes))
         with self._lock:
             self._rows[key, place] = row
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def get(self, key: SnapshotKey, place: RowPlace) -> Row | None:
+    def get(self, key: SnapshotKey, place: RowPlace) -> ParityRow | None:
         """Return a sealed row."""
         return self._rows.get((key, place))
 
-    def sealed(self, key: SnapshotKey | None = None) -> list[Row]:
+    def sealed(self, key: SnapshotKey | None = None) -> list[ParityRow]:
         """Return the rows of one snapshot or of all."""
         with self._lock:
             return [row for row in self._rows.values() if key in (None, row.key)]
@@ -204,7 +204,7 @@ class Parities:
         for row in free:
             self._free_file(row)
 
-    def pin(self, key: SnapshotKey) -> list[Row]:
+    def pin(self, key: SnapshotKey) -> list[ParityRow]:
         """Return a snapshot's rows, whose bytes stay until `unpin`, also when they are dropped."""
         with self._lock:
             rows = [row for row in self._rows.values() if row.key == key]
@@ -212,7 +212,7 @@ class Parities:
                 row.pins += 1
             return rows
 
-    def unpin(self, rows: Sequence[Row]) -> None:
+    def unpin(self, rows: Sequence[ParityRow]) -> None:
         """Let go of rows that were pinned."""
         with self._lock:
             for row in rows:
@@ -222,7 +222,7 @@ class Parities:
         for row in free:
             self._free_file(row)
 
-    def _free_file(self, row: Row) -> None:
+    def _free_file(self, row: ParityRow) -> None:
         file = row.file
         if file is None:
             return

@@ -5,15 +5,15 @@ from __future__ import annotations
 from holdfast.ckpt.sidecar.core.core import Core
 from holdfast.ckpt.sidecar.core.links import send
 from holdfast.ckpt.sidecar.core.messages import Message, Persisted, PersistProgress, unparse
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
-from holdfast.ckpt.sidecar.persist.pending import Job
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
+from holdfast.ckpt.sidecar.persist.pending import CheckpointJob
 from holdfast.ckpt.types import Json
 
 
 class Committer:
     """The way to it from this node."""
 
-    def __init__(self, core: Core, exchange: Exchange) -> None:
+    def __init__(self, core: Core, exchange: ParityExchange) -> None:
         self._core, self._exchange = core, exchange
 
     @property
@@ -36,7 +36,9 @@ class Committer:
                     lambda client: send(client, op, body)
                 )
 
-    def persisted(self, job: Job, rank: int, *, receipt: Json, error: str | None) -> Persisted:
+    def persisted(
+        self, job: CheckpointJob, rank: int, *, receipt: Json, error: str | None
+    ) -> Persisted:
         """Return what it is to know of a rank's pack."""
         return Persisted(
             sent_in=self._core.book.generation,
@@ -47,7 +49,7 @@ class Committer:
             error=error,
         )
 
-    def progress(self, job: Job) -> PersistProgress:
+    def progress(self, job: CheckpointJob) -> PersistProgress:
         """Return how far this node is with a checkpoint."""
         return PersistProgress(
             sent_in=self._core.book.generation,

@@ -28,7 +28,7 @@ _HOPELESS: Final = (CorruptError, FencedError, GivenUpError)
 _T = TypeVar("_T")
 
 
-class Pen:
+class PacedWriter:
     """Shared by the threads that write this node's part of checkpoints."""
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ import msgspec
 
 from holdfast.ckpt.errors import CkptError, GivenUpError, NotFoundError
 from holdfast.ckpt.geometry.shard_index import decode_index
-from holdfast.ckpt.sidecar.core.core import Core, Work
+from holdfast.ckpt.sidecar.core.core import Core, WaitingWork
 from holdfast.ckpt.sidecar.core.slots import Slot
-from holdfast.ckpt.sidecar.persist.paced_writer import PACK_THREADS, Pen
-from holdfast.ckpt.sidecar.persist.pending import Job
+from holdfast.ckpt.sidecar.persist.paced_writer import PACK_THREADS, PacedWriter
+from holdfast.ckpt.sidecar.persist.pending import CheckpointJob
 from holdfast.ckpt.types import Json
 
 _log = logging.getLogger(__name__)
@@ -32,36 +32,36 @@ class Packing:
         self,
         core: Core,
         *,
-        written: Callable[[Job, int, Json, str | None], None],
-        committed: Callable[[Job, str | None], None],
-        progressed: Callable[[Job], None],
-        retried: Callable[[Job, int, str], None],
+        written: Callable[[CheckpointJob, int, Json, str | None], None],
+        committed: Callable[[CheckpointJob, str | None], None],
+        progressed: Callable[[CheckpointJob], None],
+        retried: Callable[[CheckpointJob, int, str], None],
     ) -> None:
-        self._core, self.pen = core, Pen()
+        self._core, self.pen = core, PacedWriter()
         self._on_written, self._on_committed = written, committed
         self._on_progress, self._on_retry = progressed, retried
 
-    def write(self, job: Job, rank: int, slot: Slot, *, base: int | None) -> None:
+    def write(self, job: CheckpointJob, rank: int, slot: Slot, *, base: int | None) -> None:
         """Have a rank's pack written, against the durable step ``base`` if there is one."""
         self._submit(job, functools.partial(self._write, job, rank, slot, base))
 
-    def commit(self, job: Job, receipts: tuple[Json, ...]) -> None:
+    def commit(self, job: CheckpointJob, receipts: tuple[Json, ...]) -> None:
         """Have the manifest published."""
         self._submit(job, functools.partial(self._commit, job, receipts))
 
-    def _submit(self, job: Job, work: Callable[[], None]) -> None:
+    def _submit(self, job: CheckpointJob, work: Callable[[], None]) -> None:
         """Run ``work`` on threads that yield to the trainers, unless there are none any more."""
         if job.urgent:
-            self._core.submit(None, work, kind=Work.STORE)
+            self._core.submit(None, work, kind=WaitingWork.STORE)
             return
 
         def modestly() -> None:
             self.pen.yield_to_others()
             work()
 
-        self._core.submit(None, modestly, kind=Work.CHECKPOINT)
+        self._core.submit(None, modestly, kind=WaitingWork.CHECKPOINT)
 
-    def _write(self, job: Job, rank: int, slot: Slot, base: int | None) -> None:
+    def _write(self, job: CheckpointJob, rank: int, slot: Slot, base: int | None) -> None:
         began_s = monotonic()
         receipt: Json = None
         failed: str | None = words("see the sidecar's log", job)
@@ -80,7 +80,7 @@ class Packing:
             with self._core.lock:
                 self._on_written(job, rank, receipt, failed)
 
-    def _write_pack(self, job: Job, slot: Slot, base: int | None) -> Json:
+    def _write_pack(self, job: CheckpointJob, slot: Slot, base: int | None) -> Json:
         from holdfast.ckpt.checkpoints import commit as persist
 
         if (entry := slot.entry) is None:
@@ -100,14 +100,14 @@ class Packing:
         )
         return msgspec.to_builtins(receipt)
 
-    def _watch(self, job: Job, nbytes: int) -> None:
+    def _watch(self, job: CheckpointJob, nbytes: int) -> None:
         """Account for bytes that went to the store, and keep the pace."""
         self._require(job)
         job.written_bytes += nbytes
         self._on_progress(job)
         self.pen.pace(nbytes, bytes_per_s=job.target.bytes_per_s)
 
-    def _again(self, job: Job, attempt: int, error: Exception) -> None:
+    def _again(self, job: CheckpointJob, attempt: int, error: Exception) -> None:
         self._require(job)
         said = words(error, job)
         _log.warning("%s; it is tried again (%d of %d)", said, attempt, job.target.retries)
@@ -115,11 +115,11 @@ class Packing:
             self._on_retry(job, attempt, said)
 
     @staticmethod
-    def _require(job: Job) -> None:
+    def _require(job: CheckpointJob) -> None:
         if job.over:
             raise GivenUpError(f"the checkpoint of step {job.step} is not wanted any more")
 
-    def _commit(self, job: Job, receipts: tuple[Json, ...]) -> None:
+    def _commit(self, job: CheckpointJob, receipts: tuple[Json, ...]) -> None:
         from holdfast.ckpt.checkpoints import commit as persist
 
         failed: str | None = words("see the sidecar's log", job)
@@ -145,6 +145,6 @@ class Packing:
                 self._on_committed(job, failed)
 
 
-def words(error: Exception | str, job: Job) -> str:
+def words(error: Exception | str, job: CheckpointJob) -> str:
     """Return what is said of a checkpoint that failed."""
     return f"checkpoint of step {job.step} to {job.target.root} failed: {error}"

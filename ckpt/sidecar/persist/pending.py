@@ -26,7 +26,7 @@ NOTE: Final = "checkpoints"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class CheckpointJob:
     """A checkpoint as this node sees it.
 
     ``ranks`` are those whose blocks this node writes, ``slots`` their slots, pinned until they
@@ -82,7 +82,7 @@ class Job:
         )
 
     @classmethod
-    def of(cls, pending: PendingCheckpoint) -> Job:
+    def of(cls, pending: PendingCheckpoint) -> CheckpointJob:
         """Return the job a node told of."""
         return cls(
             world=pending.world,
@@ -100,15 +100,15 @@ def writer_of(receipt: Json) -> int:
     return int(receipt["files"]["writer"])
 
 
-def store(note: Note, jobs: Iterable[Job]) -> None:
+def store(note: Note, jobs: Iterable[CheckpointJob]) -> None:
     """Write the list. Raises ``OSError`` where there is no room for it."""
     note.write(msgspec.json.encode([job.pending() for job in jobs]))
 
 
-def load(note: Note) -> list[Job]:
+def load(note: Note) -> list[CheckpointJob]:
     """Return the list an earlier process left; nothing where there is none, or none to be read."""
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
         if text := note.read():
             found = msgspec.json.decode(text, type=list[PendingCheckpoint])
-            return [Job.of(each) for each in found]
+            return [CheckpointJob.of(each) for each in found]
     return []

@@ -15,7 +15,7 @@ from typing import Final
 
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.sidecar.core.book import Phase, Snapshot, SnapshotKey
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op, Refusable
 from holdfast.ckpt.sidecar.core.durable_note import Note
 from holdfast.ckpt.sidecar.core.messages import (
@@ -29,13 +29,13 @@ from holdfast.ckpt.sidecar.core.messages import (
 )
 from holdfast.ckpt.sidecar.core.news import News
 from holdfast.ckpt.sidecar.core.slots import Slot
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.persist import pending
 from holdfast.ckpt.sidecar.persist.committer import Committer
 from holdfast.ckpt.sidecar.persist.outcomes import Outcomes
 from holdfast.ckpt.sidecar.persist.packing import Packing, words
-from holdfast.ckpt.sidecar.persist.pending import Job
-from holdfast.ckpt.sidecar.persist.queue import Begin, Complete, Decision, Queue, Skip
+from holdfast.ckpt.sidecar.persist.pending import CheckpointJob
+from holdfast.ckpt.sidecar.persist.queue import BeginWriting, Complete, Decision, Queue, Skip
 from holdfast.ckpt.sidecar.persist.save_on_stop import LateSave
 from holdfast.ckpt.transport import Request
 from holdfast.ckpt.types import Json
@@ -55,7 +55,7 @@ class Persistence:
     def __init__(
         self,
         core: Core,
-        exchange: Exchange,
+        exchange: ParityExchange,
         *,
         rebuild: Callable[[OpenBlock, Callable[[Slot], None], Refusable], None],
     ) -> None:
@@ -78,12 +78,12 @@ class Persistence:
             begin=self._begin_due,
         )
         self._note = Note(core.arena.directory, pending.NOTE)
-        self._jobs: dict[SnapshotKey, Job] = {}
+        self._jobs: dict[SnapshotKey, CheckpointJob] = {}
         self._queue = Queue()
         self._entering: tuple[RestorePoint | None] | None = None
         self._unheard: set[str] = set()
         self._heard: dict[str, tuple[PendingCheckpoint, ...]] = {}
-        self._held: list[Job] = []
+        self._held: list[CheckpointJob] = []
         self._carried: set[int] = set()
         core.on.adopt.append(self._adopt)
         core.on.protect.append(self._protected)
@@ -130,7 +130,7 @@ class Persistence:
         """Note that a block sealed here is to be written once it is protected."""
         world = self._core.book.require(entry.generation)
         key = (entry.generation, entry.step)
-        job = self._jobs.setdefault(key, Job(world=world, step=entry.step, target=target))
+        job = self._jobs.setdefault(key, CheckpointJob(world=world, step=entry.step, target=target))
         job.ranks.add(entry.rank)
         self._outcomes.try_again(entry.step)
         self._store()
@@ -168,10 +168,10 @@ class Persistence:
         else:
             self._committer.tell("persist_pending", told)
 
-    def _carry(self, job: Job, restore: RestorePoint | None) -> None:
+    def _carry(self, job: CheckpointJob, restore: RestorePoint | None) -> None:
         """Hold on to a checkpoint, if its snapshot was complete and was not rolled back."""
         snapshot = self._core.book.snapshots.get(job.key)
-        job.due = job.due or (snapshot is not None and snapshot.phase is not Phase.SEALING)
+        job.due = job.due or (snapshot is not None and snapshot.phase is not SnapshotPhase.SEALING)
         job.begun = False
         if not job.due:
             self._drop(job)
@@ -180,7 +180,7 @@ class Persistence:
         else:
             self._roll_back(job)
 
-    def _roll_back(self, job: Job) -> None:
+    def _roll_back(self, job: CheckpointJob) -> None:
         why = f"checkpoint of step {job.step}: given up, the snapshot was rolled back or lost"
         message = Durable(generation=job.key[0], step=job.step, error=why, given_up=True)
         self._end(message)
@@ -211,11 +211,13 @@ class Persistence:
         for job in held:
             self._begin_due(job)
 
-    def _merged(self) -> Iterable[tuple[Job, set[int]]]:
+    def _merged(self) -> Iterable[tuple[CheckpointJob, set[int]]]:
         """Yield what is to be carried over, oldest first, and the ranks nobody has blocks of."""
         told = [each for checkpoints in self._heard.values() for each in checkpoints]
         for key in sorted({(each.world.generation, each.step) for each in told}):
-            parts = [Job.of(each) for each in told if (each.world.generation, each.step) == key]
+            parts = [
+                CheckpointJob.of(each) for each in told if (each.world.generation, each.step) == key
+            ]
             job = self._jobs.get(key, parts[0])
             held = {rank for part in parts for rank in part.ranks}
             for part in parts:
@@ -223,7 +225,7 @@ class Persistence:
                 job.total_bytes = max(job.total_bytes, part.total_bytes)
             yield job, set(range(len(job.world.rank_nodes))) - held - set(job.receipts)
 
-    def _recover(self, job: Job, rank: int) -> None:
+    def _recover(self, job: CheckpointJob, rank: int) -> None:
         """Bring back a block that no living node has, and write it from here."""
         job.ranks.add(rank)
         if self._core.slots.holding((*job.key, rank)) is not None:
@@ -241,7 +243,7 @@ class Persistence:
         body = OpenBlock(world=job.world, step=job.step, rank=rank, rebuilt=True)
         self._rebuild(body, have, _Recovery(lambda error: self._not_recovered(job, rank, error)))
 
-    def _not_recovered(self, job: Job, rank: int, error: Exception) -> None:
+    def _not_recovered(self, job: CheckpointJob, rank: int, error: Exception) -> None:
         if job.over:
             return
         why = (
@@ -264,20 +266,20 @@ class Persistence:
         elif self._committer.is_here:
             self._begin_due(job)
 
-    def _begin_due(self, job: Job) -> None:
+    def _begin_due(self, job: CheckpointJob) -> None:
         if job.over:
             return
         ranks = len(job.world.rank_nodes)
         self._carry_out(self._queue.due(job.key, ranks=ranks, receipts=job.receipts))
 
-    def _pin(self, job: Job) -> None:
+    def _pin(self, job: CheckpointJob) -> None:
         """Keep the blocks that are still to be written, whatever is released meanwhile."""
         for rank in job.ranks - set(job.receipts) - set(job.slots) - job.busy:
             slot = self._core.slots.holding((*job.key, rank))
             if slot is not None:
                 self._pin_slot(job, rank, slot)
 
-    def _pin_slot(self, job: Job, rank: int, slot: Slot) -> None:
+    def _pin_slot(self, job: CheckpointJob, rank: int, slot: Slot) -> None:
         self._core.slots.pin(slot)
         slot.persisting += 1
         job.slots[rank] = slot
@@ -286,7 +288,7 @@ class Persistence:
         durable = self._outcomes.durable
         return durable if target.incremental and durable >= 0 else None
 
-    def _unpin(self, job: Job, rank: int) -> None:
+    def _unpin(self, job: CheckpointJob, rank: int) -> None:
         slot = job.slots.pop(rank)
         slot.persisting -= 1
         self._core.unpin(slot)
@@ -297,15 +299,15 @@ class Persistence:
         book = self._core.book
         if not job.due:  # a rank gave it up
             self._drop(job)
-        elif book.newest(Phase.PROTECTED, generation=book.generation) < 0:
+        elif book.newest(SnapshotPhase.PROTECTED, generation=book.generation) < 0:
             self._roll_back(job)  # nothing superseded it: the ranks went on from an older step
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for each in decisions:
             match each:
-                case Begin(key=key) if key[1] in self._carried:
+                case BeginWriting(key=key) if key[1] in self._carried:
                     self._report(key, error=None)  # the generation began with this very state
-                case Begin(key=key):
+                case BeginWriting(key=key):
                     self._order(key, begin=True)
                 case Skip(key=key, newer=newer):
                     self.news.add(
@@ -346,7 +348,7 @@ class Persistence:
         self._pin(job)
         self._start(job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: CheckpointJob) -> None:
         """Write every block that is not written yet."""
         for rank in sorted(job.ranks - set(job.receipts) - job.busy):
             if (slot := job.slots.get(rank)) is None:
@@ -356,7 +358,7 @@ class Persistence:
             job.busy.add(rank)
             self._packing.write(job, rank, slot, base=self._base(job.target))
 
-    def _want_late(self, job: Job) -> Job:
+    def _want_late(self, job: CheckpointJob) -> CheckpointJob:
         job = self._jobs.setdefault(job.key, job)
         job.due = True
         self._pin(job)
@@ -364,7 +366,7 @@ class Persistence:
 
     # -- written ---------------------------------------------------------------------------------
 
-    def _written(self, job: Job, rank: int, receipt: Json, failed: str | None) -> None:
+    def _written(self, job: CheckpointJob, rank: int, receipt: Json, failed: str | None) -> None:
         job.busy.discard(rank)
         if rank in job.slots and (job.over or failed is None):
             self._unpin(job, rank)
@@ -378,7 +380,7 @@ class Persistence:
     # -- telling who commits ---------------------------------------------------------------------
 
     def _send_persisted(
-        self, job: Job, rank: int, *, receipt: Json = None, error: str | None = None
+        self, job: CheckpointJob, rank: int, *, receipt: Json = None, error: str | None = None
     ) -> None:
         message = self._committer.persisted(job, rank, receipt=receipt, error=error)
         if self._committer.is_here:
@@ -386,16 +388,16 @@ class Persistence:
         else:
             self._committer.tell("persisted", message)
 
-    def _retried(self, job: Job, attempt: int, error: str) -> None:
+    def _retried(self, job: CheckpointJob, attempt: int, error: str) -> None:
         self.news.add("checkpoint_retried", step=job.step, attempt=attempt, error=error)
 
-    def _progressed(self, job: Job) -> None:
+    def _progressed(self, job: CheckpointJob) -> None:
         if (now_s := monotonic()) - job.told_s >= PROGRESS_S:
             job.told_s = now_s
             with self._core.lock:
                 self._tell_progress(job)
 
-    def _tell_progress(self, job: Job) -> None:
+    def _tell_progress(self, job: CheckpointJob) -> None:
         if self._committer.is_here:
             self.news.add(
                 "checkpoint_progress",
@@ -428,7 +430,7 @@ class Persistence:
         job.receipts[message.rank] = message.receipt
         self._carry_out(self._queue.receive(key, message.rank, message.receipt))
 
-    def _committed(self, job: Job, error: str | None) -> None:
+    def _committed(self, job: CheckpointJob, error: str | None) -> None:
         if not job.over and not self._packing.pen.closed:
             self._report(job.key, error=error)
 
@@ -443,7 +445,7 @@ class Persistence:
         self._carry_out(self._queue.end(key))
         self._core.changed()
 
-    def _announce(self, job: Job, message: Durable) -> None:
+    def _announce(self, job: CheckpointJob, message: Durable) -> None:
         seconds = monotonic() - job.began_s
         if message.error is None:
             rate = job.total_bytes / seconds if seconds > 0 else 0.0
@@ -477,7 +479,7 @@ class Persistence:
         if (job := self._jobs.get((message.generation, message.step))) is not None:
             self._drop(job)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: CheckpointJob) -> None:
         """Let go of a checkpoint; a block that a thread is at is let go of by the thread."""
         job.over = True
         self._jobs.pop(job.key, None)

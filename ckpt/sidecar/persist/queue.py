@@ -18,7 +18,7 @@ _ENDED_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class BeginWriting:
     """Every node writes its packs of this one now."""
 
     key: SnapshotKey
@@ -40,7 +40,7 @@ class Complete:
     receipts: tuple[Json, ...]
 
 
-Decision: TypeAlias = Begin | Skip | Complete
+Decision: TypeAlias = BeginWriting | Skip | Complete
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Queue:
 
     def _begin(self, key: SnapshotKey) -> list[Decision]:
         self.active = key
-        return [Begin(key=key), *self._complete(key)]
+        return [BeginWriting(key=key), *self._complete(key)]
 
     def _complete(self, key: SnapshotKey) -> list[Decision]:
         due = self._due[key]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.sidecar.core.book import Phase
-from holdfast.ckpt.sidecar.core.core import Core, Op, Work
+from holdfast.ckpt.sidecar.core.book import SnapshotPhase
+from holdfast.ckpt.sidecar.core.core import Core, Op, WaitingWork
 from holdfast.ckpt.sidecar.core.messages import PersistLate, PersistTo
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.persist.committer import Committer
 from holdfast.ckpt.sidecar.persist.outcomes import Outcomes
-from holdfast.ckpt.sidecar.persist.pending import Job
+from holdfast.ckpt.sidecar.persist.pending import CheckpointJob
 from holdfast.ckpt.transport import Request
 
 
@@ -24,12 +24,12 @@ class LateSave:
     def __init__(
         self,
         core: Core,
-        exchange: Exchange,
+        exchange: ParityExchange,
         *,
         committer: Committer,
         outcomes: Outcomes,
-        want: Callable[[Job], Job],
-        begin: Callable[[Job], None],
+        want: Callable[[CheckpointJob], CheckpointJob],
+        begin: Callable[[CheckpointJob], None],
     ) -> None:
         self._core, self._exchange = core, exchange
         self._committer, self._outcomes = committer, outcomes
@@ -49,7 +49,7 @@ class LateSave:
         book, target = self._core.book, self._target
         if target is None:
             return 0.0
-        step = book.newest(Phase.PROTECTED, generation=book.generation)
+        step = book.newest(SnapshotPhase.PROTECTED, generation=book.generation)
         if self._committer.is_here and step > self._outcomes.durable:
             late = PersistLate(
                 sent_in=book.generation, generation=book.generation, step=step, target=target
@@ -67,7 +67,7 @@ class LateSave:
 
     def _hear_target(self, request: Request, body: PersistTo) -> None:
         self._target = body.target
-        self._core.submit(None, _prepare, kind=Work.STORE)
+        self._core.submit(None, _prepare, kind=WaitingWork.STORE)
         request.reply()
 
     def _hear_late(self, request: Request, body: PersistLate) -> None:
@@ -75,10 +75,10 @@ class LateSave:
         self._take(body)
         request.reply()
 
-    def _take(self, late: PersistLate) -> Job:
+    def _take(self, late: PersistLate) -> CheckpointJob:
         book, key = self._core.book, (late.generation, late.step)
         self._step = late.step
-        job = Job(
+        job = CheckpointJob(
             world=book.require(late.generation), step=late.step, target=late.target, urgent=True
         )
         job.ranks = {slot.entry.rank for slot in self._core.slots.of(key) if slot.entry}

@@ -21,26 +21,26 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import SUM_BYTES, Lengths, Sums, combined
 from holdfast.ckpt.parity.erasure import codec_named
-from holdfast.ckpt.parity.stripes import ALIGN_BYTES, Geometry, Recovery, plan_recovery
-from holdfast.ckpt.sidecar.core.messages import Holdings, Key, ReadRow
+from holdfast.ckpt.parity.stripes import ALIGN_BYTES, BlockRecovery, Geometry, plan_recovery
+from holdfast.ckpt.sidecar.core.messages import Key, ReadRow, SnapshotHoldings
 from holdfast.ckpt.sidecar.reading.sources import Sources
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DecodedRange:
     """Bytes ``lo … hi`` of a lost block, all of which one recovery decodes ``into`` a buffer."""
 
-    recovery: Recovery
+    recovery: BlockRecovery
     lo: int
     hi: int
     into: memoryview
 
 
 def parts_of(
-    plan: Sequence[Recovery], size: int, wanted: Iterable[tuple[int, memoryview]]
-) -> list[Part]:
+    plan: Sequence[BlockRecovery], size: int, wanted: Iterable[tuple[int, memoryview]]
+) -> list[DecodedRange]:
     """Cut what is wanted of a block into parts of at most ``size`` bytes.
 
     ``wanted`` are the first bytes of ranges, and the buffers to be filled from there on. Parts end
@@ -54,7 +54,7 @@ def parts_of(
             while at < end:
                 stop = min(end, at - at % size + size)
                 room = into[at - first : stop - first]
-                found.append(Part(recovery=each, lo=at, hi=stop, into=room))
+                found.append(DecodedRange(recovery=each, lo=at, hi=stop, into=room))
                 at = stop
     return found
 
@@ -67,7 +67,7 @@ class Decoding:
         sources: Sources,
         geometry: Geometry,
         key: Key,
-        answers: tuple[dict[str, Holdings], Iterator[dict[str, Holdings]]],
+        answers: tuple[dict[str, SnapshotHoldings], Iterator[dict[str, SnapshotHoldings]]],
         entry: BlockEntry,
     ) -> None:
         self.geometry, self.entry = geometry, entry
@@ -75,7 +75,7 @@ class Decoding:
         self._found, self._outstanding = answers
         self._origin = f"rebuilt block of rank {entry.rank}"
 
-    def plan(self, left_out: Iterable[str]) -> tuple[Recovery, ...] | None:
+    def plan(self, left_out: Iterable[str]) -> tuple[BlockRecovery, ...] | None:
         """Plan without some nodes, once all have said what they hold; None if that is too few."""
         for found in self._outstanding:
             self._found = found
@@ -88,7 +88,7 @@ class Decoding:
         )
         return plan
 
-    def decode(self, plan: Sequence[Recovery], block: memoryview) -> Verified:
+    def decode(self, plan: Sequence[BlockRecovery], block: memoryview) -> Verified:
         """Decode the whole block and verify it.
 
         Raises ``CorruptError`` when it is not what was sealed, ``PeerError`` or ``NotFoundError``
@@ -103,7 +103,7 @@ class Decoding:
         self._sources.check_current()
         return proof.verified()
 
-    def read_index(self, plan: Sequence[Recovery]) -> bytes:
+    def read_index(self, plan: Sequence[BlockRecovery]) -> bytes:
         """Decode the index and check it; raises as `decode`."""
         text = bytearray(self.entry.index_bytes)
         self.read(plan, [(index_offset(self.entry.payload_bytes), memoryview(text))])
@@ -111,7 +111,7 @@ class Decoding:
             raise CorruptError(f"{self._origin}: the index fails its checksum; use another copy")
         return bytes(text)
 
-    def read(self, plan: Sequence[Recovery], wanted: Iterable[tuple[int, memoryview]]) -> None:
+    def read(self, plan: Sequence[BlockRecovery], wanted: Iterable[tuple[int, memoryview]]) -> None:
         """Decode some bytes, which nothing here checks: the caller does.
 
         Raises ``PeerError`` or ``NotFoundError`` when a fragment cannot be had.
@@ -120,7 +120,7 @@ class Decoding:
         self._run(parts_of(plan, self._sources.size(plan), wanted), None)
         self._sources.check_current()
 
-    def _run(self, parts: Sequence[Part], proof: _Proof | None) -> None:
+    def _run(self, parts: Sequence[DecodedRange], proof: _Proof | None) -> None:
         """Decode parts, some side by side; on return or raise nobody writes to the block."""
         failed = threading.Event()
         lanes = max(min(self._sources.lanes(part.recovery for part in parts), len(parts)), 1)
@@ -142,7 +142,7 @@ class Decoding:
         for each in pending:
             each.result()
 
-    def _part(self, part: Part, proof: _Proof | None) -> None:
+    def _part(self, part: DecodedRange, proof: _Proof | None) -> None:
         recovery, first = part.recovery, part.recovery.lo - part.recovery.at
         codec = codec_named()(self.geometry.columns(recovery.stripe), self.geometry.m)
         window = (part.lo - recovery.at, part.hi - recovery.at)
@@ -202,7 +202,7 @@ class _Proof:
 # -- what nodes have -----------------------------------------------------------------------------
 
 
-def nodes_of(plan: Iterable[Recovery]) -> set[str]:
+def nodes_of(plan: Iterable[BlockRecovery]) -> set[str]:
     """Return the nodes that a plan reads from."""
     recoveries = tuple(plan)
     rows = {row.node for recovery in recoveries for row in recovery.rows}
@@ -210,7 +210,9 @@ def nodes_of(plan: Iterable[Recovery]) -> set[str]:
     return rows | {node for read in columns for _, node in read.spans}
 
 
-def entries_of(found: Mapping[str, Holdings], key: Key, ranks: range) -> dict[int, BlockEntry]:
+def entries_of(
+    found: Mapping[str, SnapshotHoldings], key: Key, ranks: range
+) -> dict[int, BlockEntry]:
     """Return the blocks that nodes know of, by rank. Raises ``CorruptError`` where they differ."""
     entries: dict[int, BlockEntry] = {}
     for holdings in found.values():
@@ -224,12 +226,14 @@ def entries_of(found: Mapping[str, Holdings], key: Key, ranks: range) -> dict[in
     return entries
 
 
-def holders_of(found: Mapping[str, Holdings]) -> dict[int, str]:
+def holders_of(found: Mapping[str, SnapshotHoldings]) -> dict[int, str]:
     """Return a node that has the block, by rank."""
     return {entry.rank: node for node, each in found.items() for entry in each.blocks}
 
 
-def rows_of(found: Mapping[str, Holdings], geometry: Geometry) -> dict[tuple[int, int], str]:
+def rows_of(
+    found: Mapping[str, SnapshotHoldings], geometry: Geometry
+) -> dict[tuple[int, int], str]:
     """Return the node that has the row, by (stripe, row)."""
     return {
         (parity.stripe, parity.row): node

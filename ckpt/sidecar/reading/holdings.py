@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from holdfast.ckpt.memory.hosts import FileRef
 from holdfast.ckpt.sidecar.core.core import Core
-from holdfast.ckpt.sidecar.core.messages import Holdings, Key
+from holdfast.ckpt.sidecar.core.messages import Key, SnapshotHoldings
 from holdfast.ckpt.sidecar.core.slots import Slot
-from holdfast.ckpt.sidecar.parity.rows import Parities, Row
+from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow
 
 
-def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
+def holdings_of(core: Core, parities: Parities, body: Key) -> SnapshotHoldings:
     """Return what this node has of a snapshot; called under the lock."""
     key = (body.generation, body.step)
     slots = [slot for slot in core.slots.of(key) if slot.entry and not slot.leaving]
     rows = parities.sealed(key)
     snapshot = core.book.snapshots.get(key)
-    return Holdings(
+    return SnapshotHoldings(
         blocks=tuple(slot.entry for slot in slots if slot.entry),
         parities=tuple(row.entry for row in rows),
         sealed=tuple(snapshot.entries.values()) if snapshot else (),
@@ -25,7 +25,7 @@ def holdings_of(core: Core, parities: Parities, body: Key) -> Holdings:
     )
 
 
-def _file(held: Slot | Row) -> FileRef | None:
+def _file(held: Slot | ParityRow) -> FileRef | None:
     try:
         return None if held.file is None else FileRef.of(held.file.path)
     except OSError:

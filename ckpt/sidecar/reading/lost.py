@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.memory.block import block_bytes
 from holdfast.ckpt.memory.records import BlockEntry
-from holdfast.ckpt.parity.stripes import Recovery
+from holdfast.ckpt.parity.stripes import BlockRecovery
 from holdfast.ckpt.sidecar.core.messages import OpenBlock
 from holdfast.ckpt.sidecar.reading.decoding import Decoding
 from holdfast.ckpt.sidecar.reading.sources import Sources
 
 
-class Lost:
+class LostBlock:
     """A block that can be decoded, whole or in parts, while the nodes of its ``plan`` live.
 
     ``index`` is its index JSON, once decoded; ``asked_bytes`` is for whoever decides when parts
@@ -26,7 +26,7 @@ class Lost:
         body: OpenBlock,
         sources: Sources,
         work: Decoding,
-        plan: tuple[Recovery, ...],
+        plan: tuple[BlockRecovery, ...],
         entries: Mapping[int, BlockEntry],
     ) -> None:
         self.body, self.work, self.plan, self.entries = body, work, plan, entries

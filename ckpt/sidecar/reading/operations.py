@@ -20,7 +20,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     Opened,
     Read,
     ReadRow,
-    RollBack,
+    RolledBack,
     unparse,
 )
 from holdfast.ckpt.sidecar.core.slots import Slot
@@ -31,7 +31,7 @@ from holdfast.ckpt.sidecar.reading.rebuild import Rebuild
 from holdfast.ckpt.transport import Request
 
 
-class Reading:
+class ReadOperations:
     """Serves blocks and parity rows; ``rebuild`` answers for lost blocks."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Reading:
             "holdings": (Key, self._holdings),
             "inventory": (Nothing, self._inventory),
             "distrust": (Distrust, self._distrust),
-            "roll_back": (RollBack, self._roll_back),
+            "roll_back": (RolledBack, self._roll_back),
         }
 
     def _locate(self, request: Request, body: Locate) -> None:
@@ -120,7 +120,7 @@ class Reading:
 
         core.submit(request, check)
 
-    def _roll_back(self, request: Request, body: RollBack) -> None:
+    def _roll_back(self, request: Request, body: RolledBack) -> None:
         core = self._core
         core.book.require(body.generation)
         core.apply(core.book.roll_back(body.restore))

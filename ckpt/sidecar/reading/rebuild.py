@@ -15,12 +15,19 @@ from holdfast.ckpt.memory.block import block_bytes
 from holdfast.ckpt.memory.records import BlockEntry, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import Sums
-from holdfast.ckpt.parity.stripes import Geometry, Recovery, plan_recovery
+from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry, plan_recovery
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
-from holdfast.ckpt.sidecar.core.core import Core, Refusable, Work
-from holdfast.ckpt.sidecar.core.messages import Holdings, Key, OpenBlock, Opened, Read, unparse
+from holdfast.ckpt.sidecar.core.core import Core, Refusable, WaitingWork
+from holdfast.ckpt.sidecar.core.messages import (
+    Key,
+    OpenBlock,
+    Opened,
+    Read,
+    SnapshotHoldings,
+    unparse,
+)
 from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot
-from holdfast.ckpt.sidecar.parity.exchange import Exchange
+from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.parity.rows import Parities
 from holdfast.ckpt.sidecar.reading.decoding import (
     Decoding,
@@ -29,9 +36,9 @@ from holdfast.ckpt.sidecar.reading.decoding import (
     nodes_of,
     rows_of,
 )
-from holdfast.ckpt.sidecar.reading.lost import Lost
+from holdfast.ckpt.sidecar.reading.lost import LostBlock
 from holdfast.ckpt.sidecar.reading.sources import Sources
-from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.sidecar.writing.room import SlotRoom
 from holdfast.ckpt.transport import Request
 
 _log = logging.getLogger(__name__)
@@ -49,11 +56,13 @@ class Rebuild:
     A block of which little is wanted stays lost: it is read *in parts*, decoded when asked for.
     """
 
-    def __init__(self, core: Core, exchange: Exchange, parities: Parities, *, room: Room) -> None:
+    def __init__(
+        self, core: Core, exchange: ParityExchange, parities: Parities, *, room: SlotRoom
+    ) -> None:
         self._core, self._exchange, self._parities = core, exchange, parities
         self._room = room
         self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
-        self._in_parts: dict[BlockKey, Lost] = {}
+        self._in_parts: dict[BlockKey, LostBlock] = {}
         core.on.adopt.append(lambda _world: self._let_go())
         core.on.release.append(self._let_go)
         core.on.close.append(self._let_go)
@@ -66,7 +75,7 @@ class Rebuild:
         first = key not in self._waiting
         self._waiting.setdefault(key, []).append((answer, request))
         if first:
-            self._core.submit(None, lambda: self._run(body, key), kind=Work.PEERS)
+            self._core.submit(None, lambda: self._run(body, key), kind=WaitingWork.PEERS)
 
     # -- in parts --------------------------------------------------------------------------------
 
@@ -101,14 +110,14 @@ class Rebuild:
                 self._keep_in_parts(key, lost)
             self._reply_index(lost, request)
 
-        self._core.submit(request, find, kind=Work.PEERS)
+        self._core.submit(request, find, kind=WaitingWork.PEERS)
 
     @staticmethod
-    def _reply_index(lost: Lost, request: Request) -> None:
+    def _reply_index(lost: LostBlock, request: Request) -> None:
         opened = Opened(path="", payload_bytes=lost.entry.payload_bytes, in_parts=True)
         request.reply(unparse(opened), [lost.index])
 
-    def _keep_in_parts(self, key: BlockKey, lost: Lost) -> None:
+    def _keep_in_parts(self, key: BlockKey, lost: LostBlock) -> None:
         if key in self._in_parts:  # two asked at once; the other may be in use
             lost.close()
             return
@@ -140,7 +149,7 @@ class Rebuild:
             self._core.counters["read_in_parts"] += 1
             request.reply([crc32c(part) for part in parts], [b"".join(parts)])
 
-        self._core.submit(request, decode, kind=Work.PEERS)
+        self._core.submit(request, decode, kind=WaitingWork.PEERS)
         return True
 
     def _request_again(
@@ -208,7 +217,7 @@ class Rebuild:
                 raise
         return self._keep(slot, body.world, lost.entries, key)
 
-    def _find(self, body: OpenBlock) -> Lost:
+    def _find(self, body: OpenBlock) -> LostBlock:
         """Find the fragments of a block. Raises ``NotFoundError`` where there are too few."""
         step = Key(generation=body.world.generation, step=body.step)
         peers, maps = self._peers(body.world), self._exchange.builder.maps
@@ -220,9 +229,9 @@ class Rebuild:
             sources.close()
             raise
         work = Decoding(sources, geometry, step, (found, asked), entries[body.rank])
-        return Lost(body, sources, work, plan, entries)
+        return LostBlock(body, sources, work, plan, entries)
 
-    def _recover(self, work: Decoding, plan: Sequence[Recovery], block: memoryview) -> Sums:
+    def _recover(self, work: Decoding, plan: Sequence[BlockRecovery], block: memoryview) -> Sums:
         """Decode, and decode again without one node or another while the result is wrong.
 
         What cannot be had right from any fragments is remembered, so that nobody is promised it.
@@ -260,8 +269,10 @@ class Rebuild:
 
     @staticmethod
     def _plan(
-        body: OpenBlock, answers: Iterator[dict[str, Holdings]], step: Key
-    ) -> tuple[Geometry, dict[int, BlockEntry], dict[str, Holdings], tuple[Recovery, ...]]:
+        body: OpenBlock, answers: Iterator[dict[str, SnapshotHoldings]], step: Key
+    ) -> tuple[
+        Geometry, dict[int, BlockEntry], dict[str, SnapshotHoldings], tuple[BlockRecovery, ...]
+    ]:
         """Plan as soon as enough peers have answered; the dead are not waited for."""
         why, asked = "", []
         for found in answers:

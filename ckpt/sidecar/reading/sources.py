@@ -20,9 +20,9 @@ from holdfast.ckpt.memory.block import SlotState, block_bytes
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SidecarPeer
 from holdfast.ckpt.parity.row_file import RowFile
-from holdfast.ckpt.parity.stripes import ColumnRead, Recovery, Span
+from holdfast.ckpt.parity.stripes import BlockRecovery, ColumnRead, Span
 from holdfast.ckpt.sidecar.core.core import THREADS, Core
-from holdfast.ckpt.sidecar.core.messages import Holdings, Key, Read, ReadRow, unparse
+from holdfast.ckpt.sidecar.core.messages import Key, Read, ReadRow, SnapshotHoldings, unparse
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES, split_checked
 from holdfast.ckpt.sidecar.parity.rows import Parities
 from holdfast.ckpt.sidecar.reading.holdings import holdings_of
@@ -49,7 +49,7 @@ class _Local:
     close: Callable[[], None]
 
 
-class _Scratch(threading.local):
+class _FragmentScratch(threading.local):
     """Room of a thread for a part of each fragment."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Sources:
         self._lock = threading.Lock()
         self._blocks: dict[_BlockAt, _Local] = {}
         self._rows: dict[_RowAt, _Local] = {}
-        self._scratch = _Scratch()
+        self._scratch = _FragmentScratch()
         self.pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Sources:
         for local in (*self._blocks.values(), *self._rows.values()):
             local.close()
 
-    def holdings(self, key: Key) -> Iterator[dict[str, Holdings]]:
+    def holdings(self, key: Key) -> Iterator[dict[str, SnapshotHoldings]]:
         """Yield what is known to be held of a snapshot, again after each peer's answer."""
         with self._core.lock:
             found = {self._core.node: holdings_of(self._core, self._parities, key)}
@@ -101,11 +101,11 @@ class Sources:
                 found[asked[future]] = answer
                 yield found
 
-    def _ask(self, peer: SidecarPeer, key: Key) -> Holdings | None:
+    def _ask(self, peer: SidecarPeer, key: Key) -> SnapshotHoldings | None:
         client = Client(peer.address, self._core.key, timeout_s=ASK_TIMEOUT_S, watch=True)
         try:
             answer, _ = client.call("holdings", unparse(key))
-            return msgspec.convert(answer, Holdings)
+            return msgspec.convert(answer, SnapshotHoldings)
         except (PeerError, msgspec.ValidationError):
             return None
         finally:
@@ -113,7 +113,7 @@ class Sources:
 
     # -- connecting ------------------------------------------------------------------------------
 
-    def connect(self, nodes: Iterable[str], found: Mapping[str, Holdings]) -> None:
+    def connect(self, nodes: Iterable[str], found: Mapping[str, SnapshotHoldings]) -> None:
         """Map the nodes' files where they are on this host."""
         for node in set(nodes):
             holdings = found[node]
@@ -122,7 +122,7 @@ class Sources:
             elif holdings.host and holdings.host == self._core.host:
                 self._open_files(node, holdings)
 
-    def _find_own(self, holdings: Holdings) -> None:
+    def _find_own(self, holdings: SnapshotHoldings) -> None:
         core, run = self._core, self._run
         for entry in holdings.blocks:
             with core.lock:
@@ -136,7 +136,7 @@ class Sources:
             if file is not None and (local := _local_row(file, parity, run, _nothing)):
                 self._rows[core.node, place] = local
 
-    def _open_files(self, node: str, holdings: Holdings) -> None:
+    def _open_files(self, node: str, holdings: SnapshotHoldings) -> None:
         run = self._run
         for entry, ref in zip(holdings.blocks, holdings.block_files, strict=False):
             if (node, entry.rank) in self._blocks or ref is None or not ref.is_here():
@@ -153,18 +153,18 @@ class Sources:
                 if local := _local_row(file, parity, run, file.close):
                     self._rows[at] = local
 
-    def size(self, plan: Iterable[Recovery]) -> int:
+    def size(self, plan: Iterable[BlockRecovery]) -> int:
         """Return how many bytes to decode at a time."""
         return LOCAL_BYTES if self._is_here(plan) else PART_BYTES
 
-    def lanes(self, plan: Iterable[Recovery]) -> int:
+    def lanes(self, plan: Iterable[BlockRecovery]) -> int:
         """Return how many parts to decode side by side.
 
         What lies on this host is limited by the processors, what travels by the way.
         """
         return THREADS if self._is_here(plan) else FETCH_THREADS
 
-    def _is_here(self, plan: Iterable[Recovery]) -> bool:
+    def _is_here(self, plan: Iterable[BlockRecovery]) -> bool:
         for each in plan:
             blocks = {(node, span.rank) for read in each.columns for span, node in read.spans}
             rows = {(row.node, (each.stripe, row.row)) for row in each.rows}

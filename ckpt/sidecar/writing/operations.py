@@ -19,20 +19,20 @@ from holdfast.ckpt.memory.block import SlotState, block_bytes, check_block, chec
 from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.sums import Sums
-from holdfast.ckpt.sidecar.core.book import Phase
+from holdfast.ckpt.sidecar.core.book import SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op, Waiter
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.messages import (
     Abandon,
     Acquire,
     Await,
-    Fence,
+    FenceSnapshots,
     Seal,
     SlotGrant,
     unparse,
 )
 from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot, fits
-from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.sidecar.writing.room import SlotRoom
 from holdfast.ckpt.sidecar.writing.spares import Spares
 from holdfast.ckpt.transport import Request
 
@@ -41,10 +41,10 @@ OVERTAKEN_S = 1.0
 on the way to protection: mostly these are only a little late."""
 
 
-class Writing:
+class WriteOperations:
     """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
 
-    One less in the smaller mode (see `Room`), one more while a checkpoint is being written from
+    One less in the smaller mode (see `SlotRoom`), one more while a checkpoint is being written from
     one of them and the declared budget holds it.
     ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group. ``lease``
     says until when the node may act, where it holds one: past that nothing is granted or sealed.
@@ -53,7 +53,7 @@ class Writing:
     def __init__(
         self,
         core: Core,
-        room: Room,
+        room: SlotRoom,
         *,
         on_sealed: Callable[[BlockEntry, CheckpointTarget | None], None],
         on_abandoned: Callable[[int, int], None],
@@ -72,7 +72,7 @@ class Writing:
             "acquire": (Acquire, self._acquire),
             "seal": (Seal, self._seal),
             "abandon": (Abandon, self._abandon),
-            "fence": (Fence, self._end),
+            "fence": (FenceSnapshots, self._end),
             "protected_step": (Await, self._protected_step),
         }
 
@@ -82,7 +82,7 @@ class Writing:
             if slot.state is SlotState.WRITING:
                 self._core.slots.discard(slot)
 
-    def _end(self, request: Request, body: Fence) -> None:
+    def _end(self, request: Request, body: FenceSnapshots) -> None:
         """Refuse whoever waits for a slot of a generation that is over.
 
         What is written already may still be sealed and protected, until the inventory is taken.
@@ -141,8 +141,8 @@ class Writing:
             error = CapacityError(
                 f"no slot became free within {body.timeout_s:g} s: rank {body.rank} has "
                 f"{len(held)} in use (steps {steps}, newest protected "
-                f"{core.book.newest(Phase.PROTECTED)}); snapshot less often, or see why peers do "
-                "not answer"
+                f"{core.book.newest(SnapshotPhase.PROTECTED)}); snapshot less often, or see why "
+                "peers do not answer"
             )
             self._leave_out(key, error)
             raise error
@@ -313,7 +313,7 @@ class Writing:
 
         def newest() -> int:
             core.book.require(generation)
-            return core.book.newest(Phase.PROTECTED, generation=generation)
+            return core.book.newest(SnapshotPhase.PROTECTED, generation=generation)
 
         def attempt() -> bool:
             step = newest()

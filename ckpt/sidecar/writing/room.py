@@ -36,21 +36,21 @@ _FIRST_GRANTS = 3
 """A state that grows after so many snapshots of a rank has outgrown what was enough."""
 
 
-class Mode(StrEnum):
+class InFlightMode(StrEnum):
     """How many snapshots of a rank may be in flight."""
 
     FULL = "full"
     SMALL = "small"
 
 
-IN_FLIGHT = {Mode.FULL: FULL_IN_FLIGHT, Mode.SMALL: SMALL_IN_FLIGHT}
+IN_FLIGHT = {InFlightMode.FULL: FULL_IN_FLIGHT, InFlightMode.SMALL: SMALL_IN_FLIGHT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """The mode that fits, and the most it needs."""
 
-    mode: Mode
+    mode: InFlightMode
     need: MemoryNeed
 
 
@@ -69,7 +69,7 @@ def fit(
     return need
 
 
-class Room:
+class SlotRoom:
     """The memory of this node's slots in one generation; called under the lock.
 
     ``parity_bytes`` and ``log_bytes`` tell what parity rows and logs take just now.
@@ -83,7 +83,7 @@ class Room:
         self._grants: Counter[int] = Counter()
         self._coming_bytes = 0
         self._fit: Fit | None = None
-        self._mode = Mode.FULL
+        self._mode = InFlightMode.FULL
         self._refusal = self._log_refusal = ""
         core.on.adopt.append(self._adopt)
 
@@ -98,7 +98,7 @@ class Room:
         return self._lengths
 
     def _adopt(self, world: SnapshotWorld) -> None:
-        self._lengths, self._fit, self._mode = {}, None, Mode.FULL
+        self._lengths, self._fit, self._mode = {}, None, InFlightMode.FULL
         self._grants.clear()
         self._core.in_flight = FULL_IN_FLIGHT
         ranks = world.rank_nodes.count(self._core.node)
@@ -127,7 +127,7 @@ class Room:
                 self._lengths[rank] = before
             raise self._too_little(world, found, rank=rank)
         else:  # it went well before: go on with what there is, others may make room
-            self._enter(Fit(mode=Mode.SMALL, need=found))
+            self._enter(Fit(mode=InFlightMode.SMALL, need=found))
 
     def _known(self, world: SnapshotWorld) -> dict[int, int]:
         """Return the lengths of all ranks that are known, those of peers by what they sealed."""
@@ -153,7 +153,7 @@ class Room:
                 "%s: %s: up to %s bytes for slots and %s for parity",
                 self._core.node,
                 "the smaller mode, a snapshot waits until the one before is protected"
-                if found.mode is Mode.SMALL
+                if found.mode is InFlightMode.SMALL
                 else "the full mode",
                 f"{found.need.slots:,}",
                 f"{found.need.parity:,}",

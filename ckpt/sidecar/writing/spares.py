@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 
 from holdfast.ckpt.errors import CapacityError, FencedError
-from holdfast.ckpt.sidecar.core.core import Core, Work
+from holdfast.ckpt.sidecar.core.core import Core, WaitingWork
 from holdfast.ckpt.sidecar.core.slots import fits
-from holdfast.ckpt.sidecar.writing.room import Room
+from holdfast.ckpt.sidecar.writing.room import SlotRoom
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Spares:
     ``check`` raises ``FencedError`` when a generation is over.
     """
 
-    def __init__(self, core: Core, room: Room, *, check: Callable[[int], None]) -> None:
+    def __init__(self, core: Core, room: SlotRoom, *, check: Callable[[int], None]) -> None:
         self._core, self._room, self._check = core, room, check
         self._coming_bytes = 0
         self._making = False
@@ -39,7 +39,7 @@ class Spares:
         """Note that a block is sealed: make a slot for the next snapshot, if one is missing."""
         if not self._making and self._missing_bytes():
             self._making = True
-            self._core.submit(None, self._make, kind=Work.STORE)
+            self._core.submit(None, self._make, kind=WaitingWork.STORE)
 
     def _missing_bytes(self) -> int:
         """Return for what length of block a slot is missing and can be had; 0 for none."""

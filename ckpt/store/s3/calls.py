@@ -16,7 +16,7 @@ import boto3
 from botocore.config import Config
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.config import S3Config, Timing
+from holdfast.ckpt.store.s3.config import S3Config, S3Timing
 from holdfast.ckpt.store.s3.errors import FAILURES, Overdue, is_transient, refusal, said
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _BLOCK_BYTES: Final = 256 << 10
 class Deadline:
     """The time by which a request must have succeeded."""
 
-    def __init__(self, timing: Timing, within_s: float) -> None:
+    def __init__(self, timing: S3Timing, within_s: float) -> None:
         self._now, self._start_s, self._within_s = timing.now, timing.now(), within_s
 
     def spent_s(self) -> float:
@@ -45,11 +45,11 @@ class Deadline:
             raise Overdue(f"not through within {self._within_s:g} s, though bytes were moving")
 
 
-class Connection:
+class S3Connection:
     """A client of one server, with its threads. Used by many threads, in one process."""
 
-    def __init__(self, config: S3Config, timing: Timing | None = None) -> None:
-        self.config, self.timing = config, timing or Timing()
+    def __init__(self, config: S3Config, timing: S3Timing | None = None) -> None:
+        self.config, self.timing = config, timing or S3Timing()
         session = _session(config)
         self.client = _client(session, config, sign_bodies=True)
         """For requests and small bodies, which the signature covers."""
@@ -119,11 +119,11 @@ def settle(futures: Sequence[Future[_T]], *, raising: bool = True) -> list[_T]:
 
 
 @lru_cache(maxsize=8)
-def _connection(config: S3Config, process: int) -> Connection:
-    return Connection(config)
+def _connection(config: S3Config, process: int) -> S3Connection:
+    return S3Connection(config)
 
 
-def connect(config: S3Config) -> Connection:
+def connect(config: S3Config) -> S3Connection:
     """Return this process's connection for ``config``; a forked child gets its own."""
     return _connection(config, os.getpid())
 
@@ -142,7 +142,7 @@ def _session(config: S3Config) -> Any:
 
 
 def _client(session: Any, config: S3Config, *, sign_bodies: bool) -> Any:
-    """Make a boto3 client that sends each request once: `Connection.send` is what tries again.
+    """Make a boto3 client that sends each request once: `S3Connection.send` is what tries again.
 
     Newer checksum headers are not used: some servers store them unchecked, others refuse them as
     trailers. MD5 and signature every server checks.

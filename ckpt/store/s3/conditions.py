@@ -15,10 +15,10 @@ from typing import Final
 from botocore.exceptions import ClientError
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
 from holdfast.ckpt.store.s3.errors import FAILURES, is_missing, said, status_of
 from holdfast.ckpt.store.s3.read import fetch_once
-from holdfast.ckpt.store.s3.unfinished import Target
+from holdfast.ckpt.store.s3.unfinished import UploadTarget
 from holdfast.ckpt.store.s3.upload import put, put_once
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,9 @@ _NO_VERSION: Final = "0" * 32
 _TRYING: Final = b"Holdfast asks whether this server can write on a condition."
 
 
-def replace(connection: Connection, target: Target, data: bytes, *, expected: str | None) -> bool:
+def replace(
+    connection: S3Connection, target: UploadTarget, data: bytes, *, expected: str | None
+) -> bool:
     """Publish ``data`` if the object is still at version ``expected``; say whether it is there.
 
     When a reply is lost the condition fails on the next try, and so it does behind a proxy that
@@ -57,8 +59,8 @@ def _is_at(version: str, *, quoted: bool) -> dict[str, str]:
 
 
 def _put_if(
-    connection: Connection,
-    target: Target,
+    connection: S3Connection,
+    target: UploadTarget,
     data: bytes,
     deadline: Deadline,
     condition: dict[str, str],
@@ -73,7 +75,7 @@ def _put_if(
     return True
 
 
-def _in_place(connection: Connection, target: Target, deadline: Deadline) -> bytes | None:
+def _in_place(connection: S3Connection, target: UploadTarget, deadline: Deadline) -> bytes | None:
     try:
         return fetch_once(connection, target, deadline)[0]
     except ClientError as error:
@@ -82,14 +84,14 @@ def _in_place(connection: Connection, target: Target, deadline: Deadline) -> byt
         raise
 
 
-def _quoted(connection: Connection, target: Target) -> bool:
+def _quoted(connection: S3Connection, target: UploadTarget) -> bool:
     """Return whether the bucket's server wants versions quoted; ask it the first time."""
     with connection.probing:
         if (known := connection.quoted_versions.get(target.bucket)) is not None:
             return known
         folder = target.key.rpartition("/")[0]
         name = f"{PROBE}{secrets.token_hex(8)}"
-        probe = Target(
+        probe = UploadTarget(
             bucket=target.bucket, key=f"{folder}/{name}" if folder else name, where=target.where
         )
         try:
@@ -100,7 +102,7 @@ def _quoted(connection: Connection, target: Target) -> bool:
         return found
 
 
-def _probed(connection: Connection, probe: Target) -> bool:
+def _probed(connection: S3Connection, probe: UploadTarget) -> bool:
     """Find out how the server takes conditions. Raises ``StoreError`` if it does not."""
 
     def takes(condition: dict[str, str]) -> bool:
@@ -122,7 +124,7 @@ def _probed(connection: Connection, probe: Target) -> bool:
     )
 
 
-def _remove(connection: Connection, probe: Target) -> None:
+def _remove(connection: S3Connection, probe: UploadTarget) -> None:
     try:
         connection.client.delete_object(**probe.address)
     except FAILURES as error:

@@ -83,7 +83,7 @@ class S3Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class S3Timing:
     """Time and chance, so that tests can hold them. Seconds."""
 
     now: Callable[[], float] = time.monotonic

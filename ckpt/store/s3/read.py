@@ -10,9 +10,9 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import NotFoundError, StoreError
-from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
 from holdfast.ckpt.store.s3.errors import status_of
-from holdfast.ckpt.store.s3.unfinished import Target
+from holdfast.ckpt.store.s3.unfinished import UploadTarget
 
 _LEAST_BYTES: Final = 4 << 20
 _MOST_BYTES: Final = 32 << 20
@@ -65,7 +65,7 @@ def _pieces(views: Views, nbytes: int, piece: int) -> Iterator[tuple[int, list[m
                 start, found = at, []
 
 
-def fetch(connection: Connection, target: Target) -> tuple[bytes, str]:
+def fetch(connection: S3Connection, target: UploadTarget) -> tuple[bytes, str]:
     """Return an object's bytes and its version."""
     return connection.send(
         lambda deadline: fetch_once(connection, target, deadline),
@@ -74,7 +74,9 @@ def fetch(connection: Connection, target: Target) -> tuple[bytes, str]:
     )
 
 
-def fetch_once(connection: Connection, target: Target, deadline: Deadline) -> tuple[bytes, str]:
+def fetch_once(
+    connection: S3Connection, target: UploadTarget, deadline: Deadline
+) -> tuple[bytes, str]:
     """As `fetch`, in one attempt: raises what boto3 raises."""
     reply = connection.client.get_object(**target.address)
     data = bytearray(reply["ContentLength"])
@@ -87,7 +89,7 @@ class S3File:
 
     run_bytes = 16 << 20
 
-    def __init__(self, connection: Connection, target: Target) -> None:
+    def __init__(self, connection: S3Connection, target: UploadTarget) -> None:
         self._connection, self._target = connection, target
         head = connection.send(
             lambda _: connection.client.head_object(**target.address),

@@ -18,12 +18,12 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.base import Unpublished
-from holdfast.ckpt.store.s3.calls import Connection, Deadline, connect
+from holdfast.ckpt.store.s3.calls import Deadline, S3Connection, connect
 from holdfast.ckpt.store.s3.conditions import PROBE, replace
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import is_missing
 from holdfast.ckpt.store.s3.read import S3File, fetch
-from holdfast.ckpt.store.s3.unfinished import Target, sweep, unpublished
+from holdfast.ckpt.store.s3.unfinished import UploadTarget, sweep, unpublished
 from holdfast.ckpt.store.s3.upload import write
 
 _URL: Final = re.compile(r"s3://([^/?#]+)(?:/(.*))?")
@@ -34,7 +34,7 @@ _PASSING: Final = frozenset(("InternalError", "SlowDown", "ServiceUnavailable"))
 class S3Store:
     """What lies below a prefix of a bucket. ``root`` is ``s3://bucket/prefix``."""
 
-    def __init__(self, root: str, connection: Connection | S3Config) -> None:
+    def __init__(self, root: str, connection: S3Connection | S3Config) -> None:
         match = _URL.fullmatch(root)
         if match is None:
             raise StoreError(f"{root}: not the address of a bucket; write s3://bucket/prefix")
@@ -45,7 +45,7 @@ class S3Store:
         _ = self._connection  # what is wrong with it shows now
 
     @property
-    def _connection(self) -> Connection:
+    def _connection(self) -> S3Connection:
         """The connection of this process: a forked child's is not its parent's."""
         return connect(self._given) if isinstance(self._given, S3Config) else self._given
 
@@ -56,15 +56,15 @@ class S3Store:
         """Return the file's ``s3://`` address."""
         return f"{self.root}/{name}" if name else self.root
 
-    def _file(self, name: str) -> Target:
+    def _file(self, name: str) -> UploadTarget:
         key = f"{self._prefix}/{name}".strip("/")
-        return Target(bucket=self._bucket, key=key, where=self.where(name))
+        return UploadTarget(bucket=self._bucket, key=key, where=self.where(name))
 
-    def _folder(self, name: str) -> Target:
+    def _folder(self, name: str) -> UploadTarget:
         """Return the target all of whose files begin with its key."""
         found = self._file(name)
         key = f"{found.key}/" if found.key else ""
-        return Target(bucket=self._bucket, key=key, where=f"{found.where}/")
+        return UploadTarget(bucket=self._bucket, key=key, where=f"{found.where}/")
 
     def names(self, prefix: str) -> list[str]:
         """Return the names directly below the folder ``prefix``, sorted; none if it is absent."""
@@ -134,7 +134,7 @@ class S3Store:
         """Return the unfinished uploads; abandoned are those that a sweep would remove."""
         return unpublished(self._connection, self._folder(folder))
 
-    def _pages(self, folder: Target, **more: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, folder: UploadTarget, **more: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of what lies below a folder."""
         while True:
             page: dict[str, Any] = self._connection.send(

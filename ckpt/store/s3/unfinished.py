@@ -21,14 +21,14 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from holdfast.ckpt.store.base import Unpublished
-from holdfast.ckpt.store.s3.calls import Connection, Deadline
+from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
 from holdfast.ckpt.store.s3.errors import FAILURES, code_of, is_missing, said
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class UploadTarget:
     """A file in a bucket; ``where`` is the address people read."""
 
     bucket: str
@@ -45,14 +45,14 @@ class Target:
 class Unfinished:
     """An upload that is not completed, as it was at ``seen`` of the server's clock."""
 
-    target: Target
+    target: UploadTarget
     upload_id: str
     began: datetime
     seen: datetime
 
 
 def unfinished(
-    connection: Connection, target: Target, *, direct: bool = False
+    connection: S3Connection, target: UploadTarget, *, direct: bool = False
 ) -> Iterator[Unfinished]:
     """Yield the uploads whose keys begin with the target's; ``direct``: with no slash after it."""
     more: dict[str, str] = {"Delimiter": "/"} if direct else {}
@@ -66,7 +66,7 @@ def unfinished(
         )
         seen = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
         for found in page.get("Uploads", ()):
-            place = Target(
+            place = UploadTarget(
                 bucket=target.bucket,
                 key=found["Key"],
                 where=target.where + found["Key"].removeprefix(target.key),
@@ -80,7 +80,7 @@ def unfinished(
         more["UploadIdMarker"] = page["NextUploadIdMarker"]
 
 
-def parts_of(connection: Connection, upload: Unfinished) -> list[dict[str, Any]]:
+def parts_of(connection: S3Connection, upload: Unfinished) -> list[dict[str, Any]]:
     """Return the parts an upload has, as the server describes them; none if it is gone."""
     found: list[dict[str, Any]] = []
     more: dict[str, int] = {}
@@ -104,7 +104,7 @@ def parts_of(connection: Connection, upload: Unfinished) -> list[dict[str, Any]]
     return found
 
 
-def abort(connection: Connection, target: Target, upload_id: str) -> None:
+def abort(connection: S3Connection, target: UploadTarget, upload_id: str) -> None:
     """Drop an upload with its parts, in one attempt: what stays is invisible, and swept later."""
     try:
         connection.client.abort_multipart_upload(**target.address, UploadId=upload_id)
@@ -113,14 +113,14 @@ def abort(connection: Connection, target: Target, upload_id: str) -> None:
             _log.info("%s: an unfinished upload stays for now: %s", target.where, said(error))
 
 
-def sweep(connection: Connection, folder: Target) -> None:
+def sweep(connection: S3Connection, folder: UploadTarget) -> None:
     """Drop the uploads directly below ``folder`` that nobody is writing any more."""
     for upload in list(unfinished(connection, folder, direct=True)):
         if _is_abandoned(connection, upload):
             abort(connection, upload.target, upload.upload_id)
 
 
-def unpublished(connection: Connection, folder: Target) -> list[Unpublished]:
+def unpublished(connection: S3Connection, folder: UploadTarget) -> list[Unpublished]:
     """Return the uploads directly below ``folder``, each with whether `sweep` would drop it."""
     return [
         Unpublished(where=upload.target.where, abandoned=_is_abandoned(connection, upload))
@@ -128,7 +128,7 @@ def unpublished(connection: Connection, folder: Target) -> list[Unpublished]:
     ]
 
 
-def _is_abandoned(connection: Connection, upload: Unfinished) -> bool:
+def _is_abandoned(connection: S3Connection, upload: Unfinished) -> bool:
     parts = parts_of(connection, upload)
     last = max([upload.began, *(part["LastModified"] for part in parts)])
     if (upload.seen - last).total_seconds() > connection.config.abandoned_s:
@@ -137,7 +137,7 @@ def _is_abandoned(connection: Connection, upload: Unfinished) -> bool:
     return published is not None and published > last
 
 
-def _published(connection: Connection, target: Target) -> datetime | None:
+def _published(connection: S3Connection, target: UploadTarget) -> datetime | None:
     """Return when the file in place was published by the server's clock, None without one."""
 
     def request(_: Deadline) -> datetime | None:

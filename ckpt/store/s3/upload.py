@@ -22,10 +22,10 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.calls import Body, Connection, Deadline, settle
+from holdfast.ckpt.store.s3.calls import Body, Deadline, S3Connection, settle
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import code_of, is_missing
-from holdfast.ckpt.store.s3.unfinished import Target, abort, parts_of, unfinished
+from holdfast.ckpt.store.s3.unfinished import UploadTarget, abort, parts_of, unfinished
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ Views = list[memoryview]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _UploadPart:
     number: int
     nbytes: int
     tag: str
 
 
-def write(connection: Connection, target: Target, parts: Iterable[Buffer]) -> int:
+def write(connection: S3Connection, target: UploadTarget, parts: Iterable[Buffer]) -> int:
     """Publish a file made of ``parts``; return its size in bytes.
 
     Raises ``StoreError``; the parts that arrived are then kept for the next try. When ``parts``
@@ -54,7 +54,7 @@ def write(connection: Connection, target: Target, parts: Iterable[Buffer]) -> in
     return _Upload(connection, target).run(first, pieces)
 
 
-def put(connection: Connection, target: Target, views: Views) -> str:
+def put(connection: S3Connection, target: UploadTarget, views: Views) -> str:
     """Publish a small file in one request; return its version."""
     return connection.send(
         lambda deadline: put_once(connection, target, views, deadline),
@@ -64,7 +64,11 @@ def put(connection: Connection, target: Target, views: Views) -> str:
 
 
 def put_once(
-    connection: Connection, target: Target, views: Views, deadline: Deadline, **condition: str
+    connection: S3Connection,
+    target: UploadTarget,
+    views: Views,
+    deadline: Deadline,
+    **condition: str,
 ) -> str:
     """As `put`, in one attempt: raises what boto3 raises. The server checks the bytes' MD5."""
     body = Body(views, deadline)
@@ -108,7 +112,7 @@ def _pieces(parts: Iterable[Buffer], config: S3Config) -> Iterator[Views]:
         yield piece
 
 
-def _tag_of(parts: list[_Part]) -> str:
+def _tag_of(parts: list[_UploadPart]) -> str:
     """Return the tag of a completed upload: the MD5 of its parts' MD5s, and their number."""
     try:
         digests = b"".join(bytes.fromhex(part.tag) for part in parts)
@@ -120,7 +124,7 @@ def _tag_of(parts: list[_Part]) -> str:
 class _Upload:
     """One multipart upload."""
 
-    def __init__(self, connection: Connection, target: Target) -> None:
+    def __init__(self, connection: S3Connection, target: UploadTarget) -> None:
         self._connection, self._target = connection, target
         self._window = threading.BoundedSemaphore(connection.config.threads)
         self._gone = threading.Event()
@@ -131,7 +135,7 @@ class _Upload:
         """Send all pieces, publish the file, return its size."""
         taken_up = self._taken_up()
         self._id = taken_up or self._created()
-        futures: list[Future[_Part]] = []
+        futures: list[Future[_UploadPart]] = []
         try:
             self._submit(first, futures)
             first = []
@@ -148,7 +152,7 @@ class _Upload:
         self._complete(sent)
         return sum(part.nbytes for part in sent)
 
-    def _submit(self, piece: Views, futures: list[Future[_Part]]) -> None:
+    def _submit(self, piece: Views, futures: list[Future[_UploadPart]]) -> None:
         """Hand a piece to the threads once fewer than their number are under way."""
         number = len(futures) + 1
         if number > _MOST_PARTS:
@@ -159,7 +163,7 @@ class _Upload:
         self._window.acquire()
         futures.append(self._connection.pool.submit(self._send, number, piece))
 
-    def _send(self, number: int, views: Views) -> _Part:
+    def _send(self, number: int, views: Views) -> _UploadPart:
         """Send a part, unless the upload has it already."""
         try:
             nbytes, digest = _nbytes(views), _md5(views)
@@ -170,7 +174,7 @@ class _Upload:
                     where=self._target.where,
                     doing=f"write part {number} of it",
                 )
-            return _Part(number=number, nbytes=nbytes, tag=tag)
+            return _UploadPart(number=number, nbytes=nbytes, tag=tag)
         except BaseException:
             self._failed.set()
             raise
@@ -198,7 +202,7 @@ class _Upload:
             return digest.hex()
         return str(reply["ETag"]).strip('"')
 
-    def _complete(self, parts: list[_Part]) -> None:
+    def _complete(self, parts: list[_UploadPart]) -> None:
         """Publish the file. A lost reply is told from the file that is there."""
 
         def request(deadline: Deadline) -> None:
@@ -216,7 +220,7 @@ class _Upload:
         listed = [{"PartNumber": part.number, "ETag": part.tag} for part in parts]
         self._connection.send(request, where=self._target.where, doing="complete it")
 
-    def _must_be_there(self, parts: list[_Part]) -> None:
+    def _must_be_there(self, parts: list[_UploadPart]) -> None:
         """Raise ``StoreError`` unless the file in place is what was written."""
         wanted = (_tag_of(parts), sum(part.nbytes for part in parts))
         try:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
-from holdfast.elastic.coordinator.etcd.failures import Failure, Meaning
-from holdfast.elastic.coordinator.etcd.link import Line, Link, Metadata, RequestFailed
+from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure
+from holdfast.elastic.coordinator.etcd.link import EtcdLink, Line, Metadata, RequestFailed
 from holdfast.elastic.coordinator.etcd.stream import (
     Compacted,
     StreamBroken,
@@ -44,7 +44,7 @@ class EtcdCoordinator:
 
     def __init__(self, address: EtcdAddress, *, timeout_s: float = 5.0) -> None:
         self.address, self._timeout_s = address, timeout_s
-        self._link = Link(address, timeout_s=timeout_s)
+        self._link = EtcdLink(address, timeout_s=timeout_s)
         self._prefix = address.prefix.encode()
         self._lock = threading.Lock()
         self._streams: list[WatchStream] = []
@@ -125,7 +125,7 @@ class EtcdCoordinator:
         request = rpc.DeleteRangeRequest(key=self._full(key))
         return bool(self._write(lambda line: line.kv.DeleteRange, request, None).deleted)
 
-    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[Event], int]:
+    def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[KeyEvent], int]:
         """See `Coordinator.watch`."""
         until_s = time.monotonic() + max(timeout_s, _LEAST_WATCH_S)
         full, tokens = self._full(prefix), 0
@@ -159,7 +159,7 @@ class EtcdCoordinator:
 
     def _follow(
         self, full: bytes, after: int, *, until_s: float, start_by_s: float
-    ) -> tuple[list[Event], int]:
+    ) -> tuple[list[KeyEvent], int]:
         stream = self._borrow(full, after)
         try:
             taken_at = stream.await_start(start_by_s)
@@ -215,14 +215,14 @@ class EtcdCoordinator:
             self._busy.discard(stream)
         stream.close()
 
-    def _is_final(self, failure: Failure, tokens: int) -> bool:
+    def _is_final(self, failure: RequestFailure, tokens: int) -> bool:
         if failure.meaning is Meaning.TOKEN:
             return not self.address.user or tokens >= _TOKEN_TRIES
         return failure.meaning is Meaning.REFUSED
 
-    def _reset(self, prefix: str) -> tuple[list[Event], int]:
+    def _reset(self, prefix: str) -> tuple[list[KeyEvent], int]:
         revision = self._revision()
-        event = Event(kind=EventKind.RESET, key=prefix, value="", revision=revision)
+        event = KeyEvent(kind=EventKind.RESET, key=prefix, value="", revision=revision)
         return [event], revision
 
     def _revision(self) -> int:
@@ -267,9 +267,9 @@ class EtcdCoordinator:
             lease=pair.lease or None,
         )
 
-    def _event(self, event: Any) -> Event:
+    def _event(self, event: Any) -> KeyEvent:
         put = event.type == event.PUT
-        return Event(
+        return KeyEvent(
             kind=EventKind.PUT if put else EventKind.DELETE,
             key=self._short(event.kv.key),
             value=_text(event.kv.key, event.kv.value) if put else "",

@@ -21,7 +21,7 @@ class Meaning(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RequestFailure:
     """A failed request: gRPC's status code and text, and what they mean."""
 
     code: str
@@ -72,9 +72,9 @@ _ADVICE = (
 _OTHERWISE = "check the address and that a majority of its members runs"
 
 
-def judge(code: str, text: str) -> Failure:
+def judge(code: str, text: str) -> RequestFailure:
     """Return what gRPC's status ``code`` (its name) with ``text`` means."""
-    return Failure(code=code, text=text, meaning=_meaning(code, text))
+    return RequestFailure(code=code, text=text, meaning=_meaning(code, text))
 
 
 def advice(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
-from holdfast.elastic.coordinator.etcd.failures import Failure, Meaning, advice, judge
+from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, advice, judge
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 
@@ -43,7 +43,7 @@ _WITH_LEADER: Metadata = (("hasleader", "true"),)
 class RequestFailed(CoordinatorError):
     """A request to etcd failed; ``failure`` says what is known of it."""
 
-    def __init__(self, message: str, failure: Failure) -> None:
+    def __init__(self, message: str, failure: RequestFailure) -> None:
         super().__init__(message)
         self.failure = failure
 
@@ -90,7 +90,7 @@ Ask = Callable[[Line, float, Metadata], Any]
 """Make a request by a line, within so many seconds, with that metadata, and return the answer."""
 
 
-class Link:
+class EtcdLink:
     """The way to an etcd for all threads of a process. Raises ``ConfigError`` for bad files."""
 
     def __init__(self, address: EtcdAddress, *, timeout_s: float) -> None:
@@ -155,7 +155,7 @@ class Link:
             if line.enter():
                 return line
 
-    def note(self, line: Line, failure: Failure, said: Metadata) -> None:
+    def note(self, line: Line, failure: RequestFailure, said: Metadata) -> None:
         """Draw the consequences of a request's failure for whoever asks next."""
         if failure.meaning is Meaning.TOKEN:
             self.forget_token(said)
@@ -170,7 +170,7 @@ class Link:
         if failure.connection_fails:
             line.retire()
 
-    def error(self, failure: Failure) -> RequestFailed:
+    def error(self, failure: RequestFailure) -> RequestFailed:
         """Return the error to raise for a failure."""
         found = "refuses" if failure.meaning is Meaning.REFUSED else "does not answer"
         text = f"{failure.code}: {failure.text}"

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import Any
 
-from holdfast.elastic.coordinator.etcd.failures import Failure, Meaning, judge
+from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, judge
 from holdfast.elastic.coordinator.etcd.link import Line, Metadata
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 
@@ -20,7 +20,7 @@ _LOOK_S = 0.5
 class StreamBroken(Exception):
     """The stream ended; what it had not delivered comes again on the next one."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: RequestFailure) -> None:
         super().__init__(failure.text)
         self.failure = failure
 
@@ -49,7 +49,7 @@ class WatchStream:
         self._requests.put(rpc.WatchRequest(create_request=create))
         self._changed = threading.Condition()
         self._waiting: deque[Any] = deque()
-        self._failure: Failure | None = None
+        self._failure: RequestFailure | None = None
         self._closed = False
         self._heard_s = time.monotonic()
         self._asked_s: float | None = None
@@ -140,7 +140,7 @@ class WatchStream:
             self._changed.notify_all()
             return self._failure is None and not self._closed
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: RequestFailure) -> None:
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
@@ -164,14 +164,14 @@ def prefix_end(prefix: bytes) -> bytes:
     return b"\0"
 
 
-def _silent(text: str) -> Failure:
+def _silent(text: str) -> RequestFailure:
     return judge("DEADLINE_EXCEEDED", text)
 
 
-def _refusal(reason: str) -> Failure:
+def _refusal(reason: str) -> RequestFailure:
     """Return what a refused watch means; older members call a stale token a denied permission."""
     if "no leader" in reason:
         return judge("UNAVAILABLE", "etcdserver: no leader")
     meaning = Meaning.TOKEN if "permission denied" in reason or "token" in reason else None
     found = judge("PERMISSION_DENIED", reason)
-    return Failure(code=found.code, text=found.text, meaning=meaning or found.meaning)
+    return RequestFailure(code=found.code, text=found.text, meaning=meaning or found.meaning)

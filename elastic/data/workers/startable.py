@@ -38,7 +38,7 @@ class _TooMuch(Exception):
     pass
 
 
-class _Meter(pickle.Pickler):
+class _PickleMeter(pickle.Pickler):
     """Pickles to nowhere: counts, and notes what is defined in the script."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Meter(pickle.Pickler):
 
 def startable(parts: Iterable[object]) -> Startable:
     """Say whether ``parts`` can be given to a process that is not forked from this one."""
-    meter = _Meter()
+    meter = _PickleMeter()
     try:
         meter.dump(tuple(parts))
     except _TooMuch as error:

@@ -16,9 +16,15 @@ from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.errors import ElasticError, LeaseExpired
-from holdfast.elastic.membership.records import TRAINER, NodeRecord, Outcome, Seating, WorkerState
+from holdfast.elastic.membership.records import (
+    TRAINER,
+    JobOutcome,
+    NodeRecord,
+    Seating,
+    WorkerState,
+)
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     encode,
     generation_key,
     node_key,
@@ -28,7 +34,7 @@ from holdfast.elastic.membership.view import (
 )
 from holdfast.elastic.planning.inventories import compact
 from holdfast.elastic.planning.reach import is_wondering
-from holdfast.elastic.testing.simulation.calls import Calls
+from holdfast.elastic.testing.simulation.calls import CoordinatorCalls
 from holdfast.elastic.testing.simulation.network import COORDINATOR
 from holdfast.elastic.testing.simulation.probes import ask_all
 from holdfast.elastic.testing.simulation.sidecar import SimulatedSidecar
@@ -60,16 +66,16 @@ class SimulatedAgent:
         self.sidecar_starts = 0
         self.sidecar: SimulatedSidecar
         self.fenced = 0
-        self.view = View(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
+        self.view = JobView(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
         self._inventory: Inventory | None = None
         self._fencing, self._known = 0, 0
         self.halts = self.stood = 0  # generations
-        self._seen = agree.Seen()
+        self._seen = agree.FirstSeen()
         self._probing = Probing(name)
         self._looks_around = False
         self._lease: int | None = None
         self._renewed_s = sim.now_s
-        self._calls = Calls(self)
+        self._calls = CoordinatorCalls(self)
         self._reading = False
         self._deciding: float | None = None
         self._published: tuple[NodeRecord, int] | None = None
@@ -410,9 +416,9 @@ class SimulatedAgent:
             max_attempts=self.sim.config.max_attempts,
             expect_nodes=self.sim.config.expect_nodes if self.sim.now_s < 5 else 0,
         )
-        if isinstance(decision, seating.Exhausted):
-            self._finish(Outcome(ok=False, message=reason))
-        elif isinstance(decision, seating.Seat):
+        if isinstance(decision, seating.SeatExhausted):
+            self._finish(JobOutcome(ok=False, message=reason))
+        elif isinstance(decision, seating.ChangeSeats):
             self._set(seating_key(self.sim.run_id), encode(decision.seats), decision.expected)
 
     def _decide(self) -> None:
@@ -432,13 +438,13 @@ class SimulatedAgent:
             case agree.Halt(generation=generation, until_s=until_s):
                 self.halts = generation
                 self._again(until_s - now_s)
-            case agree.Fence(generation=generation):
+            case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason)
             case agree.Propose(record=record, expected=expected):
                 self._set(generation_key(self.sim.run_id), encode(record), expected)
             case agree.Finish(outcome=outcome):
                 self._finish(outcome)
-            case agree.Idle(until_s=until_s) | agree.Wait(until_s=until_s):
+            case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                 if until_s is not None:
                     self._again(until_s - now_s)
 
@@ -460,7 +466,7 @@ class SimulatedAgent:
             lambda result: self.notice(),
         )
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: JobOutcome) -> None:
         self._set(outcome_key(self.sim.run_id), encode(outcome), 0)
 
     def _fence(self, generation: int, reason: str) -> None:

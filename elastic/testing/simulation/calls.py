@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class _Call(Generic[_T]):
+class _CallInFlight(Generic[_T]):
     name: str
     apply: Callable[[], _T]
     then: Callable[[_T | ElasticError], None]
@@ -27,7 +27,7 @@ class _Call(Generic[_T]):
     is_over: bool = False
 
 
-class Calls:
+class CoordinatorCalls:
     """One call at a time, each with a deadline: a call that failed may have taken effect or not.
 
     A request that comes late takes effect behind later ones; one that comes twice, twice.
@@ -35,7 +35,7 @@ class Calls:
 
     def __init__(self, agent: SimulatedAgent) -> None:
         self._agent, self._sim = agent, agent.sim
-        self._waiting: deque[_Call[object]] = deque()
+        self._waiting: deque[_CallInFlight[object]] = deque()
         self._names: set[str] = set()
         self._under_way = False
 
@@ -46,7 +46,7 @@ class Calls:
         if name in self._names:
             return
         self._names.add(name)
-        self._waiting.append(_Call(name, apply, then))  # type: ignore[arg-type]
+        self._waiting.append(_CallInFlight(name, apply, then))  # type: ignore[arg-type]
         self._next()
 
     def is_waiting(self, name: str) -> bool:
@@ -55,7 +55,7 @@ class Calls:
 
     def once(self, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]) -> None:
         """Make a call at once, on a connection of its own; where it is lost nothing follows."""
-        self._send(_Call("", apply, then))  # type: ignore[arg-type]
+        self._send(_CallInFlight("", apply, then))  # type: ignore[arg-type]
 
     def _next(self) -> None:
         if self._under_way or not self._waiting or not self._agent.alive:
@@ -65,14 +65,14 @@ class Calls:
         call.deadline_s = self._sim.now_s + CALL_TIMEOUT_S
         self._agent.passes_call(lambda: self._send(call))
 
-    def _send(self, call: _Call[object]) -> None:
+    def _send(self, call: _CallInFlight[object]) -> None:
         copies = self._sim.network.fate(self._agent.name, COORDINATOR)
         for delay_s in copies:
             self._sim.schedule.after(delay_s, lambda: self._serve(call))
         if not copies or min(copies) > CALL_TIMEOUT_S:
             self._give_up(call)
 
-    def _serve(self, call: _Call[object]) -> None:
+    def _serve(self, call: _CallInFlight[object]) -> None:
         """Take effect, at the coordinator, and answer."""
         copies: tuple[float, ...] = ()
         result: object = None
@@ -87,13 +87,13 @@ class Calls:
         if not copies or self._sim.now_s + min(copies) > call.deadline_s:
             self._give_up(call)
 
-    def _give_up(self, call: _Call[object]) -> None:
+    def _give_up(self, call: _CallInFlight[object]) -> None:
         if call.deadline_s:
             lost = CoordinatorError("no answer")
             wait_s = max(call.deadline_s - self._sim.now_s, 0.0)
             self._agent.after(wait_s, lambda: self._finish(call, lost))
 
-    def _finish(self, call: _Call[object], result: object) -> None:
+    def _finish(self, call: _CallInFlight[object], result: object) -> None:
         if call.is_over:
             return
         call.is_over = True

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from holdfast.elastic.testing.shrinking import Asked, fewest
+from holdfast.elastic.testing.shrinking import FailureOracle, fewest
 
 
-class FaultKind(StrEnum):
+class SimulatedFaultKind(StrEnum):
     """What can go wrong."""
 
     WORKER = "worker"
@@ -42,7 +42,7 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class SimulatedFault:
     """``kind`` happens to node number ``node`` at ``at_s`` and lasts ``lasts_s`` (0: for good).
 
     ``pick`` (0 … 1) chooses what the kind leaves open: which worker, how bad the weather, at
@@ -51,7 +51,7 @@ class Fault:
     apart, -1 to have ``pick`` choose it; that chooses the direction as well.
     """
 
-    kind: FaultKind
+    kind: SimulatedFaultKind
     at_s: float
     node: int = 0
     lasts_s: float = 0.0
@@ -61,18 +61,18 @@ class Fault:
 
 
 _LASTING = {
-    FaultKind.NODE: (0.05, 4.0),
-    FaultKind.CRASH: (0.05, 4.0),
-    FaultKind.PAUSE: (0.1, 2.5),
-    FaultKind.CUT: (0.1, 4.0),
-    FaultKind.DEAF: (0.1, 4.0),
-    FaultKind.MUTE: (0.1, 4.0),
-    FaultKind.SPLIT: (0.1, 3.0),
-    FaultKind.APART: (0.1, 6.0),
-    FaultKind.WEATHER: (0.2, 3.0),
-    FaultKind.OUTAGE: (0.1, 2.0),
+    SimulatedFaultKind.NODE: (0.05, 4.0),
+    SimulatedFaultKind.CRASH: (0.05, 4.0),
+    SimulatedFaultKind.PAUSE: (0.1, 2.5),
+    SimulatedFaultKind.CUT: (0.1, 4.0),
+    SimulatedFaultKind.DEAF: (0.1, 4.0),
+    SimulatedFaultKind.MUTE: (0.1, 4.0),
+    SimulatedFaultKind.SPLIT: (0.1, 3.0),
+    SimulatedFaultKind.APART: (0.1, 6.0),
+    SimulatedFaultKind.WEATHER: (0.2, 3.0),
+    SimulatedFaultKind.OUTAGE: (0.1, 2.0),
 }
-_FREQUENT = (FaultKind.WORKER, FaultKind.NODE)
+_FREQUENT = (SimulatedFaultKind.WORKER, SimulatedFaultKind.NODE)
 _FOR_GOOD = 0.3
 """How many of the lost nodes come back only when everything is mended."""
 _ALSO_APART = 0.2
@@ -81,22 +81,28 @@ _ALSO_APART = 0.2
 
 def draw_faults(
     random: Random, *, bursts: int, nodes: int, until_s: float, after_s: float = 0.3
-) -> tuple[Fault, ...]:
+) -> tuple[SimulatedFault, ...]:
     """Draw bursts of one to three faults each, the next while the one before is being dealt with.
 
     They begin between ``after_s`` and ``until_s``.
     """
-    kinds = (*(kind for kind in FaultKind if kind is not FaultKind.APART), *_FREQUENT)
+    kinds = (
+        *(kind for kind in SimulatedFaultKind if kind is not SimulatedFaultKind.APART),
+        *_FREQUENT,
+    )
     faults = []
     for _ in range(bursts):
         at_s = random.uniform(after_s, until_s)
         for _ in range(random.choice((1, 1, 2, 3))):
             kind = random.choice(kinds)
             lasts_s = random.uniform(*_LASTING.get(kind, (0.0, 0.0)))
-            if kind in (FaultKind.NODE, FaultKind.CRASH) and random.random() < _FOR_GOOD:
+            if (
+                kind in (SimulatedFaultKind.NODE, SimulatedFaultKind.CRASH)
+                and random.random() < _FOR_GOOD
+            ):
                 lasts_s = 0.0
             faults.append(
-                Fault(
+                SimulatedFault(
                     kind=kind,
                     at_s=round(at_s + random.uniform(0, 0.4), 4),
                     node=random.randrange(nodes),
@@ -106,11 +112,11 @@ def draw_faults(
             )
     if bursts and random.random() < _ALSO_APART:
         faults.append(
-            Fault(
-                kind=FaultKind.APART,
+            SimulatedFault(
+                kind=SimulatedFaultKind.APART,
                 at_s=round(random.uniform(after_s, until_s), 4),
                 node=random.randrange(nodes),
-                lasts_s=round(random.uniform(*_LASTING[FaultKind.APART]), 4),
+                lasts_s=round(random.uniform(*_LASTING[SimulatedFaultKind.APART]), 4),
                 pick=round(random.random(), 4),
             )
         )
@@ -118,14 +124,17 @@ def draw_faults(
 
 
 def shrink(
-    faults: Sequence[Fault], *, fails: Callable[[Sequence[Fault]], bool], tries: int = 400
-) -> tuple[Fault, ...]:
+    faults: Sequence[SimulatedFault],
+    *,
+    fails: Callable[[Sequence[SimulatedFault]], bool],
+    tries: int = 400,
+) -> tuple[SimulatedFault, ...]:
     """Return a smaller schedule that still fails: no fault of it can be left out.
 
     Ever smaller pieces are left out as long as what remains fails (`shrinking.fewest`); then the
     times are rounded. ``fails`` is asked at most ``tries`` times.
     """
-    asked = Asked(fails, tries)
+    asked = FailureOracle(fails, tries)
     kept = fewest(faults, fails=asked)
     for digits in (0, 1, 2):
         for number, fault in enumerate(kept):

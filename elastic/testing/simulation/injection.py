@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.elastic.membership.records import WorkerState
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.network import Disturbance
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ class Injection:
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
         self.counts: Counter[str] = Counter()
-        self._kinds: dict[FaultKind, Callable[[Fault, SimulatedAgent], bool]] = {
-            FaultKind.WORKER: self._worker,
-            FaultKind.HANG: self._worker,
-            FaultKind.NODE: self._lose_node,
-            FaultKind.SIDECAR: self._sidecar,
-            FaultKind.PAUSE: self._pause,
-            FaultKind.CRASH: self._crash,
-            FaultKind.CUT: self._disturb,
-            FaultKind.DEAF: self._disturb,
-            FaultKind.MUTE: self._disturb,
-            FaultKind.SPLIT: self._disturb,
-            FaultKind.APART: self._part,
-            FaultKind.WEATHER: self._disturb,
-            FaultKind.OUTAGE: self._outage,
+        self._kinds: dict[SimulatedFaultKind, Callable[[SimulatedFault, SimulatedAgent], bool]] = {
+            SimulatedFaultKind.WORKER: self._worker,
+            SimulatedFaultKind.HANG: self._worker,
+            SimulatedFaultKind.NODE: self._lose_node,
+            SimulatedFaultKind.SIDECAR: self._sidecar,
+            SimulatedFaultKind.PAUSE: self._pause,
+            SimulatedFaultKind.CRASH: self._crash,
+            SimulatedFaultKind.CUT: self._disturb,
+            SimulatedFaultKind.DEAF: self._disturb,
+            SimulatedFaultKind.MUTE: self._disturb,
+            SimulatedFaultKind.SPLIT: self._disturb,
+            SimulatedFaultKind.APART: self._part,
+            SimulatedFaultKind.WEATHER: self._disturb,
+            SimulatedFaultKind.OUTAGE: self._outage,
         }
 
-    def begin(self, faults: Sequence[Fault]) -> None:
+    def begin(self, faults: Sequence[SimulatedFault]) -> None:
         """Let every fault happen at its time."""
         for fault in faults:
             self._sim.schedule.after(fault.at_s, partial(self.strike, fault))
@@ -55,7 +55,7 @@ class Injection:
         for agent in self._sim.agents.values():
             agent.resume()
 
-    def strike(self, fault: Fault) -> bool:
+    def strike(self, fault: SimulatedFault) -> bool:
         """Let a fault happen now; say whether there was anything to hurt."""
         agent = self._sim.agents.get(f"n{fault.node}")
         if agent is None or not agent.alive or not self._kinds[fault.kind](fault, agent):
@@ -64,37 +64,37 @@ class Injection:
         self._sim.log(f"FAULT {fault.kind} at {agent.name}, lasts {fault.lasts_s} s")
         return True
 
-    def _worker(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _worker(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         seats = sorted(s for s, w in agent.workers.items() if w.state is not WorkerState.DEAD)
         seats = [seat for seat in seats if fault.seat in ("", seat)]
         if not seats:
             return False
         seat = seats[int(fault.pick * len(seats)) % len(seats)]
-        if fault.kind is FaultKind.HANG:
+        if fault.kind is SimulatedFaultKind.HANG:
             agent.hang(seat, lasts_s=fault.lasts_s)
         else:
             agent.kill_worker(seat)
         return True
 
-    def _lose_node(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _lose_node(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         agent.kill()
         self._return(fault, agent)
         return True
 
-    def _return(self, fault: Fault, agent: SimulatedAgent) -> None:
+    def _return(self, fault: SimulatedFault, agent: SimulatedAgent) -> None:
         if fault.lasts_s:
             self._sim.schedule.after(fault.lasts_s, partial(self._sim.start_node, agent.name))
 
-    def _sidecar(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _sidecar(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         agent.kill_sidecar()
         return True
 
-    def _pause(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _pause(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         agent.pause()
         self._sim.schedule.after(fault.lasts_s, agent.resume)
         return True
 
-    def _crash(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _crash(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         agent.crash_at_call(
             int(fault.pick * _CALLS_AHEAD),
             before=fault.pick * 1000 % 2 < 1,
@@ -102,15 +102,15 @@ class Injection:
         )
         return True
 
-    def _outage(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _outage(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         self._sim.outage(fault.lasts_s)
         return True
 
-    def _disturb(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _disturb(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         self._begin(_disturbance(fault, agent.name, nodes=self._sim.config.nodes), fault)
         return True
 
-    def _part(self, fault: Fault, agent: SimulatedAgent) -> bool:
+    def _part(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
         nodes = self._sim.config.nodes
         other = fault.other
         if other < 0 and nodes > 1:
@@ -128,26 +128,26 @@ class Injection:
         self._begin(disturbance, fault)
         return True
 
-    def _begin(self, disturbance: Disturbance, fault: Fault) -> None:
+    def _begin(self, disturbance: Disturbance, fault: SimulatedFault) -> None:
         self._sim.network.begin(disturbance)
         if fault.lasts_s:
             self._sim.schedule.after(fault.lasts_s, partial(self._sim.network.end, disturbance))
 
 
-def _disturbance(fault: Fault, name: str, *, nodes: int) -> Disturbance:
-    if fault.kind is FaultKind.WEATHER:
+def _disturbance(fault: SimulatedFault, name: str, *, nodes: int) -> Disturbance:
+    if fault.kind is SimulatedFaultKind.WEATHER:
         return Disturbance(
             loss=_MOST_LOSS * fault.pick,
             duplicate=_MOST_DOUBLED * (1 - fault.pick),
             delay_s=_MOST_DELAY_S * fault.pick,
         )
-    if fault.kind is FaultKind.SPLIT:
+    if fault.kind is SimulatedFaultKind.SPLIT:
         size = 1 + int(fault.pick * max(nodes - 1, 1)) % max(nodes - 1, 1)
         side = frozenset(f"n{(fault.node + step) % nodes}" for step in range(size))
         return Disturbance(nodes=side, spares_coordinator=True, loss=1.0)
     return Disturbance(
         nodes=frozenset({name}),
-        outbound=fault.kind is not FaultKind.DEAF,
-        inbound=fault.kind is not FaultKind.MUTE,
+        outbound=fault.kind is not SimulatedFaultKind.DEAF,
+        inbound=fault.kind is not SimulatedFaultKind.MUTE,
         loss=1.0,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.elastic.decisions.probing import Asked
+from holdfast.elastic.decisions.probing import ProbedNode
 
 if TYPE_CHECKING:
     from holdfast.elastic.testing.simulation.agent import SimulatedAgent
@@ -16,7 +16,10 @@ _SENT_AGAIN_S = 0.06
 
 
 def ask_all(
-    agent: SimulatedAgent, asked: Mapping[str, Asked], *, then: Callable[[frozenset[str]], None]
+    agent: SimulatedAgent,
+    asked: Mapping[str, ProbedNode],
+    *,
+    then: Callable[[frozenset[str]], None],
 ) -> None:
     """Ask sidecars whether they are there; ``then`` is told who has answered in time."""
     sim, found = agent.sim, set[str]()

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 
 from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.parity.stripes import Geometry
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing.simulation.sidecar import PAYLOAD_BYTES, SimulatedSidecar, block_entry
 
 
 def unreadable(
     point: RestorePoint,
     *,
-    view: View,
+    view: JobView,
     sidecars: Mapping[str, SimulatedSidecar],
     payload_bytes: int = PAYLOAD_BYTES,
 ) -> str:
@@ -67,7 +67,7 @@ def _too_few(geometry: Geometry, rank: int, *, point: RestorePoint, holdings: _H
 class _Holdings:
     """What the nodes of a view hold, as far as they are still what the view says."""
 
-    def __init__(self, view: View, sidecars: Mapping[str, SimulatedSidecar]) -> None:
+    def __init__(self, view: JobView, sidecars: Mapping[str, SimulatedSidecar]) -> None:
         self._view, self._sidecars = view, sidecars
 
     def has_block(self, node: str, point: RestorePoint, rank: int) -> bool:

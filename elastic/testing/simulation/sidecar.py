@@ -14,7 +14,14 @@ from holdfast.ckpt.memory.records import (
     RestorePoint,
     SnapshotWorld,
 )
-from holdfast.ckpt.sidecar.core.book import Book, Commit, Instruction, Protect, Release, SnapshotKey
+from holdfast.ckpt.sidecar.core.book import (
+    Book,
+    CommitSnapshot,
+    Instruction,
+    Protect,
+    Release,
+    SnapshotKey,
+)
 
 _RETRY_S = 0.02
 _MAX_RETRIES = 200
@@ -151,7 +158,7 @@ class SimulatedSidecar:
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Commit(snapshot=snapshot):
+                case CommitSnapshot(snapshot=snapshot):
                     self._network.later(_RETRY_S, partial(self._encode, snapshot.key))
                 case Protect(snapshot=snapshot):
                     self._network.protected(self, snapshot.key)

@@ -21,19 +21,25 @@ from holdfast.elastic.decisions import agree
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
+    JobOutcome,
     JobSpec,
-    Outcome,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View, generation_key, outcome_key, role_of, run_prefix
+from holdfast.elastic.membership.view import (
+    JobView,
+    generation_key,
+    outcome_key,
+    role_of,
+    run_prefix,
+)
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
-from holdfast.elastic.testing.simulation.faults import Fault, draw_faults
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, draw_faults
 from holdfast.elastic.testing.simulation.injection import Injection
 from holdfast.elastic.testing.simulation.network import SimulatedNetwork
 from holdfast.elastic.testing.simulation.reading import unreadable
 from holdfast.elastic.testing.simulation.schedule import Schedule
 from holdfast.elastic.testing.simulation.sidecar import PAYLOAD_BYTES, SimulatedSidecar
-from holdfast.elastic.testing.simulation.training import InvariantError, Training, require
+from holdfast.elastic.testing.simulation.training import InvariantError, SimulatedTraining, require
 from holdfast.elastic.testing.simulation.worker import SimulatedWorker
 
 _EXPIRY_TICK_S = 0.02
@@ -81,10 +87,10 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SimulationReport:
     """What happened: for tests to assert on, and to see that a seed is worth its time."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     ended_s: float
     generations: int
     faults: dict[str, int]
@@ -95,7 +101,7 @@ class Simulation:
     """One run. Also the network of the sidecars and the coordinator of the agents."""
 
     def __init__(
-        self, config: SimulationConfig, *, seed: int, faults: Sequence[Fault] | None = None
+        self, config: SimulationConfig, *, seed: int, faults: Sequence[SimulatedFault] | None = None
     ) -> None:
         """Prepare a run with the faults of ``seed``, or with these."""
         self.config, self.run_id = config, "sim"
@@ -109,9 +115,9 @@ class Simulation:
         self.agents: dict[str, SimulatedAgent] = {}
         self.addresses: dict[str, SimulatedSidecar] = {}
         self.generations: dict[int, GenerationRecord] = {}
-        self.training = Training(self)
-        self.outcome: Outcome | None = None
-        self._view = View(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
+        self.training = SimulatedTraining(self)
+        self.outcome: JobOutcome | None = None
+        self._view = JobView(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
         self._fresh = 0
         self._starts: dict[str, int] = {}
 
@@ -146,11 +152,11 @@ class Simulation:
         if self.watch is not None:
             self.watch(kind, node, fields)
 
-    def view(self) -> View:
+    def view(self) -> JobView:
         """Return the view at the table's present revision; shared by all who look at it."""
         if self._view.revision != self.table.revision:
             entries, revision = self.table.range(run_prefix(self.run_id))
-            self._view = View.from_entries(
+            self._view = JobView.from_entries(
                 entries,
                 run=self.run_id,
                 wanted=self.config.wanted,
@@ -181,7 +187,7 @@ class Simulation:
             self.generations[record.number] = record
             self.tell("proposed", by, generation=record.number, reason=record.reason)
         elif key == outcome_key(self.run_id):
-            self.outcome = msgspec.json.decode(value, type=Outcome)
+            self.outcome = msgspec.json.decode(value, type=JobOutcome)
             self.log(f"{by} ended the job: {self.outcome.message}")
             self.tell("job_ended", by, ok=self.outcome.ok, message=self.outcome.message)
         self._changed()
@@ -266,7 +272,7 @@ class Simulation:
 
     # -- the run ---------------------------------------------------------------------------------
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         """Run the job to its end. Raises ``InvariantError`` with the trace's end."""
         config = self.config
         for number in range(config.nodes):
@@ -284,7 +290,7 @@ class Simulation:
         assert self.outcome is not None
         complete = len(self.training.history) - 1 >= config.steps
         require(complete or not self.outcome.ok, f"ended well at {len(self.training.history) - 1}")
-        return Report(
+        return SimulationReport(
             outcome=self.outcome,
             ended_s=self.now_s,
             generations=self.newest,
@@ -322,7 +328,7 @@ class Simulation:
         self.schedule.after(max(wait_s, _EXPIRY_TICK_S), self._expire)
 
 
-def faults_of(config: SimulationConfig, *, seed: int) -> tuple[Fault, ...]:
+def faults_of(config: SimulationConfig, *, seed: int) -> tuple[SimulatedFault, ...]:
     """Return the faults that befall a job under this seed."""
     return draw_faults(
         Random(f"faults of {seed}"),

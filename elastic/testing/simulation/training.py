@@ -33,7 +33,7 @@ def require(condition: bool, text: str) -> None:
         raise InvariantError(text)
 
 
-class Training:
+class SimulatedTraining:
     """Executes steps where every member of the newest generation acts; knows what is true."""
 
     def __init__(self, sim: Simulation) -> None:

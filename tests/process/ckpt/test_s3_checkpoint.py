@@ -12,15 +12,15 @@ from service_fixtures import S3Place
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps, verified
 from holdfast.ckpt.errors import CkptError, CorruptError
-from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
+from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
 
 PASSING = [
-    Rule(pattern="", fault=Fault.REFUSE, times=3, status=503, code="SlowDown"),
-    Rule(pattern="", fault=Fault.RESET_BEFORE, times=3),
-    Rule(pattern="", fault=Fault.RESET_DURING, times=3),
-    Rule(pattern="", fault=Fault.LOSE_REPLY, times=3),
-    Rule(pattern="", fault=Fault.TRUNCATE, times=3),
-    Rule(pattern="PUT|POST", fault=Fault.FLIP_REQUEST, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=3, status=503, code="SlowDown"),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_BEFORE, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_DURING, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.TRUNCATE, times=3),
+    HttpFaultRule(pattern="PUT|POST", fault=HttpFault.FLIP_REQUEST, times=3),
 ]
 
 
@@ -61,7 +61,7 @@ def test_save_load_and_open(s3_environment: S3Place) -> None:
 
 @pytest.mark.parametrize("rule", PASSING, ids=lambda rule: rule.fault.name)
 def test_faults_that_pass_are_not_noticed(
-    s3_environment: S3Place, proxy: FaultProxy, rule: Rule
+    s3_environment: S3Place, proxy: FaultProxy, rule: HttpFaultRule
 ) -> None:
     root = s3_environment.url
     proxy.set(rule)
@@ -77,7 +77,7 @@ def test_faults_that_pass_are_not_noticed(
 def test_a_lost_reply_to_any_request_of_a_save(s3_environment: S3Place, proxy: FaultProxy) -> None:
     root = s3_environment.url
     for number in itertools.count(1):
-        proxy.set(Rule(pattern="", fault=Fault.LOSE_REPLY, first=number))
+        proxy.set(HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, first=number))
         saved(root, number)
         hits = list(proxy.hits)
         assert loaded(root) == number
@@ -92,8 +92,8 @@ def test_a_server_lost_at_any_request_of_a_save_leaves_old_or_new(
     saved(root, 1)
     for number in itertools.count(1):
         proxy.set(
-            Rule(
-                pattern="", fault=Fault.REFUSE, first=number, times=10**9,
+            HttpFaultRule(
+                pattern="", fault=HttpFault.REFUSE, first=number, times=10**9,
                 status=403, code="AccessDenied",
             )
         )  # fmt: skip
@@ -119,7 +119,7 @@ def test_bytes_that_change_on_their_way_back_are_noticed(
     root = s3_environment.url
     saved(root, 1)
     for pattern in (r"GET .*\.pack", r"GET .*index/", r"GET .*manifest\.json"):
-        proxy.set(Rule(pattern=pattern, fault=Fault.FLIP_REPLY, times=10**9))
+        proxy.set(HttpFaultRule(pattern=pattern, fault=HttpFault.FLIP_REPLY, times=10**9))
         with pytest.raises(CorruptError, match="s3://"):
             loaded(root)
         assert proxy.hits

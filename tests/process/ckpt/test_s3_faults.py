@@ -20,28 +20,30 @@ from service_fixtures import S3Place
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import NotFoundError, StoreError
-from holdfast.ckpt.store.s3.calls import Connection
+from holdfast.ckpt.store.s3.calls import S3Connection
 from holdfast.ckpt.store.s3.store import S3Store
-from holdfast.ckpt.store.s3.unfinished import Target, parts_of, unfinished
-from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule, faulty
+from holdfast.ckpt.store.s3.unfinished import UploadTarget, parts_of, unfinished
+from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
 
 MIB = 1 << 20
 LARGE = os.urandom(11 * MIB + 77)
 FOREVER = 10**9
 PASSING = [
-    Rule(pattern="", fault=Fault.REFUSE, times=3, status=500, code="InternalError"),
-    Rule(pattern="", fault=Fault.REFUSE, times=3, status=503, code="SlowDown"),
-    Rule(pattern="", fault=Fault.REFUSE, times=3, status=429, code="TooManyRequests"),
-    Rule(pattern="", fault=Fault.RESET_BEFORE, times=3),
-    Rule(pattern="", fault=Fault.RESET_DURING, times=3),
-    Rule(pattern="", fault=Fault.LOSE_REPLY, times=3),
-    Rule(pattern="", fault=Fault.TRUNCATE, times=3),
-    Rule(pattern="PUT|POST", fault=Fault.FLIP_REQUEST, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=3, status=500, code="InternalError"),
+    HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=3, status=503, code="SlowDown"),
+    HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=3, status=429, code="TooManyRequests"),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_BEFORE, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_DURING, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.TRUNCATE, times=3),
+    HttpFaultRule(pattern="PUT|POST", fault=HttpFault.FLIP_REQUEST, times=3),
 ]
 LASTING = [
-    Rule(pattern="", fault=Fault.REFUSE, times=FOREVER, status=503, code="ServiceUnavailable"),
-    Rule(pattern="", fault=Fault.RESET_BEFORE, times=FOREVER),
-    Rule(pattern="", fault=Fault.STALL, times=FOREVER),
+    HttpFaultRule(
+        pattern="", fault=HttpFault.REFUSE, times=FOREVER, status=503, code="ServiceUnavailable"
+    ),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_BEFORE, times=FOREVER),
+    HttpFaultRule(pattern="", fault=HttpFault.STALL, times=FOREVER),
 ]
 
 
@@ -113,13 +115,17 @@ def filled(store: S3Store) -> S3Store:
 
 @pytest.mark.parametrize("rule", PASSING, ids=lambda rule: f"{rule.fault.name} {rule.status}")
 def test_every_operation_survives_what_passes(
-    s3_place: S3Place, proxy: FaultProxy, direct: S3Store, rule: Rule
+    s3_place: S3Place, proxy: FaultProxy, direct: S3Store, rule: HttpFaultRule
 ) -> None:
     store = filled(through(s3_place, proxy))
     for name, operation in OPERATIONS.items():
         proxy.set(rule)
         operation(store)
-        bodiless = rule.fault in (Fault.RESET_DURING, Fault.FLIP_REQUEST, Fault.TRUNCATE)
+        bodiless = rule.fault in (
+            HttpFault.RESET_DURING,
+            HttpFault.FLIP_REQUEST,
+            HttpFault.TRUNCATE,
+        )
         assert proxy.hits or bodiless, name
         if name == "write large":
             assert direct.read("new") == LARGE
@@ -129,14 +135,14 @@ def test_every_operation_survives_what_passes(
 def test_a_server_that_stalls_once_is_asked_again(s3_place: S3Place, proxy: FaultProxy) -> None:
     store = filled(through(s3_place, proxy, stall_s=0.5))
     for operation in OPERATIONS.values():
-        proxy.set(Rule(pattern="", fault=Fault.STALL))
+        proxy.set(HttpFaultRule(pattern="", fault=HttpFault.STALL))
         operation(store)
         assert proxy.hits
 
 
 @pytest.mark.parametrize("rule", LASTING, ids=lambda rule: rule.fault.name)
 def test_every_operation_fails_clearly_and_in_time(
-    s3_place: S3Place, proxy: FaultProxy, direct: S3Store, rule: Rule
+    s3_place: S3Place, proxy: FaultProxy, direct: S3Store, rule: HttpFaultRule
 ) -> None:
     filled(direct)
     store = through(s3_place, proxy, stall_s=0.2, deadline_s=0.5)
@@ -155,7 +161,7 @@ def test_a_lost_reply_to_any_request_of_a_write_does_no_harm(
 ) -> None:
     store = through(s3_place, proxy)
     for number in itertools.count(1):
-        proxy.set(Rule(pattern="", fault=Fault.LOSE_REPLY, first=number))
+        proxy.set(HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, first=number))
         data = [LARGE, str(number).encode()]
         store.write("f", data)
         assert direct.read("f") == b"".join(data)
@@ -167,11 +173,11 @@ def test_a_lost_reply_to_any_request_of_a_write_does_no_harm(
 def test_a_lost_reply_to_any_request_of_a_commit_does_no_harm(
     s3_place: S3Place, proxy: FaultProxy, direct: S3Store
 ) -> None:
-    connection = Connection(s3_place.through(proxy.endpoint).config(pause_s=0.005))
+    connection = S3Connection(s3_place.through(proxy.endpoint).config(pause_s=0.005))
     store = S3Store(s3_place.url, connection)
     for number in itertools.count(1):
         connection.quoted_versions.clear()  # the server is asked again how it takes conditions
-        proxy.set(Rule(pattern="", fault=Fault.LOSE_REPLY, first=number))
+        proxy.set(HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, first=number))
         name = f"d/{number}"
         assert store.replace(name, b"ours", expected=None)
         assert store.replace(name, b"ours again", expected=direct.fetch(name)[1])
@@ -188,7 +194,7 @@ def test_a_commit_that_was_overtaken_is_not_taken_for_done(
     store = filled(through(s3_place, proxy))
     _, version = direct.fetch("d/small")
     assert direct.replace("d/small", b"theirs", expected=version)
-    proxy.set(Rule(pattern="PUT", fault=Fault.RESET_BEFORE, times=2))
+    proxy.set(HttpFaultRule(pattern="PUT", fault=HttpFault.RESET_BEFORE, times=2))
     assert not store.replace("d/small", b"ours", expected=version)
     assert len(proxy.hits) == 2
     assert direct.read("d/small") == b"theirs"
@@ -197,7 +203,7 @@ def test_a_commit_that_was_overtaken_is_not_taken_for_done(
 def test_a_read_goes_on_where_it_was_cut_off(s3_place: S3Place, proxy: FaultProxy) -> None:
     store = filled(through(s3_place, proxy, threads=1))
     file, room = store.open("d/large"), bytearray(8 * MIB)
-    proxy.set(Rule(pattern="GET", fault=Fault.TRUNCATE, times=4))
+    proxy.set(HttpFaultRule(pattern="GET", fault=HttpFault.TRUNCATE, times=4))
     assert file.read_into([room], 1000) == len(room)
     assert room == LARGE[1000 : 1000 + 8 * MIB]
     assert len(proxy.seen) == 5
@@ -209,7 +215,7 @@ def test_a_reply_that_comes_too_slowly_ends_in_time(
     direct.write("d/some", [LARGE[:200_000]])
     store = through(s3_place, proxy, stall_s=0.5, deadline_s=1.0)
     file = store.open("d/some")
-    proxy.set(Rule(pattern="GET", fault=Fault.DRIP, times=FOREVER, bytes_s=20_000))
+    proxy.set(HttpFaultRule(pattern="GET", fault=HttpFault.DRIP, times=FOREVER, bytes_s=20_000))
     start_s = time.monotonic()
     with pytest.raises(StoreError, match="not through within 1 s, though bytes were moving"):
         store.read("d/some")
@@ -222,7 +228,7 @@ def test_a_request_that_goes_too_slowly_ends_in_time(
     s3_place: S3Place, proxy: FaultProxy, direct: S3Store
 ) -> None:
     store = through(s3_place, proxy, stall_s=1.0, deadline_s=2.0, part_bytes=32 * MIB)
-    proxy.set(Rule(pattern="PUT", fault=Fault.SIP, times=FOREVER, bytes_s=100_000))
+    proxy.set(HttpFaultRule(pattern="PUT", fault=HttpFault.SIP, times=FOREVER, bytes_s=100_000))
     start_s = time.monotonic()
     with pytest.raises(StoreError, match=r"cannot write it"):
         store.write("f", [LARGE, LARGE])
@@ -234,7 +240,7 @@ def test_bytes_that_change_on_their_way_are_never_published(
     s3_place: S3Place, proxy: FaultProxy, direct: S3Store
 ) -> None:
     store = through(s3_place, proxy, stall_s=0.3, deadline_s=1.0)
-    proxy.set(Rule(pattern="PUT", fault=Fault.FLIP_REQUEST, times=FOREVER))
+    proxy.set(HttpFaultRule(pattern="PUT", fault=HttpFault.FLIP_REQUEST, times=FOREVER))
     with pytest.raises(StoreError, match="BadDigest"):
         store.write("small", [b"small"])
     with pytest.raises(StoreError, match="BadDigest"):
@@ -257,7 +263,7 @@ def test_a_killed_writer_is_taken_up_where_it_was(
     s3_place: S3Place, proxy: FaultProxy, direct: S3Store, tmp_path: Path
 ) -> None:
     (tmp_path / "data").write_bytes(LARGE)
-    proxy.set(Rule(pattern="partNumber=3", fault=Fault.STALL))
+    proxy.set(HttpFaultRule(pattern="partNumber=3", fault=HttpFault.STALL))
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, s3_place.url, str(tmp_path / "data")],
         env={**os.environ, **s3_place.through(proxy.endpoint).environment},
@@ -331,8 +337,8 @@ def _write(store: S3Store, parts: Iterable[Buffer], failed: list[StoreError]) ->
 def _await_a_part(place: S3Place) -> None:
     """Return once an upload of the place's file ``f`` has a part on the server."""
     bucket, _, prefix = place.url.removeprefix("s3://").partition("/")
-    target = Target(bucket=bucket, key=f"{prefix}/f", where=f"{place.url}/f")
-    connection, deadline = Connection(place.config()), time.monotonic() + 60
+    target = UploadTarget(bucket=bucket, key=f"{prefix}/f", where=f"{place.url}/f")
+    connection, deadline = S3Connection(place.config()), time.monotonic() + 60
     while not any(parts_of(connection, upload) for upload in unfinished(connection, target)):
         assert time.monotonic() < deadline, "no part arrived"
         time.sleep(0.01)
@@ -343,13 +349,18 @@ def test_a_server_without_conditions_is_refused(
 ) -> None:
     with faulty(emulator_place.endpoint) as careless:
         store = S3Store(emulator_place.url, emulator_place.through(careless.endpoint).config())
-        careless.set(Rule(pattern="PUT", fault=Fault.FORGET_CONDITIONS, times=FOREVER))
+        careless.set(HttpFaultRule(pattern="PUT", fault=HttpFault.FORGET_CONDITIONS, times=FOREVER))
         with pytest.raises(StoreError, match="takes no notice of If-None-Match"):
             store.replace("d/f", b"x", expected=None)
         assert store.names("d") == []
     store = through(s3_place, proxy)
-    refusing = Rule(
-        pattern="PUT", fault=Fault.REFUSE, first=2, times=FOREVER, status=501, code="NotImplemented"
+    refusing = HttpFaultRule(
+        pattern="PUT",
+        fault=HttpFault.REFUSE,
+        first=2,
+        times=FOREVER,
+        status=501,
+        code="NotImplemented",
     )
     proxy.set(refusing)
     with pytest.raises(StoreError, match=r"on a condition.*501 NotImplemented.*use another one"):

@@ -13,13 +13,13 @@ from ports import free_ports
 
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.config import AgentConfig, AgentTiming
 from holdfast.elastic.agent.hosting import JOURNAL
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.launch.local import agent_command
-from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, node_key, outcome_key
 from holdfast.elastic.processes.children import Child
 from holdfast.tools.show.leftovers import leftovers
@@ -53,7 +53,7 @@ class Nodes:
             wanted={},
             nodes=2,
             command=("true",),
-            timing=Timing(lease_ttl_s=30.0, self_fence_s=25.0),
+            timing=AgentTiming(lease_ttl_s=30.0, self_fence_s=25.0),
         )
         self.agents[name] = Child.start(
             agent_command(config),
@@ -131,7 +131,7 @@ def test_a_finished_job_leaves_no_table(tmp_path: Path) -> None:
         coordinator = running.connect()
         _await(lambda: len(coordinator.range(node_key(RUN, ""))[0]) == 2, running)
         assert (tmp_path / "n0" / JOURNAL).exists()
-        outcome = encode(Outcome(ok=True, message="done"))
+        outcome = encode(JobOutcome(ok=True, message="done"))
         assert coordinator.compare_and_set(outcome_key(RUN), outcome, expected=0)
         for name in ("n1", "n0"):  # the host is the last to leave
             assert running.agents[name].wait(DEADLINE_S) == 0, running.output.read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tree import ROOT
 
-from holdfast.elastic.processes.children import Change, Child
+from holdfast.elastic.processes.children import Child, ChildChange
 from holdfast.elastic.processes.control_page import ControlPage
 from holdfast.elastic.processes.lifelock import wait_status
 
@@ -82,7 +82,7 @@ def seen_before_the_memory_was_freed(directory: Path) -> bool:
     holder.child.foretell(os.waitstatus_to_exitcode(holder.status))
     told = holder.child.poll()
     assert told is not None
-    assert (told.change, told.code) == (Change.EXITED, -signal.SIGKILL)
+    assert (told.change, told.code) == (ChildChange.EXITED, -signal.SIGKILL)
     assert not holder.child.alive
     assert holder.child.poll() is None
     still_at_it = holder.child.wait(0.0) is None
@@ -137,6 +137,6 @@ def test_one_that_was_buried_before_anybody_looked_has_exited_all_the_same(tmp_p
         if look == "poll":
             told = holder.child.poll()
             assert told is not None
-            assert told.change is Change.EXITED
+            assert told.change is ChildChange.EXITED
         assert holder.child.wait(0.0) == -signal.SIGKILL
         holder.close()

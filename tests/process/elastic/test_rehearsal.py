@@ -25,14 +25,14 @@ from torch.distributed.tensor.parallel import (
 
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.config import Batch, Settings
-from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop import rehearsal
 from holdfast.elastic.loop.rehearsal import stage
 from holdfast.elastic.membership.records import MeshSize
 
 
-def _guard() -> Guard:
-    return Guard(1, lambda: False)
+def _guard() -> WaitGuard:
+    return WaitGuard(1, lambda: False)
 
 
 def test_a_model_is_sharded_as_it_will_be_and_collectives_wait_for_nobody() -> None:

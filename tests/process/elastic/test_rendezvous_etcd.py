@@ -8,20 +8,22 @@ from contextlib import ExitStack
 from etcd_fixtures import Connect
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.rendezvous.link import Link, Place
+from holdfast.elastic.rendezvous.link import CoordinatorPlace, RendezvousLink
 from holdfast.elastic.rendezvous.rounds import Participant, Round
 
 DEADLINE_S = 60.0
 
 
-def enter(stack: ExitStack, place: str, node: str) -> Link:
-    link = Link(Place.parse(place), RunKey.new(), prefix="torchrun/test/", ttl_s=6.0)
+def enter(stack: ExitStack, place: str, node: str) -> RendezvousLink:
+    link = RendezvousLink(
+        CoordinatorPlace.parse(place), RunKey.new(), prefix="torchrun/test/", ttl_s=6.0
+    )
     stack.callback(link.leave, farewell=False)
     link.enter(Participant(node=node, host=node), deadline_s=time.monotonic() + DEADLINE_S)
     return link
 
 
-def await_nodes(link: Link, *names: str) -> None:
+def await_nodes(link: RendezvousLink, *names: str) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while sorted(link.view().nodes) != sorted(names):
         assert time.monotonic() < deadline_s, f"{link.view()} instead of {names}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.scenarios.catalogue import Part
-from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _REPOSITORY = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ class Remote:
 
 
 class Site:
-    """See `holdfast.tools.chaos.faults.injector.Site`: what the test puts there."""
+    """See `holdfast.tools.chaos.faults.injector.JobAccess`: what the test puts there."""
 
     def __init__(self, folder: Path, *, run: str = "") -> None:
         self.folder, self.run = folder, run
@@ -106,7 +106,7 @@ def struck(
     return Strike(
         number=7,
         kind=kind,
-        target=Target(),
+        target=StrikeTarget(),
         when=When(s=0.0),
         pick=pick,
         lasts_s=lasts_s,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from holdfast.elastic.coordinator.base import Coordinator, Event, EventKind
+from holdfast.elastic.coordinator.base import Coordinator, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
 
 PATIENCE_S = 60.0
@@ -27,7 +27,7 @@ class History:
         self.acknowledged: dict[str, str] = {}
         self.uncertain: dict[str, str] = {}
         self.failures: list[str] = []
-        self.events: list[Event] = []
+        self.events: list[KeyEvent] = []
         self.resets = 0
         self._threads = [
             threading.Thread(target=self._write, args=(connect(), f"h/{number}"), daemon=True)

@@ -22,13 +22,13 @@ from holdfast.elastic.groups import collectives
 
 def look_late(seconds: float) -> None:
     """Have this process look at the fence only after some time, as on a busy machine."""
-    check = collectives.Guard.check
+    check = collectives.WaitGuard.check
 
-    def late(guard: collectives.Guard) -> None:
+    def late(guard: collectives.WaitGuard) -> None:
         time.sleep(seconds)
         check(guard)
 
-    collectives.Guard.check = late
+    collectives.WaitGuard.check = late
 
 
 def main(args: argparse.Namespace) -> None:

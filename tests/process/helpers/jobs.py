@@ -20,7 +20,7 @@ from holdfast.elastic.launch.local import (
     NodeSpec,
     python_command,
 )
-from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.records import JobOutcome
 from holdfast.tools.show.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
@@ -83,7 +83,7 @@ class Job:
                 return node.workers[seat]
         raise AssertionError(f"no {seat} in {self.launcher.processes()}")
 
-    def finish(self) -> Outcome:
+    def finish(self) -> JobOutcome:
         """Wait for the end."""
         outcome = self.launcher.wait(DEADLINE_S)
         self.history += self._reader.new()

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.state.held import Part, held
+from holdfast.ckpt.state.local_boxes import TensorShard, held
 from holdfast.ckpt.state.restore import restore
 
 State = dict[str, Any]
@@ -230,7 +230,7 @@ def stacked(first: int, count: int) -> State:
     for parameter in experts.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    stack = Part(experts.stack, shape=(4, 3, 2), offset=(first, 0, 0))
+    stack = TensorShard(experts.stack, shape=(4, 3, 2), offset=(first, 0, 0))
     router = {"weight": experts.router.weight, "bias": experts.router.bias}
     return {"moe": {"stack": stack, "router": router}, "optimizer": optimizer}
 
@@ -344,14 +344,14 @@ def refusals(root: Path) -> None:
         assert "PerRank" in text
     else:
         raise AssertionError("saved")
-    lost = ckpt.Part(torch.ones(1), shape=(4,), offset=(min(rank, 2),))
+    lost = ckpt.TensorShard(torch.ones(1), shape=(4,), offset=(min(rank, 2),))
     try:
         ckpt.save(root, {"t": lost}, step=1)
     except ckpt.StateError as error:
         assert "t: the ranks hold 3 elements of shape (4,)" in str(error)
     else:
         raise AssertionError("saved")
-    twisted = ckpt.Part(torch.ones(2), shape=(4,), offset=([0, 1, 0, 1][rank],))
+    twisted = ckpt.TensorShard(torch.ones(2), shape=(4,), offset=([0, 1, 0, 1][rank],))
     try:
         ckpt.save(root, {"t": twisted}, step=1)
     except ckpt.StateError as error:

@@ -42,7 +42,7 @@ class TextStream(IterableDataset[torch.Tensor]):
         yield from (text(i) for i in range(info.id, TEXTS, info.num_workers))
 
 
-def train_all(world: reform.World, _folder: Path) -> dict[str, Any]:
+def train_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
     """Train every kind of model on every kind of data set."""
     found: dict[str, Any] = {
         f"{stream=} {sharded=}": train_epochs(world, stream=stream, sharded=sharded)
@@ -52,7 +52,7 @@ def train_all(world: reform.World, _folder: Path) -> dict[str, Any]:
     return found | {"means": mean_of_a_short_step(world)}
 
 
-def train_epochs(world: reform.World, *, stream: bool, sharded: bool) -> dict[str, Any]:
+def train_epochs(world: reform.GenerationWorld, *, stream: bool, sharded: bool) -> dict[str, Any]:
     """Train two epochs whose last steps are smaller than the world; return what all agree on."""
     settings = Settings(batch=Batch(microbatches=7, size=1), exact=True, seed=7)
     run, _ = run_of(world, settings)
@@ -79,7 +79,7 @@ def train_epochs(world: reform.World, *, stream: bool, sharded: bool) -> dict[st
     return {"hash": digest, "losses": losses, "epochs": epochs, "steps": run.completed}
 
 
-def mean_of_a_short_step(world: reform.World) -> list[float]:
+def mean_of_a_short_step(world: reform.GenerationWorld) -> list[float]:
     """Return the gradient of a linear model after each step of an epoch of 7 samples, 5 a step."""
     settings = Settings(batch=Batch(microbatches=4), exact=False, seed=7)
     run, _ = run_of(world, settings)

@@ -24,7 +24,7 @@ STEPS = 3
 CONFIG = msgspec.structs.replace(preset("tiny"), lora=LoraConfig(rank=4))
 
 
-def train(world: reform.World, folder: Path) -> dict[str, Any]:
+def train(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:
     """Train a few steps; return the hashes of the last weights, and of those that are retained."""
     policies = Policies(CONFIG)
     policy, earlier = policies.build(), [policies.build() for _ in range(2)]

@@ -10,7 +10,7 @@ from own_loops import Job
 from holdfast.elastic.groups import reform
 
 
-def train_two_steps(world: reform.World, _folder: Path) -> list[Any]:
+def train_two_steps(world: reform.GenerationWorld, _folder: Path) -> list[Any]:
     """Return what each step's batch is at this rank."""
     job = Job()
     job.world = {

@@ -26,7 +26,7 @@ from holdfast.elastic.tracked.cursor import Cursor
 from holdfast.elastic.tracked.protection import Protection
 
 
-def all_collectives(world: reform.World, _folder: Path) -> dict[str, Any]:
+def all_collectives(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
     rank, size = world.rank, world.size
     found: dict[str, Any] = {}
     total = torch.full((3,), float(rank + 1))
@@ -65,7 +65,7 @@ def all_collectives(world: reform.World, _folder: Path) -> dict[str, Any]:
     return found
 
 
-def reduce_until_hurt(world: reform.World, folder: Path) -> float:
+def reduce_until_hurt(world: reform.GenerationWorld, folder: Path) -> float:
     tensor = torch.ones(1 << 14)
     for turn in range(1_000_000):
         dist.all_reduce(tensor)
@@ -75,7 +75,7 @@ def reduce_until_hurt(world: reform.World, folder: Path) -> float:
     return 0.0
 
 
-def plan_alone(world: reform.World, folder: Path) -> dict[str, Any]:
+def plan_alone(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:
     """Change the state at rank 0 only, while the other rank goes on to reduce gradients."""
     world.plans.timeout_s = 0.5
     slots = folder / str(world.rank)
@@ -191,14 +191,14 @@ class Listening:
         return False
 
 
-def run_of(world: reform.World, settings: Settings) -> tuple[Run, Listening]:
+def run_of(world: reform.GenerationWorld, settings: Settings) -> tuple[Run, Listening]:
     """A run without agents and sidecars."""
     channel: Any = Listening()
     keeper: Any = Keeping(settings)
     return Run(channel, settings, world, pulse=Pulse(channel), keeper=keeper), channel
 
 
-def wrapped(model: Net, world: reform.World, how: str) -> nn.Module:
+def wrapped(model: Net, world: reform.GenerationWorld, how: str) -> nn.Module:
     """Wrap a model as the name says: ``hsdp`` is two replicas, as soon as there are two ranks."""
     if how == "plain":
         return model
@@ -216,7 +216,7 @@ def wrapped(model: Net, world: reform.World, how: str) -> nn.Module:
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def train(world: reform.World, folder: Path, *, exact: Exact, how: str) -> dict[str, Any]:
+def train(world: reform.GenerationWorld, folder: Path, *, exact: Exact, how: str) -> dict[str, Any]:
     """Train a few steps; return the hash of the weights and what was seen on the way."""
     settings = Settings(batch=Batch(microbatches=5, size=3), exact=exact, seed=7)
     run, channel = run_of(world, settings)
@@ -248,7 +248,7 @@ def train(world: reform.World, folder: Path, *, exact: Exact, how: str) -> dict[
 
 
 def train_in_turn(
-    world: reform.World, folder: Path, *, ways: dict[str, dict[str, Any]]
+    world: reform.GenerationWorld, folder: Path, *, ways: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Train in several ways, one after the other, in the same processes."""
     return {name: train(world, folder, **how) for name, how in ways.items()}

@@ -17,10 +17,10 @@ import torch
 
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
 
-Body = Callable[[reform.World, Path], Any]
+Body = Callable[[reform.GenerationWorld, Path], Any]
 
 GRACE_S = 10.0
 """How long a rank waits for the fence that explains an error."""
@@ -63,10 +63,10 @@ def enter(
     number: int = 1,
     mesh: MeshSize | None = None,
     axes: tuple[str, ...] = reform.AXES,
-) -> reform.World:
+) -> reform.GenerationWorld:
     """Form a generation in this process."""
     fence = fence_file(folder, number)
-    guard = Guard(number, fence.exists, grace_s=GRACE_S)
+    guard = WaitGuard(number, fence.exists, grace_s=GRACE_S)
     return reform.form(
         record_of(stores, number=number, mesh=mesh),
         incarnation=str(rank),

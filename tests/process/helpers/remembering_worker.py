@@ -15,7 +15,7 @@ from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpE
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.blocks import random_payload, write_block
-from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
@@ -57,7 +57,7 @@ def _run_generation(
         while step < args.steps:
             if channel.fenced(number):
                 return False
-            channel.beat(step=step, phase=Phase.COMPUTE)
+            channel.beat(step=step, phase=WorkerPhase.COMPUTE)
             time.sleep(args.seconds)
             step += 1
             nbytes = args.bytes + step * args.grow
@@ -79,7 +79,7 @@ def _run_generation(
         while not channel.fenced(number):
             time.sleep(0.01)
         return False
-    channel.beat(step=step, phase=Phase.IDLE)
+    channel.beat(step=step, phase=WorkerPhase.IDLE)
     return not channel.fenced(number)
 
 

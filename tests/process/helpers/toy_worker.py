@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.elastic.channel.base import Channel, Phase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
@@ -66,7 +66,7 @@ def train(channel: Channel, args: argparse.Namespace) -> None:
 
 def hang(channel: Channel, how: str) -> None:
     if how == "paused":
-        channel.beat(step=3, phase=Phase.PAUSE, limit_s=1.5)
+        channel.beat(step=3, phase=WorkerPhase.PAUSE, limit_s=1.5)
     if how == "hard":
         re.match("(a+)+b", "a" * 64)
     time.sleep(1000)
@@ -80,14 +80,14 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
     while step < args.steps and not (args.until and args.until.exists()):
         if channel.fenced(record.number):
             return False
-        channel.beat(step=step, phase=Phase.COMPUTE)
+        channel.beat(step=step, phase=WorkerPhase.COMPUTE)
         seconds = args.seconds * (5 if rank == args.slow else 1)
         time.sleep(seconds)
         alone = args.hang in ("soft", "hard", "paused")
         if alone and step == 3 and record.number == 1 and rank == 0:
             hang(channel, args.hang)
         if step == 3 and (args.hang == "always" or (args.hang == "meet" and record.number == 1)):
-            channel.beat(step=step, phase=Phase.MEET)
+            channel.beat(step=step, phase=WorkerPhase.MEET)
             while not channel.fenced(record.number):
                 time.sleep(0.005)
             return False
@@ -98,7 +98,7 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
             fresh.replace(args.progress)
         spent = {"seconds": seconds, "waited_s": 0.0, "cpu_s": 0.0, "microbatches": 1}
         channel.emit("step", step=step, generation=record.number, rank=rank, **spent)
-    channel.beat(step=step, phase=Phase.IDLE)
+    channel.beat(step=step, phase=WorkerPhase.IDLE)
     return not channel.fenced(record.number)
 
 

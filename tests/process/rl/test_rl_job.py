@@ -17,7 +17,7 @@ from sidecar_group import wait_until
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.ledger.checker import CheckConfig
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
@@ -66,7 +66,7 @@ def test_alone_the_job_takes_what_arrives_within_its_limits_and_some_of_it_again
     tmp_path: Path, config: RLConfig
 ) -> None:
     scheduling = Scheduling(
-        order=Order.ARRIVAL,
+        order=GroupOrder.ARRIVAL,
         claims="longest",
         over_provision=1.0,
         token_budget=50,

@@ -22,7 +22,7 @@ from rich.console import Console
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.tools.bench import command
 from holdfast.tools.bench.data_path import lost_time
-from holdfast.tools.bench.samples import Row, Samples, Setup, Yardstick, in_turn
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, Yardstick, in_turn
 from holdfast.tools.cli import EXIT_FAILED, EXIT_USAGE, main
 
 PEERLESS = {
@@ -264,7 +264,7 @@ def test_cases_run_in_turn_and_the_warm_up_does_not_count(tmp_path: Path) -> Non
         order.append(name)
         return {name: float(len(order))}
 
-    setup = Setup(size_bytes=1, repeat=2, directory=tmp_path, lap=lambda: order.append("|"))
+    setup = BenchSetup(size_bytes=1, repeat=2, directory=tmp_path, lap=lambda: order.append("|"))
     samples = in_turn([lambda: case("a"), lambda: case("b")], setup)
     assert "".join(order) == "ab|ab|ab|"
     row = samples.row("s", "a", 1, "b", "nobody")
@@ -274,9 +274,9 @@ def test_cases_run_in_turn_and_the_warm_up_does_not_count(tmp_path: Path) -> Non
 
 def test_nothing_timed_is_an_error() -> None:
     with pytest.raises(KeyError):
-        Samples().row("s", "a", 1, "b")
+        Timings().row("s", "a", 1, "b")
     with pytest.raises(ValueError, match="never timed"):
-        Row(
+        BenchRow(
             section="s",
             name="a",
             size_bytes=1,
@@ -287,7 +287,7 @@ def test_nothing_timed_is_an_error() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_says_what_was_compared_with_what(width: int) -> None:
-    row = Row(
+    row = BenchRow(
         section="persist",
         name="ckpt.save",
         size_bytes=10**9,
@@ -432,7 +432,9 @@ def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
 ) -> None:
     from holdfast.tools.bench.exact import section as exact
 
-    setup = Setup(size_bytes=1 << 16, repeat=1, directory=tmp_path, lap=lambda: None, quick=True)
+    setup = BenchSetup(
+        size_bytes=1 << 16, repeat=1, directory=tmp_path, lap=lambda: None, quick=True
+    )
     found = exact.exact(setup, worlds=(1, 2))
     figures = {figure.name: figure.value for figure in found}
     assert figures["2 ranks, float32: moved"] > 0

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.loss import Action, LossGuard, Past, decide, longest
+from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, longest
 
 STEPS = 12
 
@@ -42,11 +42,11 @@ def test_ranks_decide_alike_and_come_to_an_end(
         assert len({(action, why) for action, why, _ in found}) == 1
         action, why, _ = found[0]
         ranks = [past for _, _, past in found]
-        assert bool(why) == (action is not Action.GO_ON)
-        if action is Action.STOP:
+        assert bool(why) == (action is not LossAction.GO_ON)
+        if action is LossAction.STOP:
             return
-        step = max(0, step - guard.steps_back) if action is Action.ROLL_BACK else step + 1
-        if action is Action.ROLL_BACK or done in joins:  # a new generation, perhaps a new rank
+        step = max(0, step - guard.steps_back) if action is LossAction.ROLL_BACK else step + 1
+        if action is LossAction.ROLL_BACK or done in joins:  # a new generation, perhaps a new rank
             known = [*ranks[: 1 if done in joins else 2], Past()]
             ranks = [longest(known, before=step)] * 2
     if not bad:

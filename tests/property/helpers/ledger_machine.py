@@ -15,10 +15,10 @@ from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import (
-    Limits,
     SampleId,
     Stamp,
     Trajectory,
+    TurnLimits,
     extend_stamps,
 )
 
@@ -36,7 +36,7 @@ def plan_of(replay: ReplayConfig | None = None, **scheduling: Any) -> BatchPlan:
         group=2,
         eta=2,
         steps=6,
-        limits=Limits(end=END, context=10, max_new_tokens=4),
+        limits=TurnLimits(end=END, context=10, max_new_tokens=4),
         mode=Mode.BOUNDED,
         scheduling=Scheduling(**scheduling),
         replay=replay or ReplayConfig(),

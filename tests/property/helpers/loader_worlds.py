@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.data.loaders import Loader, MapLoader, Site, StreamLoader
+from holdfast.elastic.data.loaders import Loader, LoaderContext, MapLoader, StreamLoader
 from holdfast.elastic.data.options import is_iterable, loading_of
 from holdfast.elastic.planning.shares import part
 
@@ -66,7 +66,7 @@ class StatefulStream(Stream):
         self.at = state["at"]
 
 
-def make_loader(dataset: Any, site: Site, *, batch: int, **how: Any) -> Loader:
+def make_loader(dataset: Any, site: LoaderContext, *, batch: int, **how: Any) -> Loader:
     """Return a loader without a run."""
     order, factory = how.pop("order", None), how.pop("factory", DataLoader)
     options = {"collate_fn": as_list, **how}
@@ -83,9 +83,9 @@ def alone(
     *,
     mine: Callable[[], Sequence[int]] | None = None,
     **more: Any,
-) -> Site:
+) -> LoaderContext:
     """Return the site of a rank that gathers with nobody."""
-    return Site(
+    return LoaderContext(
         **{
             "seed": SEED,
             "microbatches": microbatches,
@@ -120,7 +120,7 @@ class World:
         states: dict[str, Json],
         *,
         microbatches: int,
-        make: Callable[[Site], Loader],
+        make: Callable[[LoaderContext], Loader],
         shares: Sequence[int] = (),
         abreast: int = 1,
     ) -> None:

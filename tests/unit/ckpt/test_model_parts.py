@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast import ckpt
-from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.state.flatten import flatten
 
 
@@ -57,7 +57,7 @@ def test_a_rank_may_have_other_parts_when_it_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_second_look_knows_them_again_and_sees_what_changed_in_them() -> None:
-    watch, parts = Watch(), ckpt.ModelParts([Layers(0), Layers(1)])
+    watch, parts = ChangeWatch(), ckpt.ModelParts([Layers(0), Layers(1)])
     state = state_of(parts)
     assert not watch.flatten(state)[1]
     assert watch.flatten(state)[1]

@@ -10,7 +10,7 @@ import pytest
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, JobFailed, RollBack
 from holdfast.elastic.loop.loss_watch import LossWatch
-from holdfast.elastic.loss import Action, LossGuard, Past, decide, judge, longest
+from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, judge, longest
 
 GUARD = LossGuard(warmup=4, window=8)
 
@@ -35,7 +35,7 @@ def test_noise_and_a_slow_rise_are_no_leaps() -> None:
     for step in range(3000):
         loss = (2.0 + step / 1000) * draw.lognormvariate(0.0, 0.1)
         action, why, past = decide(loss, past, step=step, guard=guard)
-        assert action is Action.GO_ON, why
+        assert action is LossAction.GO_ON, why
     assert len(past.losses) == guard.window
 
 
@@ -43,7 +43,7 @@ def test_a_new_level_is_learned_after_some_warnings() -> None:
     past, warned = after(*[1.0] * 8), 0
     for step in range(8, 40):
         action, _, past = decide(10.0, past, step=step, guard=GUARD)
-        warned += action is Action.WARN
+        warned += action is LossAction.WARN
     assert 0 < warned < 8
 
 
@@ -54,10 +54,10 @@ def test_going_back_is_bounded_by_step_and_forgotten_behind_it() -> None:
         actions.append(action)
         for step in (7, 8):
             _, _, past = decide(1.0, past, step=step, guard=GUARD)
-    assert actions == [Action.ROLL_BACK, Action.ROLL_BACK, Action.STOP]
+    assert actions == [LossAction.ROLL_BACK, LossAction.ROLL_BACK, LossAction.STOP]
     _, _, past = decide(1.0, past, step=9, guard=GUARD)
     action, _, _ = decide(math.nan, past, step=10, guard=GUARD)
-    assert action is Action.ROLL_BACK, "the next step has tries of its own"
+    assert action is LossAction.ROLL_BACK, "the next step has tries of its own"
 
 
 def test_skipping_is_bounded_in_a_row() -> None:
@@ -66,8 +66,8 @@ def test_skipping_is_bounded_in_a_row() -> None:
     for step in range(4):
         action, _, past = decide(math.nan if step != 1 else 1.0, past, step=step, guard=guard)
         actions.append(action)
-    assert actions == [Action.SKIP, Action.GO_ON, Action.SKIP, Action.SKIP]
-    assert decide(math.nan, past, step=4, guard=guard)[0] is Action.STOP
+    assert actions == [LossAction.SKIP, LossAction.GO_ON, LossAction.SKIP, LossAction.SKIP]
+    assert decide(math.nan, past, step=4, guard=guard)[0] is LossAction.STOP
 
 
 def test_ranks_that_joined_late_learn_from_the_others() -> None:
@@ -78,7 +78,7 @@ def test_ranks_that_joined_late_learn_from_the_others() -> None:
 
 
 def test_the_watch_says_what_becomes_of_a_step() -> None:
-    told: list[tuple[str, Action]] = []
+    told: list[tuple[str, LossAction]] = []
     watch = LossWatch(LossGuard(steps_back=2, limit=1))
 
     def skips(loss: float, step: int, wrong: str = "") -> bool:
@@ -92,7 +92,7 @@ def test_the_watch_says_what_becomes_of_a_step() -> None:
     assert caught.value.at_most == 3
     with pytest.raises(JobFailed, match="step 5: loss is nan, again after going back 1 times"):
         skips(math.nan, 5)
-    assert [action for _, action in told] == [Action.ROLL_BACK, Action.STOP]
+    assert [action for _, action in told] == [LossAction.ROLL_BACK, LossAction.STOP]
 
 
 def test_a_loop_that_does_not_log_the_loss_is_told_so() -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.elastic.coordinator.base import Coordinator, Event, EventKind
+from holdfast.elastic.coordinator.base import Coordinator, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 PATIENCE_S = 10.0
@@ -15,9 +15,9 @@ PATIENCE_S = 10.0
 
 def watch_until(
     coordinator: Coordinator, prefix: str, *, after: int, count: int
-) -> tuple[list[Event], int]:
+) -> tuple[list[KeyEvent], int]:
     """Collect ``count`` events or fail."""
-    events: list[Event] = []
+    events: list[KeyEvent] = []
     deadline_s = time.monotonic() + PATIENCE_S
     while len(events) < count:
         assert time.monotonic() < deadline_s, f"only {events} came"
@@ -187,7 +187,7 @@ class CoordinatorConformance:
 
     def test_blocking_watch_does_not_block_other_calls(self, coordinator: Coordinator) -> None:
         _, after = coordinator.range("r/")
-        found: list[Event] = []
+        found: list[KeyEvent] = []
 
         def watch() -> None:
             found.extend(coordinator.watch("r/", after=after, timeout_s=PATIENCE_S)[0])

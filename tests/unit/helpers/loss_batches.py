@@ -6,13 +6,13 @@ import torch
 
 from holdfast.adapters.rl.config import preset
 from holdfast.adapters.rl.loss.advantages import group_advantages
-from holdfast.adapters.rl.loss.batch import Batch, collate
+from holdfast.adapters.rl.loss.batch import TrainingBatch, collate
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 
 CONFIG = preset("tiny")
 
 
-def make_batch(rows: int = 8, spare: int = 0) -> Batch:
+def make_batch(rows: int = 8, spare: int = 0) -> TrainingBatch:
     generator = torch.Generator().manual_seed(3)
     samples = []
     for row in range(rows):

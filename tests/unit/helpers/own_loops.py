@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.rl.library import BatchPlan, Limits, Mode, Rollouts, Sample
+from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, TurnLimits
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.membership.records import Member
 
-LIMITS = Limits(end=9, context=12, max_new_tokens=4)
+LIMITS = TurnLimits(end=9, context=12, max_new_tokens=4)
 PLAN = BatchPlan(groups=2, group=2, eta=0, steps=4, limits=LIMITS, mode=Mode.SYNC)
 
 

@@ -11,18 +11,18 @@ import zmq
 from holdfast.ckpt.transport import Client, RunKey, Server
 from holdfast.ckpt.transport.envelope import (
     ENVELOPE_BYTES,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
     decode_envelope,
     parse_sealed,
 )
 from holdfast.ckpt.transport.sealing import Sealer
-from holdfast.ckpt.transport.sessions import Ask, Grant
+from holdfast.ckpt.transport.sessions import Ask, SessionGrant
 
 DEADLINE_S = 10.0
 
 
-def ask_session(server: Server, key: RunKey, *, instead: bytes = b"") -> Grant:
+def ask_session(server: Server, key: RunKey, *, instead: bytes = b"") -> SessionGrant:
     """Get a session as a client does."""
     client = Client(server.address, key)
     try:
@@ -48,24 +48,24 @@ class RawSession:
     def message(self, op: str, frames: Sequence[bytes] = (), *, body: Any = None) -> list[bytes]:
         """Return the next genuine message of the session."""
         self.counter += 1
-        header = Header(id=self.counter, op=op, body=body)
-        parts = self.sealer.seal(Kind.REQUEST, self.counter, header, frames, take=_memory)
+        header = MessageHeader(id=self.counter, op=op, body=body)
+        parts = self.sealer.seal(MessageKind.REQUEST, self.counter, header, frames, take=_memory)
         return [bytes(part) for part in parts]
 
     def send(self, parts: Sequence[bytes]) -> None:
         self.socket.send_multipart(list(parts))
 
-    def receive(self) -> Header:
+    def receive(self) -> MessageHeader:
         """Return the header of the next answer; its seals are checked."""
         assert self.socket.poll(DEADLINE_S * 1000), "no answer"
         parts = self.socket.recv_multipart()
         envelope = parse_sealed(parts)
-        assert envelope.kind is Kind.REPLY
+        assert envelope.kind is MessageKind.REPLY
         header = self.sealer.open_header(envelope, parts)
         self.sealer.open_frames(envelope, parts, header.lengths, take=_memory)
         return header
 
-    def receive_hint(self) -> Kind:
+    def receive_hint(self) -> MessageKind:
         """Return the kind of the next message, which has an envelope and nothing else."""
         assert self.socket.poll(DEADLINE_S * 1000), "no answer"
         (part,) = self.socket.recv_multipart()

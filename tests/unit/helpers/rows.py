@@ -12,7 +12,7 @@ from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.stripes import Geometry, restore_points
 from holdfast.ckpt.sidecar.parity import builder
-from holdfast.ckpt.sidecar.parity.rows import Row
+from holdfast.ckpt.sidecar.parity.rows import ParityRow
 from holdfast.ckpt.testing.blocks import write_payload
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def write(group: SidecarGroup, world: SnapshotWorld, step: int, payloads: dict[i
         write_payload(group.clients[node], world, payloads[rank], step=step, rank=rank)
 
 
-def is_intact(row: Row) -> bool:
+def is_intact(row: ParityRow) -> bool:
     """Say whether the bytes of a row are what they were when it was sealed."""
     return crc32c(row.part(0, row.nbytes)) == row.entry.crc32c
 

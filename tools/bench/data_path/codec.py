@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.parity.erasure import Codec
+from holdfast.ckpt.parity.erasure import ErasureCode
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES
-from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, timed
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, timed
 
 MEMCPY, CRC, PEER_CRC = "memcpy", "CRC32C", "google-crc32c"
 SHAPES = ((2, 1), (4, 2))
 
 
-def parity(setup: Setup) -> list[Row]:
+def parity(setup: BenchSetup) -> list[BenchRow]:
     """Time parity rows over the whole state, a lost column, and a checksum, on one core."""
     data = np.random.default_rng(0).integers(0, 256, max(setup.size_bytes, 4), dtype=np.uint8)
     data = data[: len(data) // 4 * 4]
@@ -68,7 +68,7 @@ def _optional(name: str) -> Any:
 
 def _coding(data: np.ndarray[Any, np.dtype[np.uint8]], k: int, m: int) -> list[Case]:
     """Return what a holder of one row does, what it takes for all rows, and the way back."""
-    codec, width = Codec(k, m), len(data) // k
+    codec, width = ErasureCode(k, m), len(data) // k
     columns = [data[at * width : (at + 1) * width].data for at in range(k)]
     rows = {row: np.zeros(width, dtype=np.uint8).data for row in range(m)}
     room = np.zeros(width, dtype=np.uint8).data

@@ -23,9 +23,9 @@ from torch._C._distributed_c10d import TCPStore
 
 from holdfast.tools.bench.data_path import trainee
 from holdfast.tools.bench.data_path.lost_time import answer, end
-from holdfast.tools.bench.data_path.trainee import Guard, Seat, Window
+from holdfast.tools.bench.data_path.trainee import RankGuard, TraineeSeat, TrainingWindow
 from holdfast.tools.bench.nodes import SLOTS, Nodes
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.samples import BenchSetup, Figure
 
 NAMES: Final = ("a", "b", "c")
 SECTION: Final = "memory"
@@ -54,7 +54,7 @@ class NodeMemory:
     trainer: Beyond
 
 
-def memory(setup: Setup) -> list[Figure]:
+def memory(setup: BenchSetup) -> list[Figure]:
     """Measure nodes of a quarter of the size, and of all of it, with parity and with copies."""
     figures: list[Figure] = []
     smaller = () if setup.quick else (setup.size_bytes // _SMALLER,)
@@ -112,7 +112,7 @@ def _figure(name: str, values: Sequence[float], unit: str) -> Figure:
     )
 
 
-def _measure(setup: Setup, size_bytes: int, guard: str) -> list[NodeMemory]:
+def _measure(setup: BenchSetup, size_bytes: int, guard: str) -> list[NodeMemory]:
     """Train with a snapshot after every step until every slot is in use; return the nodes."""
     with Nodes(setup.directory, NAMES) as nodes, _trainees(setup, nodes, size_bytes) as trainees:
         nodes.adopt(parity=1, columns=_COLUMNS[guard])
@@ -144,7 +144,7 @@ def _train(
     peaks: dict[int, int] | None = None,
 ) -> None:
     """Have all train a window; note the most that the processes in ``peaks`` have meanwhile."""
-    window = Window(way=way, steps=steps, every=1, products=0)
+    window = TrainingWindow(way=way, steps=steps, every=1, products=0)
     for _, pipe in trainees:
         pipe.send(window)
     for _, pipe in trainees:
@@ -170,7 +170,7 @@ def _fields(pid: int, name: str) -> Mapping[str, int]:
 
 @contextmanager
 def _trainees(
-    setup: Setup, nodes: Nodes, size_bytes: int
+    setup: BenchSetup, nodes: Nodes, size_bytes: int
 ) -> Iterator[list[tuple[int, Connection]]]:
     """Start a training process on each node; yield their numbers and pipes."""
     with ExitStack() as stack:
@@ -179,8 +179,8 @@ def _trainees(
         found = []
         for rank, name in enumerate(NAMES):
             pipe, theirs = context.Pipe()
-            guard = Guard(address=nodes.addresses[name], run=nodes.run, key=nodes.key)
-            seat = Seat(
+            guard = RankGuard(address=nodes.addresses[name], run=nodes.run, key=nodes.key)
+            seat = TraineeSeat(
                 rank=rank,
                 world_size=len(NAMES),
                 meeting=f"127.0.0.1:{store.port}",

@@ -22,10 +22,15 @@ from torch._C._distributed_c10d import TCPStore
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.data_path import flash, trainee
-from holdfast.tools.bench.data_path.trainee import Guard, Outcome, Seat, Window
+from holdfast.tools.bench.data_path.trainee import (
+    RankGuard,
+    TraineeSeat,
+    TrainingWindow,
+    WindowOutcome,
+)
 from holdfast.tools.bench.nodes import SLOTS, Nodes
-from holdfast.tools.bench.samples import Row, Samples, Setup, stopwatch
-from holdfast.tools.bench.state import MANY_LAYERS, Mirror, State
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, stopwatch
+from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
 
 MEMCPY: Final = "memcpy of all ranks' state"
 OURS: Final = (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST)
@@ -47,9 +52,9 @@ _PROBE_PRODUCTS: Final = 200
 _ANSWER_S: Final = 300.0
 
 
-def lost(setup: Setup) -> list[Row]:
+def lost(setup: BenchSetup) -> list[BenchRow]:
     """Time training of as many processes as there are cores to fill, with and without saving."""
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for workers in (2,) if setup.quick else (1, 2, 4):
         found = _Found()
         for ways in _crews(setup):
@@ -62,7 +67,7 @@ def lost(setup: Setup) -> list[Row]:
     return rows
 
 
-def _crews(setup: Setup) -> list[tuple[str, ...]]:
+def _crews(setup: BenchSetup) -> list[tuple[str, ...]]:
     """Return the ways that are timed by the same processes: all, where memory holds them all."""
     if setup.free_bytes >= _TOGETHER * setup.size_bytes:
         return [WAYS]
@@ -73,13 +78,13 @@ def _crews(setup: Setup) -> list[tuple[str, ...]]:
 class _Found:
     """What was measured so far, by ways."""
 
-    seconds: Samples = field(default_factory=Samples)
-    stalls: Samples = field(default_factory=Samples)
-    cpu: Samples = field(default_factory=Samples)
+    seconds: Timings = field(default_factory=Timings)
+    stalls: Timings = field(default_factory=Timings)
+    cpu: Timings = field(default_factory=Timings)
     pace: _Pace | None = None
 
 
-def _lost(setup: Setup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
+def _lost(setup: BenchSetup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
     """One save in each window; what follows it is waited for by training on."""
     products = crew.pace.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
@@ -98,7 +103,7 @@ def _lost(setup: Setup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
         setup.lap()
 
 
-def _rows(found: _Found, workers: int) -> list[Row]:
+def _rows(found: _Found, workers: int) -> list[BenchRow]:
     rows = []
     for way in WAYS:
         row = found.seconds.row(
@@ -116,11 +121,11 @@ def _rows(found: _Found, workers: int) -> list[Row]:
     return rows
 
 
-def _inflation(setup: Setup, crew: _Crew) -> list[Row]:
+def _inflation(setup: BenchSetup, crew: _Crew) -> list[BenchRow]:
     """A snapshot after every step: what a step takes longer, for steps of several lengths."""
     rows = []
     for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
-        products, samples = crew.pace.products(ratio), Samples()
+        products, samples = crew.pace.products(ratio), Timings()
         name = f"a step with a snapshot after every step, {crew.size} workers"
         for _ in range(setup.repeat):
             free = crew.train(trainee.NOTHING, steps=6, products=products)
@@ -176,7 +181,7 @@ class _Crew:
     pace: _Pace
 
     def __init__(
-        self, pipes: Sequence[Connection], mirror: Mirror, *, sidecars: Sequence[int]
+        self, pipes: Sequence[Connection], mirror: MirrorMemory, *, sidecars: Sequence[int]
     ) -> None:
         self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
         self._sidecars = sidecars
@@ -184,13 +189,13 @@ class _Crew:
     @classmethod
     @contextmanager
     def start(
-        cls, setup: Setup, workers: int, ways: Sequence[str], *, pace: _Pace | None
+        cls, setup: BenchSetup, workers: int, ways: Sequence[str], *, pace: _Pace | None
     ) -> Iterator[_Crew]:
         """Start them, warm up their ways of saving, and time what a step is made of.
 
         That is taken over from another crew where ``pace`` says it.
         """
-        state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
+        state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
         with ExitStack() as stack:
             guards, sidecars = _guards(stack, setup, workers, ways)
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -198,7 +203,7 @@ class _Crew:
             pipes = []
             for rank in range(workers):
                 pipe, theirs = context.Pipe()
-                seat = Seat(
+                seat = TraineeSeat(
                     rank=rank,
                     world_size=workers,
                     meeting=f"127.0.0.1:{store.port}",
@@ -211,7 +216,7 @@ class _Crew:
                 theirs.close()
                 stack.callback(end, process, pipe)
                 pipes.append(pipe)
-            crew = cls(pipes, Mirror(state), sidecars=sidecars)
+            crew = cls(pipes, MirrorMemory(state), sidecars=sidecars)
             for way in (trainee.NOTHING, *ways):
                 for _ in range(1 if way in PEERS else SLOTS + 1):
                     crew.train(way, steps=2, products=0)
@@ -236,7 +241,7 @@ class _Crew:
 
     def train(self, way: str, *, steps: int, products: int, every: int = 0) -> _Together:
         """Have all ranks train a window."""
-        window = Window(way=way, steps=steps, every=every, products=products)
+        window = TrainingWindow(way=way, steps=steps, every=every, products=products)
         before_s = sum(map(_cpu_s, self._sidecars))
         for pipe in self._pipes:
             pipe.send(window)
@@ -251,12 +256,12 @@ class _Crew:
         )
 
 
-def answer(pipe: Connection) -> Outcome:
+def answer(pipe: Connection) -> WindowOutcome:
     """Return what a trainee says of its window. Raises ``PeerError`` where it says nothing."""
     if not pipe.poll(_ANSWER_S):
         raise PeerError(f"a training process gave no answer within {_ANSWER_S:g} s")
     try:
-        found: Outcome = pipe.recv()
+        found: WindowOutcome = pipe.recv()
     except EOFError as error:
         raise PeerError("a training process ended early; run with fewer --megabytes") from error
     return found
@@ -279,13 +284,13 @@ def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
 
 
 def _guards(
-    stack: ExitStack, setup: Setup, workers: int, ways: Sequence[str]
-) -> tuple[dict[str, list[Guard]], list[int]]:
+    stack: ExitStack, setup: BenchSetup, workers: int, ways: Sequence[str]
+) -> tuple[dict[str, list[RankGuard]], list[int]]:
     """Start the sidecars of every way: one for all ranks, or, for parity, at least two.
 
     Return what each rank needs of them, and their processes.
     """
-    found: dict[str, list[Guard]] = {}
+    found: dict[str, list[RankGuard]] = {}
     pids: list[int] = []
     for way in [way for way in OURS if way in ways]:
         parity = int(way == trainee.PARITY)
@@ -295,7 +300,7 @@ def _guards(
         pids += nodes.pids
         nodes.adopt(parity=parity, rank_nodes=seats)
         found[way] = [
-            Guard(address=nodes.addresses[name], run=nodes.run, key=nodes.key) for name in seats
+            RankGuard(address=nodes.addresses[name], run=nodes.run, key=nodes.key) for name in seats
         ]
     return found, pids
 

@@ -21,7 +21,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.blocks import INDEX_ROOM_BYTES, make_index
 from holdfast.tools.bench.nodes import Nodes
-from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
 
 NAMES = ("a", "b", "c")
 PROTECT, LITTLE = "3 nodes: seal to protected", "3 nodes: the same, a tenth has changed"
@@ -36,7 +36,7 @@ _PART_BYTES = 1 << 20
 _GRAIN_BYTES = 1 << 20
 
 
-def protect(setup: Setup) -> list[Row]:
+def protect(setup: BenchSetup) -> list[BenchRow]:
     """Spread the state over three nodes with one parity: all anew, and with little changed."""
     return [
         *_protect(setup, PROTECT, LITTLE, apart=False),
@@ -44,10 +44,10 @@ def protect(setup: Setup) -> list[Row]:
     ]
 
 
-def _protect(setup: Setup, anew: str, little: str, *, apart: bool) -> list[Row]:
+def _protect(setup: BenchSetup, anew: str, little: str, *, apart: bool) -> list[BenchRow]:
     with (
         Nodes(setup.directory, NAMES, apart=apart) as nodes,
-        closing(Ranks(nodes, setup.size_bytes)) as ranks,
+        closing(SealingRanks(nodes, setup.size_bytes)) as ranks,
     ):
         mirrors = [np.ones_like(payload) for payload in ranks.payloads]
 
@@ -66,7 +66,7 @@ def _protect(setup: Setup, anew: str, little: str, *, apart: bool) -> list[Row]:
     return [samples.row("protect", name, whole, MEMCPY, LOOPBACK) for name in (anew, little)]
 
 
-class Ranks:
+class SealingRanks:
     """A rank on each of the nodes `NAMES`; all seal at once, as after a step of training."""
 
     def __init__(self, nodes: Nodes, size_bytes: int) -> None:

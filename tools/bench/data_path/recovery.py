@@ -24,11 +24,11 @@ from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.restore import restore
 from holdfast.ckpt.transport import RunKey
-from holdfast.tools.bench.data_path.protect import NAMES, Ranks
-from holdfast.tools.bench.data_path.snapshot import MEMCPY, Trainer
+from holdfast.tools.bench.data_path.protect import NAMES, SealingRanks
+from holdfast.tools.bench.data_path.snapshot import MEMCPY, SnapshotTrainer
 from holdfast.tools.bench.nodes import Nodes
-from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
-from holdfast.tools.bench.state import MANY_LAYERS, Mirror, State
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
+from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
 
 LIVING, FRESH = "own arena, living process", "own arena, fresh process"
 REBUILT = "one node of three gone: its block from parity"
@@ -37,18 +37,18 @@ TMPFS_LOAD: Final = "DCP load from tmpfs"
 _ANSWER_S: Final = 120.0
 
 
-def recover(setup: Setup) -> list[Row]:
+def recover(setup: BenchSetup) -> list[BenchRow]:
     """Time restores from memory into live tensors, and the rebuilding of what a node held."""
     return [*_from_own_arena(setup), _from_parity(setup)]
 
 
-def _from_own_arena(setup: Setup) -> list[Row]:
-    state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
-    target = State(setup.size_bytes, seed=1, layers=MANY_LAYERS)
-    mirror = Mirror(state)
+def _from_own_arena(setup: BenchSetup) -> list[BenchRow]:
+    state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
+    target = BenchState(setup.size_bytes, seed=1, layers=MANY_LAYERS)
+    mirror = MirrorMemory(state)
     with (
         Nodes(setup.directory, ["a"]) as nodes,
-        closing(Trainer(nodes, state)) as trainer,
+        closing(SnapshotTrainer(nodes, state)) as trainer,
         _shared_directory(nodes.run) as files,
     ):
         trainer.take()
@@ -75,7 +75,7 @@ def _from_own_arena(setup: Setup) -> list[Row]:
 
 
 def _restore(
-    target: State,
+    target: BenchState,
     point: RestorePoint,
     address: str,
     key: RunKey,
@@ -92,7 +92,7 @@ def _restore(
     return seconds[0]
 
 
-def _in_a_fresh_process(setup: Setup, point: RestorePoint, nodes: Nodes) -> float:
+def _in_a_fresh_process(setup: BenchSetup, point: RestorePoint, nodes: Nodes) -> float:
     """Return what a process that has just built its model waits for its state."""
     ours, theirs = multiprocessing.Pipe()
     words = (theirs, setup.size_bytes, point, nodes.addresses["a"], nodes.key)
@@ -113,13 +113,16 @@ def _in_a_fresh_process(setup: Setup, point: RestorePoint, nodes: Nodes) -> floa
 def _restored(
     pipe: Connection, size_bytes: int, point: RestorePoint, address: str, key: RunKey
 ) -> None:
-    target = State(size_bytes, seed=1, layers=MANY_LAYERS)
+    target = BenchState(size_bytes, seed=1, layers=MANY_LAYERS)
     pipe.send(_restore(target, point, address, key))
 
 
-def _from_parity(setup: Setup) -> Row:
+def _from_parity(setup: BenchSetup) -> BenchRow:
     """Lose a node, have its block rebuilt and checked, and bring the node back, in each round."""
-    with Nodes(setup.directory, NAMES) as nodes, closing(Ranks(nodes, setup.size_bytes)) as ranks:
+    with (
+        Nodes(setup.directory, NAMES) as nodes,
+        closing(SealingRanks(nodes, setup.size_bytes)) as ranks,
+    ):
         block = np.frombuffer(ranks.payloads[-1], dtype=np.uint8)
         room = np.ones_like(block)
 

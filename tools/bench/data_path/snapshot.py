@@ -16,8 +16,8 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.tools.bench.nodes import SLOTS, Nodes
-from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
-from holdfast.tools.bench.state import MANY_LAYERS, Mirror, State
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
+from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
 
 MEMCPY = "memcpy"
 CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum"
@@ -25,10 +25,10 @@ FIRST = "first copy, new memory"
 ASYNC_SAVE = "DCP async_save returns"
 
 
-class Trainer:
+class SnapshotTrainer:
     """One rank, its sidecar, and the steps it has taken."""
 
-    def __init__(self, nodes: Nodes, state: State) -> None:
+    def __init__(self, nodes: Nodes, state: BenchState) -> None:
         self._nodes, self._state, self.maps = nodes, state, SlotMaps()
         self.world = nodes.adopt()
         (self.client,) = nodes.clients.values()
@@ -67,16 +67,16 @@ class Trainer:
         self.maps.close()
 
 
-def snapshot(setup: Setup) -> list[Row]:
+def snapshot(setup: BenchSetup) -> list[BenchRow]:
     """Time what a snapshot holds the trainer up, and its copy."""
-    state = State(setup.size_bytes, seed=0, layers=MANY_LAYERS)
-    mirror = Mirror(state)
-    with Nodes(setup.directory, ["a"]) as nodes, closing(Trainer(nodes, state)) as trainer:
+    state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
+    mirror = MirrorMemory(state)
+    with Nodes(setup.directory, ["a"]) as nodes, closing(SnapshotTrainer(nodes, state)) as trainer:
         first_s = trainer.warm_up()
         cases = [timed(MEMCPY, mirror.copy), trainer.take, _async_save(state, setup.directory)]
         samples = in_turn(cases, setup)
     size = state.size_bytes
-    first = Row(
+    first = BenchRow(
         section="snapshot",
         name=FIRST,
         size_bytes=size,
@@ -91,7 +91,7 @@ def snapshot(setup: Setup) -> list[Row]:
     ]
 
 
-def _async_save(state: State, directory: Path) -> Case:
+def _async_save(state: BenchState, directory: Path) -> Case:
     """Time how long the call blocks; the write behind it is waited for, not timed."""
 
     def case() -> Mapping[str, float]:

@@ -24,8 +24,8 @@ from holdfast.ckpt.geometry.layout import chunk_range
 from holdfast.ckpt.state.restore import restore as restore_state
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.shards import capture
-from holdfast.tools.bench.samples import Case, Row, Setup, in_turn, stopwatch, timed
-from holdfast.tools.bench.state import State, read_raw, write_raw
+from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
+from holdfast.tools.bench.state import BenchState, read_raw, write_raw
 
 RAW_WRITE, RAW_READ, RAW_COPY = "file write + fsync", "preadv from page cache", "file copy + fsync"
 RAW_SCAN = "read every file"
@@ -38,9 +38,9 @@ _STEP = 1
 _PIECE = 8 << 20
 
 
-def persist(setup: Setup) -> list[Row]:
+def persist(setup: BenchSetup) -> list[BenchRow]:
     """Time new checkpoints until they are durable; each is removed before the next."""
-    state = State(setup.size_bytes, seed=0)
+    state = BenchState(setup.size_bytes, seed=0)
     index, payload = capture(state.tracked, step=_STEP)
     ckpt.save(setup.directory / "based", state.tracked, step=0)
 
@@ -65,7 +65,7 @@ def persist(setup: Setup) -> list[Row]:
     ]
 
 
-def _unchanged(state: State, root: Path) -> Case:
+def _unchanged(state: BenchState, root: Path) -> Case:
     def case() -> Mapping[str, float]:
         with stopwatch() as seconds:
             ckpt.save(root, state.tracked, step=_STEP, base=0)
@@ -85,9 +85,9 @@ def _written(name: str, write: Callable[[Path], object], path: Path) -> Case:
     return case
 
 
-def restore(setup: Setup) -> list[Row]:
+def restore(setup: BenchSetup) -> list[BenchRow]:
     """Time loading into live tensors from the page cache, where the warm-up has brought it."""
-    state, target = State(setup.size_bytes, seed=0), State(setup.size_bytes, seed=1)
+    state, target = BenchState(setup.size_bytes, seed=0), BenchState(setup.size_bytes, seed=1)
     place = setup.directory
     write_raw(state, place / "raw")
     ckpt.save(place / "same", state.tracked, step=_STEP)
@@ -132,7 +132,7 @@ def _costs(read: Callable[[], object], wanted: int) -> list[tuple[str, float, st
     ]
 
 
-def _safetensors(state: State, target: State, path: Path) -> Callable[[], object]:
+def _safetensors(state: BenchState, target: BenchState, path: Path) -> Callable[[], object]:
     from safetensors.torch import load_file, save_file
 
     save_file(state.tensors, path)
@@ -145,18 +145,18 @@ def _safetensors(state: State, target: State, path: Path) -> Callable[[], object
     return read
 
 
-def parts_of(state: State, *, rank: int, ranks: int) -> dict[str, dict[str, ckpt.Part]]:
+def parts_of(state: BenchState, *, rank: int, ranks: int) -> dict[str, dict[str, ckpt.TensorShard]]:
     """Return what one of ``ranks`` holds of a state under FSDP2's split of dim 0, as views."""
     parts = {}
     for name, tensor in state.tensors.items():
         start, extent = chunk_range(tensor.shape[0], parts=ranks, index=rank)
         offset = (start, *(0 for _ in tensor.shape[1:]))
         part = tensor[start : start + extent]
-        parts[name] = ckpt.Part(part, shape=tuple(tensor.shape), offset=offset)
+        parts[name] = ckpt.TensorShard(part, shape=tuple(tensor.shape), offset=offset)
     return {"state": parts}
 
 
-def save_as(state: State, root: Path, *, ranks: int) -> None:
+def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
     """Save a state as ``ranks`` ranks would."""
     held: list[Any] = []
     for rank in range(ranks):  # what each rank tells the others
@@ -202,7 +202,7 @@ def _tell(held: list[Any], value: Any) -> list[Any]:
     raise _Told
 
 
-def load_as(target: State, root: Path, *, ranks: int) -> int:
+def load_as(target: BenchState, root: Path, *, ranks: int) -> int:
     """Load a state as ``ranks`` ranks would, one after the other; return the bytes read."""
     read = 0
     for rank in range(ranks):
@@ -212,7 +212,7 @@ def load_as(target: State, root: Path, *, ranks: int) -> int:
     return read
 
 
-def _read(name: str, read: Callable[[], object], state: State, target: State) -> Case:
+def _read(name: str, read: Callable[[], object], state: BenchState, target: BenchState) -> Case:
     def case() -> Mapping[str, float]:
         target.wipe()
         with stopwatch() as seconds:
@@ -223,13 +223,13 @@ def _read(name: str, read: Callable[[], object], state: State, target: State) ->
     return case
 
 
-def _dcp_save(state: State, path: Path) -> None:
+def _dcp_save(state: BenchState, path: Path) -> None:
     dcp_save(cast("dict[str, Any]", state.tensors), checkpoint_id=path, no_dist=True)
 
 
-def reshard(setup: Setup) -> list[Row]:
+def reshard(setup: BenchSetup) -> list[BenchRow]:
     """Time writing a checkpoint of four ranks again for two and for three."""
-    state = State(setup.size_bytes, seed=0)
+    state = BenchState(setup.size_bytes, seed=0)
     source_root = setup.directory / "four"
     save_as(state, source_root, ranks=4)
 
@@ -257,9 +257,9 @@ def _copy(source: Path, target: Path) -> None:
         os.close(fd)
 
 
-def verify(setup: Setup) -> list[Row]:
+def verify(setup: BenchSetup) -> list[BenchRow]:
     """Time the check of every byte of a checkpoint in the page cache."""
-    state = State(setup.size_bytes, seed=0)
+    state = BenchState(setup.size_bytes, seed=0)
     root = setup.directory / "verified"
     save_as(state, root, ranks=2)
 

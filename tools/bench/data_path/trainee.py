@@ -33,14 +33,14 @@ from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.transport import RunKey
 from holdfast.tools.bench.data_path.flash import Flash
 from holdfast.tools.bench.data_path.plain_disk import PlainDisk
-from holdfast.tools.bench.state import MANY_LAYERS, State
+from holdfast.tools.bench.state import MANY_LAYERS, BenchState
 
 _SIDE = 256
 _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class RankGuard:
     """The sidecar that guards a rank in one way of saving."""
 
     address: str
@@ -49,7 +49,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class TraineeSeat:
     """Where a trainee stands: its rank, where the ranks meet, its guard by ways of saving."""
 
     rank: int
@@ -57,11 +57,11 @@ class Seat:
     meeting: str
     size_bytes: int
     directory: str
-    guards: dict[str, Guard]
+    guards: dict[str, RankGuard]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TrainingWindow:
     """What to do: train ``steps`` steps at least, saving ``way`` every ``every`` steps.
 
     With ``every`` 0 one save is made, after the first step; training goes on until it is done.
@@ -75,7 +75,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WindowOutcome:
     """What a window took: ``stalls_s`` are the times the trainee itself waited, by save.
 
     ``copy_s`` is the work of the thread that copied last, 0 for a way that has none. ``cpu_s`` is
@@ -115,7 +115,7 @@ class _Nothing:
 class _Holdfast:
     """Snapshots; done when protected, and durable where they are persisted."""
 
-    def __init__(self, seat: Seat, state: State, *, way: str, persist: bool) -> None:
+    def __init__(self, seat: TraineeSeat, state: BenchState, *, way: str, persist: bool) -> None:
         # by names of its own: what all ranks have under one name is written once
         self._tracked = {f"{name}{seat.rank}": each for name, each in state.tracked.items()}
         self._persist = persist
@@ -155,7 +155,7 @@ class _Holdfast:
 class _Dcp:
     """torch.distributed.checkpoint's ``async_save``, written by a thread or a process."""
 
-    def __init__(self, seat: Seat, state: State, kind: AsyncCheckpointerType) -> None:
+    def __init__(self, seat: TraineeSeat, state: BenchState, kind: AsyncCheckpointerType) -> None:
         self._state = {f"r{seat.rank}.{name}": each for name, each in state.tensors.items()}
         self._kind, self._directory = kind, Path(seat.directory) / kind.name.lower()
         self._group = dist.new_group()  # its thread meets the other ranks' while training does
@@ -193,7 +193,7 @@ PLAIN_DISK = "only a plain file"
 NOTHING = "no saving"
 
 
-def _saver(seat: Seat, state: State, way: str) -> Saver:
+def _saver(seat: TraineeSeat, state: BenchState, way: str) -> Saver:
     makers: dict[str, Callable[[], Saver]] = {
         NOTHING: _Nothing,
         HOLDFAST: lambda: _Holdfast(seat, state, way=way, persist=False),
@@ -210,7 +210,7 @@ def _saver(seat: Seat, state: State, way: str) -> Saver:
     return makers[way]()
 
 
-def _flash(seat: Seat, state: State, *, persist: bool) -> Flash:
+def _flash(seat: TraineeSeat, state: BenchState, *, persist: bool) -> Flash:
     place = Path(seat.directory) / "flash"
     return Flash(state.tensors, place, seat=(seat.rank, seat.world_size), persist=persist)
 
@@ -224,17 +224,17 @@ def _gather(value: Any) -> list[Any]:
 class Trainee:
     """The state, the step, and the ways of saving that were used so far."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: TraineeSeat) -> None:
         torch.set_num_threads(1)
         self._seat = seat
-        self._state = State(seat.size_bytes, seed=seat.rank, layers=MANY_LAYERS)
+        self._state = BenchState(seat.size_bytes, seed=seat.rank, layers=MANY_LAYERS)
         for parameter in self._state.model.parameters():
             parameter.grad = torch.rand_like(parameter)
         self._left, self._right = torch.rand(_SIDE, _SIDE), torch.rand(_SIDE, _SIDE)
         self._out = torch.empty(_SIDE, _SIDE)
         self._savers: dict[str, Saver] = {}
 
-    def train(self, window: Window) -> Outcome:
+    def train(self, window: TrainingWindow) -> WindowOutcome:
         """Train a window and say what it took."""
         if window.way not in self._savers:
             self._savers[window.way] = _saver(self._seat, self._state, window.way)
@@ -258,7 +258,7 @@ class Trainee:
         while not self._meet(saver.is_done()):
             time.sleep(0.01)
         copy_s = saver.snapshots.stats.last_copy_s if isinstance(saver, _Holdfast) else 0.0
-        return Outcome(
+        return WindowOutcome(
             seconds=seconds,
             cpu_s=time.process_time() - began_cpu_s,
             steps=steps,
@@ -289,7 +289,7 @@ def _timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - began_s
 
 
-def serve(seat: Seat, pipe: Connection) -> None:
+def serve(seat: TraineeSeat, pipe: Connection) -> None:
     """Run as a process: train each window asked for, until there are no more."""
     host, _, port = seat.meeting.rpartition(":")
     _be_quiet(Path(seat.directory))

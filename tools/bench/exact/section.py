@@ -24,18 +24,18 @@ from torch._C._distributed_c10d import TCPStore
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.config import Exact
 from holdfast.tools.bench.exact.summands import (
-    Seat,
+    RankTask,
     Sum,
     Summing,
-    Task,
+    SummingSeat,
     Times,
-    Timing,
-    Training,
+    TimingTask,
+    TrainingTask,
     given_gradient,
     serve,
 )
 from holdfast.tools.bench.lines import by_line
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.samples import BenchSetup, Figure
 
 WORLDS: Final = (1, 2, 4)
 METHODS: Final[dict[str, Exact]] = {"float32": False, "exact": True, "int64": "int64"}
@@ -63,7 +63,7 @@ _COLUMNS: Final = {
 }
 
 
-def exact(setup: Setup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
+def exact(setup: BenchSetup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
     """Measure every way of summing at every world size; of the state 32 MiB count."""
     elements = max(min(setup.size_bytes, _MOST_BYTES) // 4, 1024)
     steps = _QUICK_STEPS if setup.quick else _STEPS
@@ -92,7 +92,7 @@ class _Bench:
         found: dict[str, list[Times]] = {}
         for method, exact_ in METHODS.items():
             how = Summing(exact=exact_, elements=self._elements, microbatches=_MICROBATCHES)
-            found[method] = _ask(pipes, Timing(how=how, repeat=self._repeat))
+            found[method] = _ask(pipes, TimingTask(how=how, repeat=self._repeat))
         alone = _slowest([times.alone_s for each in found.values() for times in each])
         self._add_times(f"{world_size} ranks, {ALONE}", alone, beside=alone)
         base_s = _busy(found["float32"])
@@ -101,7 +101,7 @@ class _Bench:
             self._add_times(name, _slowest([t.steps_s for t in found[method]]), beside=alone)
             self._add(name, "processor time", _busy(found[method]) / base_s, "×")
             self._add_errors(name, method, pipes, exact_)
-            training = Training(exact=exact_, steps=self._steps, microbatches=_MICROBATCHES)
+            training = TrainingTask(exact=exact_, steps=self._steps, microbatches=_MICROBATCHES)
             self._add_drift(name, method, _ask(pipes, training)[0])
 
     def _add_times(self, name: str, samples_s: list[float], *, beside: list[float]) -> None:
@@ -184,7 +184,7 @@ def _worst(off: Any, truth: Any) -> float:
     return float(np.abs(off).max() / np.spacing(largest))
 
 
-def _ask(pipes: Sequence[Connection], task: Task) -> list[Any]:
+def _ask(pipes: Sequence[Connection], task: RankTask) -> list[Any]:
     """Have all ranks do the task. Raises ``PeerError`` where one does not answer."""
     for pipe in pipes:
         pipe.send(task)
@@ -208,7 +208,7 @@ def _crew(world_size: int) -> Iterator[list[Connection]]:
         pipes = []
         for rank in range(world_size):
             pipe, theirs = context.Pipe()
-            seat = Seat(rank=rank, world_size=world_size, meeting_port=store.port)
+            seat = SummingSeat(rank=rank, world_size=world_size, meeting_port=store.port)
             process = context.Process(target=serve, args=(seat, theirs))
             process.start()
             theirs.close()

@@ -24,7 +24,7 @@ _WIDTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class SummingSeat:
     """Where a rank stands, and where the ranks meet."""
 
     rank: int
@@ -32,13 +32,13 @@ class Seat:
     meeting_port: int
 
 
-class Task(Protocol):
+class RankTask(Protocol):
     """Something for all ranks to do; what it returns is sent back."""
 
-    def run(self, seat: Seat) -> Any: ...
+    def run(self, seat: SummingSeat) -> Any: ...
 
 
-class Ranks:
+class SummingRanks:
     """Reductions over all ranks."""
 
     def max_(self, tensor: torch.Tensor) -> None:
@@ -60,7 +60,7 @@ def _wait(work: Work | None) -> None:
         work.wait()
 
 
-class _Given(torch.autograd.Function):
+class _GivenGradient(torch.autograd.Function):
     """A loss of 0 whose gradient is given: nothing else is computed."""
 
     @staticmethod
@@ -74,7 +74,7 @@ class _Given(torch.autograd.Function):
 
 
 def _loss_of(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = _Given.apply(weight, gradient)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _GivenGradient.apply(weight, gradient)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -104,10 +104,10 @@ class Summing:
     spread: bool = False
 
 
-class _Step:
+class _GradientStep:
     """The gradients of a step, microbatch by microbatch."""
 
-    def __init__(self, seat: Seat, how: Summing) -> None:
+    def __init__(self, seat: SummingSeat, how: Summing) -> None:
         sizes = [len(part) for part in torch.empty(how.elements).tensor_split(PARAMETERS)]
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
         self._given = [
@@ -116,7 +116,7 @@ class _Step:
         ]
         self._gradients = Gradients(
             {"model": self.weights},
-            Ranks(),
+            SummingRanks(),
             microbatches=how.microbatches,
             exact=how.exact,
             bounds={},
@@ -155,15 +155,15 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class TimingTask:
     """Time the gradients of a step ``repeat`` times."""
 
     how: Summing
     repeat: int
 
-    def run(self, seat: Seat) -> Times:
+    def run(self, seat: SummingSeat) -> Times:
         """Return what it took."""
-        step, flat = _Step(seat, self.how), torch.zeros(self.how.elements)
+        step, flat = _GradientStep(seat, self.how), torch.zeros(self.how.elements)
         found = Times(steps_s=[], processor_s=[], alone_s=[])
         for number in range(self.repeat + 2):
             busy_s = time.process_time()
@@ -184,22 +184,22 @@ class Sum:
 
     how: Summing
 
-    def run(self, seat: Seat) -> Any:
+    def run(self, seat: SummingSeat) -> Any:
         """Return the mean, at rank 0."""
-        step = _Step(seat, self.how)
+        step = _GradientStep(seat, self.how)
         step.make()
         return step.mean().numpy() if seat.rank == 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingTask:
     """Train a small model for so many steps."""
 
     exact: Exact
     steps: int
     microbatches: int
 
-    def run(self, seat: Seat) -> Any:
+    def run(self, seat: SummingSeat) -> Any:
         """Return the weights, at rank 0."""
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -207,7 +207,11 @@ class Training:
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         gradients = Gradients(
-            {"model": model}, Ranks(), microbatches=self.microbatches, exact=self.exact, bounds={}
+            {"model": model},
+            SummingRanks(),
+            microbatches=self.microbatches,
+            exact=self.exact,
+            bounds={},
         )
         for step in range(self.steps):
             is_made = False
@@ -237,7 +241,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def serve(seat: Seat, pipe: Connection) -> None:
+def serve(seat: SummingSeat, pipe: Connection) -> None:
     """Do the tasks that come, on one thread, as a rank of a gloo group."""
     torch.set_num_threads(1)
     timeout = timedelta(seconds=_TIMEOUT_S)
@@ -247,7 +251,7 @@ def serve(seat: Seat, pipe: Connection) -> None:
     )
     while True:
         try:
-            task: Task = pipe.recv()
+            task: RankTask = pipe.recv()
         except EOFError:
             return
         pipe.send(task.run(seat))

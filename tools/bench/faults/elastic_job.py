@@ -19,9 +19,9 @@ from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.bench.faults.faulted import HANG_SIGNAL
-from holdfast.tools.bench.faults.recoveries import Event, Recovery, after_change
+from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_change
 from holdfast.tools.bench.faults.watching import Log, trained
-from holdfast.tools.bench.samples import Setup
+from holdfast.tools.bench.samples import BenchSetup
 from holdfast.tools.report.timeline import KILL_TRAINER
 
 WORKERS: Final = 4
@@ -87,7 +87,7 @@ class ElasticJob:
             if event["kind"] == "worker_started" and event["seat"] == seat
         ][-1]
 
-    def shrink(self, node: str) -> Recovery:
+    def shrink(self, node: str) -> MeasuredRecovery:
         """Give a node notice that it will be taken away; return how the others went on."""
         agent = self._launcher.processes()[node].agent
         since_s = time.time()
@@ -102,13 +102,13 @@ class ElasticJob:
     def _without(self, node: str) -> int:
         return len([seat for seat in self.ranks() if self._started(seat)["node"] != node])
 
-    def grow(self, node: str) -> Recovery:
+    def grow(self, node: str) -> MeasuredRecovery:
         """Bring a node back that was taken away; return how it joined."""
         since_s = time.time()
         self._launcher.return_machine(node)
         return self.joined(since_s=since_s, what=node)
 
-    def joined(self, *, since_s: float, what: str) -> Recovery:
+    def joined(self, *, since_s: float, what: str) -> MeasuredRecovery:
         """Return how training went on with all ranks, and wait until they have trained a while."""
         found = self.log.until(
             partial(after_change, since_s=since_s, world=WORKERS), f"the join of {what}"
@@ -116,7 +116,7 @@ class ElasticJob:
         self.settle(found)
         return found
 
-    def settle(self, after: Recovery) -> None:
+    def settle(self, after: MeasuredRecovery) -> None:
         """Wait until all ranks have trained for a while."""
         self.log.until(
             partial(trained, since_s=after.new_s, world=WORKERS), "steps after a recovery"
@@ -144,7 +144,7 @@ def _gone(events: Sequence[Event], *, node: str, since_s: float) -> bool | None:
 
 
 @contextmanager
-def elastic_job(setup: Setup, name: str, shape: Shape) -> Iterator[ElasticJob]:
+def elastic_job(setup: BenchSetup, name: str, shape: Shape) -> Iterator[ElasticJob]:
     """Run a job from its first steps on, and end it and all it started."""
     with running(_config(setup, shape, name=name), setup.directory / name) as job:
         job.started()
@@ -177,7 +177,7 @@ def _ended(launcher: Launcher) -> Callable[[], str]:
     return ended
 
 
-def _config(setup: Setup, shape: Shape, *, name: str) -> LaunchConfig:
+def _config(setup: BenchSetup, shape: Shape, *, name: str) -> LaunchConfig:
     count = (WORKERS + shape.spares) // shape.nodes
     timing = LOCAL_TIMING
     if shape.hang_s:

@@ -26,7 +26,7 @@ _NEWEST: Final = "newest"
 _KEPT: Final = 2
 
 
-class _Job:
+class _TorchrunRank:
     """One rank of one start of the job."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -107,4 +107,4 @@ if __name__ == "__main__":
     parser.add_argument("--directory", required=True)
     parser.add_argument("--every", type=int, required=True)
     torch.set_num_threads(1)
-    _Job(parser.parse_args()).train()
+    _TorchrunRank(parser.parse_args()).train()

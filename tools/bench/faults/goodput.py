@@ -18,8 +18,8 @@ from rich.table import Table
 
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
-from holdfast.tools.bench.faults.recoveries import Event, Recovery, after_fault
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_fault
+from holdfast.tools.bench.samples import BenchSetup, Figure
 from holdfast.tools.bench.tempo import Tempo
 from holdfast.tools.report import accounting, timeline
 
@@ -34,7 +34,7 @@ FAULT: Final = "a worker killed, going on smaller"
 JOIN: Final = "its replacement joins"
 
 
-def goodput(setup: Setup) -> list[Figure]:
+def goodput(setup: BenchSetup) -> list[Figure]:
     """Train for ``setup.minutes`` with a fault every so often, and account for the time."""
     every_s = _QUICK_FAULT_EVERY_S if setup.quick else FAULT_EVERY_S
     faults = _QUICK_FAULTS if setup.quick else _FAULTS
@@ -101,7 +101,7 @@ def _steps(events: Sequence[Event]) -> list[Figure]:
 
 
 def _pauses(
-    events: Sequence[Event], lost: Sequence[Recovery], joined: Sequence[Recovery]
+    events: Sequence[Event], lost: Sequence[MeasuredRecovery], joined: Sequence[MeasuredRecovery]
 ) -> list[Figure]:
     step_s = pauses.step_s(events)
     return [

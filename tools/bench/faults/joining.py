@@ -16,7 +16,7 @@ from rich.console import Console
 
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.samples import BenchSetup, Figure
 from holdfast.tools.bench.tempo import Tempo
 
 PREPARED: Final = "rehearsed and prefetched"
@@ -25,13 +25,13 @@ SENT: Final = "sent between hosts in the pause"
 REHEARSAL: Final = "rehearsal, while the others train"
 
 
-def join(setup: Setup) -> list[Figure]:
+def join(setup: BenchSetup) -> list[Figure]:
     """Time joins, prepared and not."""
     with Tempo(setup, total=2 * setup.repeat) as tempo:
         return [figure for name in (PREPARED, COLD) for figure in _joins(setup, name, tempo)]
 
 
-def _joins(setup: Setup, name: str, tempo: Tempo) -> list[Figure]:
+def _joins(setup: BenchSetup, name: str, tempo: Tempo) -> list[Figure]:
     found = []
     shape = Shape(nodes=WORKERS, apart=True, rehearse=name == PREPARED)
     with elastic_job(setup, name.replace(" ", "-"), shape) as job:

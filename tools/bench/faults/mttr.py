@@ -20,8 +20,8 @@ from rich.console import Console
 from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.faults import pauses, peers, resize
 from holdfast.tools.bench.faults.elastic_job import WORKERS, ElasticJob, Shape, elastic_job
-from holdfast.tools.bench.faults.recoveries import Recovery, after_fault
-from holdfast.tools.bench.samples import Figure, Setup, stopwatch
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_fault
+from holdfast.tools.bench.samples import BenchSetup, Figure, stopwatch
 from holdfast.tools.bench.tempo import Tempo
 
 FAULTS_A_ROUND: Final = 4
@@ -44,11 +44,11 @@ ENDED: Final = "faults before one that ended the job"
 _PEER_FAULTS_A_ROUND: Final = 2
 _OWN_WAYS: Final = 4
 _Figures = list[Figure]
-_Way = Callable[[], Generator[tuple[Recovery, peers.PeerJob], None, None]]
+_Way = Callable[[], Generator[tuple[MeasuredRecovery, peers.PeerJob], None, None]]
 _log = logging.getLogger(__name__)
 
 
-def mttr(setup: Setup) -> list[Figure]:
+def mttr(setup: BenchSetup) -> list[Figure]:
     """Hurt the job in every way; time until training goes on."""
     faults = setup.repeat * (1 if setup.quick else FAULTS_A_ROUND)
     memcpy = pauses.sampled("mttr", f"memcpy of the state: {pauses.PAUSE}", _memcpy_s(setup))
@@ -65,7 +65,7 @@ def mttr(setup: Setup) -> list[Figure]:
     return [memcpy, *own]
 
 
-def _memcpy_s(setup: Setup) -> list[float]:
+def _memcpy_s(setup: BenchSetup) -> list[float]:
     source = np.ones(setup.size_bytes, dtype=np.uint8)
     target = np.zeros_like(source)
     times = []
@@ -76,7 +76,7 @@ def _memcpy_s(setup: Setup) -> list[float]:
     return times
 
 
-def _killed(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
+def _killed(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
     """Go on with three, then with the replacement as well."""
     lost, joined = [], []
     with elastic_job(setup, "killed", Shape()) as job:
@@ -94,7 +94,7 @@ def _killed(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
     ]
 
 
-def _spared(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
+def _spared(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
     """Go on with four, as a fifth was waiting; the replacement is the next spare."""
     found = []
     with elastic_job(setup, "spared", Shape(spares=1)) as job:
@@ -110,9 +110,9 @@ def _spared(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
     return pauses.figures("mttr", SPARE, found, step_s=step_s)
 
 
-def _hung(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
+def _hung(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
     """Have a worker stand still; nobody knows before the threshold."""
-    found: list[Recovery] = []
+    found: list[MeasuredRecovery] = []
     with elastic_job(setup, "hung", Shape(hang_s=HANG_S)) as job:
         for number in range(faults):
             tempo.say(f"{HANG}, {number + 1} of {faults}")
@@ -130,7 +130,7 @@ def _hung(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
     ]
 
 
-def _noticed(setup: Setup, faults: int, tempo: Tempo) -> _Figures:
+def _noticed(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
     left, joined, step_s = resize.there_and_back(setup, faults, tempo=tempo)
     return [
         *pauses.figures("mttr", NOTICE, left, step_s=step_s),
@@ -143,11 +143,11 @@ def _victim(job: ElasticJob, number: int) -> str:
     return job.ranks()[number % WORKERS]
 
 
-def _over(job: ElasticJob, fault_s: float, *, seat: str) -> Recovery:
+def _over(job: ElasticJob, fault_s: float, *, seat: str) -> MeasuredRecovery:
     return job.log.until(partial(after_fault, killed_s=fault_s), f"going on without {seat}")
 
 
-def _others(setup: Setup) -> dict[str, _Way]:
+def _others(setup: BenchSetup) -> dict[str, _Way]:
     """Return the ways of others that are installed; with ``quick`` torchft in one way only."""
     ways: dict[str, _Way] = {TORCHRUN: partial(peers.restarted, setup, "torchrun")}
     if peers.has_torchft():
@@ -159,7 +159,7 @@ def _others(setup: Setup) -> dict[str, _Way]:
 
 def _under(name: str, way: _Way, *, faults: int, tempo: Tempo, versus: Figure) -> _Figures:
     """Hurt the same job under others' care; one that does not survive it is told as such."""
-    found: list[Recovery] = []
+    found: list[MeasuredRecovery] = []
     result: _Figures = []
     tempo.say(name)
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.tools.bench.faults.recoveries import PHASES, Event, Recovery
+from holdfast.tools.bench.faults.recoveries import PHASES, Event, MeasuredRecovery
 from holdfast.tools.bench.samples import Figure
 
 PAUSE: Final = "until all train again"
@@ -23,7 +23,7 @@ BEYOND: Final = "beyond the threshold"
 def figures(
     section: str,
     name: str,
-    found: Sequence[Recovery],
+    found: Sequence[MeasuredRecovery],
     *,
     step_s: float,
     versus: Figure | None = None,

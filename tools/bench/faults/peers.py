@@ -17,9 +17,9 @@ from typing import Final
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.faults.elastic_job import WORKERS
-from holdfast.tools.bench.faults.recoveries import Event, Recovery, after_fault, after_loss
+from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_fault, after_loss
 from holdfast.tools.bench.faults.watching import Log, trained
-from holdfast.tools.bench.samples import Setup
+from holdfast.tools.bench.samples import BenchSetup
 
 SAVED_EVERY: Final = 5
 """Steps between two checkpoints of torchrun's job."""
@@ -64,7 +64,9 @@ class PeerJob:
         return killed_s
 
 
-def restarted(setup: Setup, name: str) -> Generator[tuple[Recovery, PeerJob], None, None]:
+def restarted(
+    setup: BenchSetup, name: str
+) -> Generator[tuple[MeasuredRecovery, PeerJob], None, None]:
     """Kill workers of torchrun's job for as long as wanted; yield how it got over each."""
     directory = setup.directory / name
     directory.mkdir()
@@ -97,8 +99,8 @@ def _saved(events: Sequence[Event], *, since_s: float) -> bool | None:
 
 
 def replicated(
-    setup: Setup, name: str, *, heartbeat_ms: int
-) -> Generator[tuple[Recovery, PeerJob], None, None]:
+    setup: BenchSetup, name: str, *, heartbeat_ms: int
+) -> Generator[tuple[MeasuredRecovery, PeerJob], None, None]:
     """Kill replicas of torchft's job for as long as wanted; yield how it got over each.
 
     Each is replaced once the others train again, so that its start does not slow them down.
@@ -148,7 +150,7 @@ def _whole(events: Sequence[Event]) -> bool | None:
     return trained(events, since_s=since_s, world=WORKERS)
 
 
-def _size(setup: Setup) -> list[str]:
+def _size(setup: BenchSetup) -> list[str]:
     return ["--size-bytes", str(setup.size_bytes)]
 
 

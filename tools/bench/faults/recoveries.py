@@ -23,7 +23,7 @@ in its group, until every rank has its state, until every rank has begun its fir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class MeasuredRecovery:
     """A change of the world that is over. Times are wall seconds of the events' clock.
 
     ``began_s`` is the fault, or for a planned change the end of the last step before it;
@@ -60,13 +60,13 @@ class Recovery:
         return found
 
 
-def after_fault(events: Sequence[Event], *, killed_s: float) -> Recovery | None:
+def after_fault(events: Sequence[Event], *, killed_s: float) -> MeasuredRecovery | None:
     """Return how the job got over what was killed at ``killed_s``, or None while it has not."""
     before = [e for e in _steps(events) if e["t"] <= killed_s]
     return _recovery(events, since_s=killed_s, began_s=killed_s, before=before)
 
 
-def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Recovery | None:
+def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> MeasuredRecovery | None:
     """Return how ``others`` went on, each in its own time, without one killed at ``killed_s``.
 
     For replicas that do not do a step again, and need not all take part in the next.
@@ -78,7 +78,7 @@ def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Reco
     begun_s = max(float(e["start"]) for e in firsts.values())
     formed = [e["t"] for e in events if e["kind"] == "reformed" and killed_s < e["t"] <= begun_s]
     done_s = max(float(e["t"]) for e in firsts.values())
-    return Recovery(
+    return MeasuredRecovery(
         began_s=killed_s,
         ends_s={**({"reformed": max(formed)} if formed else {}), "begun": begun_s},
         step_s=done_s,
@@ -89,7 +89,7 @@ def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Reco
     )
 
 
-def after_change(events: Sequence[Event], *, since_s: float, world: int) -> Recovery | None:
+def after_change(events: Sequence[Event], *, since_s: float, world: int) -> MeasuredRecovery | None:
     """Return how the job came to ``world`` ranks after ``since_s``, or None while it has not.
 
     The change was planned: it costs what passes from the last step before it.
@@ -118,7 +118,7 @@ def _recovery(
     began_s: float,
     before: Sequence[Event],
     least: int = 0,
-) -> Recovery | None:
+) -> MeasuredRecovery | None:
     older = max((int(e["generation"]) for e in before), default=0)
     done = max((int(e["step"]) for e in before), default=-1)
     later = [e for e in events if e["t"] > since_s]
@@ -142,7 +142,7 @@ def _recovery(
     if seen and min(seen) <= ends_s.get("proposed", 0.0):
         ends_s = {"detected": min(seen), **ends_s}
     ends_s["begun"] = max(float(e["start"]) for e in ranks.values())
-    return Recovery(
+    return MeasuredRecovery(
         began_s=began_s,
         ends_s=ends_s,
         step_s=max(e["t"] for e in ranks.values()),

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
-from holdfast.tools.bench.faults.recoveries import Recovery
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery
+from holdfast.tools.bench.samples import BenchSetup, Figure
 from holdfast.tools.bench.tempo import Tempo
 
 
-def resize(setup: Setup) -> list[Figure]:
+def resize(setup: BenchSetup) -> list[Figure]:
     """Go from four ranks to three and back, again and again."""
     times = setup.repeat * (1 if setup.quick else 2)
     with Tempo(setup, total=times) as tempo:
@@ -28,8 +28,8 @@ def resize(setup: Setup) -> list[Figure]:
 
 
 def there_and_back(
-    setup: Setup, times: int, *, tempo: Tempo
-) -> tuple[list[Recovery], list[Recovery], float]:
+    setup: BenchSetup, times: int, *, tempo: Tempo
+) -> tuple[list[MeasuredRecovery], list[MeasuredRecovery], float]:
     """Return how the others went on, how the node joined, and what a step took."""
     left, joined = [], []
     with elastic_job(setup, "resized", Shape(nodes=WORKERS, parity=1)) as job:

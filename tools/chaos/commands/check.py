@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from holdfast.tools.chaos.commands import Add, Words
-from holdfast.tools.chaos.judging.checker import CHECKS, Promises, Verdict, check
+from holdfast.tools.chaos.judging.checker import CHECKS, HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import read
 from holdfast.tools.terminal import console, place, print_json, step_number
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if verdict.held else EXIT_BROKEN
 
 
-def show(verdict: Verdict, *, console: Console) -> None:
+def show(verdict: HistoryVerdict, *, console: Console) -> None:
     """Print every check, what is broken, and what the job came to."""
     broken = {violation.check for violation in verdict.violations}
     for name in CHECKS:

@@ -16,8 +16,8 @@ from holdfast.tools.chaos.commands import Add, Words
 from holdfast.tools.chaos.report.junit import to_junit
 from holdfast.tools.chaos.report.page import figure, headline, render
 from holdfast.tools.chaos.report.reading import read
-from holdfast.tools.chaos.report.run import Run
-from holdfast.tools.chaos.report.summary import Summary, compare, summarise
+from holdfast.tools.chaos.report.run import ReportedRun
+from holdfast.tools.chaos.report.summary import RunsSummary, compare, summarise
 from holdfast.tools.report.html import seconds
 from holdfast.tools.terminal import console, place
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(folders: Sequence[str]) -> list[Run]:
+def _read(folders: Sequence[str]) -> list[ReportedRun]:
     return [found for folder in folders for found in read(Path(folder))]
 
 
@@ -75,7 +75,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def to_json(runs: Sequence[Run], *, against: Sequence[Run] = ()) -> str:
+def to_json(runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun] = ()) -> str:
     """Return everything the page shows but the single steps, as JSON."""
     told: dict[str, Any] = {
         "format": FORMAT,
@@ -92,7 +92,7 @@ def _plain(value: object) -> Any:
     return msgspec.to_builtins(value, str_keys=True)
 
 
-def show(runs: Sequence[Run], *, against: Sequence[Run], console: Console) -> None:
+def show(runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun], console: Console) -> None:
     """Print the headline, what broke, how long recoveries took, and the differences."""
     summary = summarise(runs)
     console.print(headline(summary), style="bold red" if summary.held < summary.runs else "bold")
@@ -110,7 +110,7 @@ def show(runs: Sequence[Run], *, against: Sequence[Run], console: Console) -> No
         console.print(_differences(against, runs))
 
 
-def _repairs(summary: Summary) -> Table:
+def _repairs(summary: RunsSummary) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("time to recover", no_wrap=True)
     for title in ("recoveries", "p50", "p95", "steps lost"):
@@ -122,7 +122,7 @@ def _repairs(summary: Summary) -> Table:
     return table
 
 
-def _differences(against: Sequence[Run], runs: Sequence[Run]) -> Table:
+def _differences(against: Sequence[ReportedRun], runs: Sequence[ReportedRun]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("compared", no_wrap=True)
     for title in ("before", "now"):

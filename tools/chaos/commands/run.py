@@ -14,7 +14,7 @@ from rich.table import Table
 from holdfast.tools.chaos.commands import Add, Words
 from holdfast.tools.chaos.commands.check import EXIT_BROKEN, show
 from holdfast.tools.chaos.judging.result import Result
-from holdfast.tools.chaos.runs import SMALLEST, Runs
+from holdfast.tools.chaos.runs import SMALLEST, ScenarioRuns
 from holdfast.tools.chaos.scenarios.library import find
 from holdfast.tools.chaos.scenarios.scenario import Scenario
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry(scenario, seed, args.only, as_json=args.json, shown=shown)
     told = console(stderr=True)
-    runs = Runs(
+    runs = ScenarioRuns(
         scenario,
         path,
         name=args.scenario,
@@ -148,7 +148,7 @@ def _show(result: Result, folder: Path, *, console: Console) -> None:
 
 def _show_smallest(
     scenario: Scenario,
-    runs: Runs,
+    runs: ScenarioRuns,
     result: Result,
     fewest: Collection[int],
     folder: Path,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.tools.chaos.commands import Add, Words
-from holdfast.tools.chaos.soak.strokes import Kind
+from holdfast.tools.chaos.soak.strokes import SoakFaultKind
 from holdfast.tools.terminal import step_number
 
 WORDS: Final = Words(
@@ -44,11 +44,11 @@ def declare(add: Add) -> None:
     )
     add(
         "--kinds",
-        type=Kind,
+        type=SoakFaultKind,
         nargs="+",
-        default=tuple(Kind),
+        default=tuple(SoakFaultKind),
         metavar="KIND",
-        help=f"only these faults: {', '.join(map(repr, map(str, Kind)))}",
+        help=f"only these faults: {', '.join(map(repr, map(str, SoakFaultKind)))}",
     )
     add("--keep", action="store_true", help="keep events and logs")
 
@@ -56,14 +56,14 @@ def declare(add: Add) -> None:
 def run(args: argparse.Namespace) -> int:
     """Soak; 1 when something is wrong."""
     from holdfast.tools.chaos.soak.memory import own_shared_memory
-    from holdfast.tools.chaos.soak.soak import Options, say, soak
+    from holdfast.tools.chaos.soak.soak import SoakOptions, say, soak
 
     words = _words(args)
     fills = own_shared_memory([sys.executable, "-P", "-m", "holdfast.tools.cli", *words])
     if not fills:
         say("shared memory is not filled: no mount namespace of our own can be had (unshare)")
     folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
-    options = Options(
+    options = SoakOptions(
         minutes=args.minutes,
         seed=args.seed,
         pause_s=(args.pause[0], args.pause[1]),
@@ -87,4 +87,8 @@ def _words(args: argparse.Namespace) -> Sequence[str]:
     words = ["chaos", "soak", "--minutes", f"{args.minutes:g}", "--seed", str(args.seed)]
     words += ["--pause", *(f"{each:g}" for each in args.pause)]
     words += ["--keep"] if args.keep else []
-    return words if set(args.kinds) == set(Kind) else [*words, "--kinds", *map(str, args.kinds)]
+    return (
+        words
+        if set(args.kinds) == set(SoakFaultKind)
+        else [*words, "--kinds", *map(str, args.kinds)]
+    )

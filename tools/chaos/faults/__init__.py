@@ -17,30 +17,30 @@ from holdfast.tools.chaos.faults.injector import Injector
 from holdfast.tools.chaos.faults.network import cut, wire
 from holdfast.tools.chaos.faults.preloaded import clock, disk
 
-__all__ = ["Family", "families", "together"]
+__all__ = ["FaultFamily", "families", "together"]
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class FaultFamily(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of faults that share an injector, and what makes one for a run."""
 
     kinds: frozenset[str]
     make: Callable[[], Injector]
 
 
-_FAMILIES: Final[tuple[Family, ...]] = (
-    Family(kinds=processes.KINDS, make=processes.Processes),
-    Family(kinds=inside.KINDS, make=inside.InsideInjector),
-    Family(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
-    Family(kinds=bits.KINDS, make=bits.BitsInjector),
-    Family(kinds=disk.KINDS, make=disk.DiskInjector),
-    Family(kinds=clock.KINDS, make=clock.ClockInjector),
-    Family(kinds=store.KINDS, make=store.StoreInjector),
-    Family(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
-    Family(kinds=cut.KINDS, make=cut.NetworkInjector),
-    Family(kinds=wire.KINDS, make=wire.WireInjector),
+_FAMILIES: Final[tuple[FaultFamily, ...]] = (
+    FaultFamily(kinds=processes.KINDS, make=processes.Processes),
+    FaultFamily(kinds=inside.KINDS, make=inside.InsideInjector),
+    FaultFamily(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
+    FaultFamily(kinds=bits.KINDS, make=bits.BitsInjector),
+    FaultFamily(kinds=disk.KINDS, make=disk.DiskInjector),
+    FaultFamily(kinds=clock.KINDS, make=clock.ClockInjector),
+    FaultFamily(kinds=store.KINDS, make=store.StoreInjector),
+    FaultFamily(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
+    FaultFamily(kinds=cut.KINDS, make=cut.NetworkInjector),
+    FaultFamily(kinds=wire.KINDS, make=wire.WireInjector),
 )
 
 
-def families() -> tuple[Family, ...]:
+def families() -> tuple[FaultFamily, ...]:
     """Return all of them; no kind is in two. What their `prepare` return goes `together`."""
     return _FAMILIES

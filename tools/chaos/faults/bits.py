@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.ckpt.memory.arena import arena_path
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Victim
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -35,15 +35,15 @@ def flip(path: Path, *, bits: int, pick: float) -> None:
             file.write(bytes([byte ^ 1 << bit]))
 
 
-def _slots(victim: Victim, site: Site) -> list[Path]:
+def _slots(victim: Victim, site: JobAccess) -> list[Path]:
     return sorted(arena_path(site.run, victim.node).glob("*.slot"))
 
 
-def _rows(victim: Victim, site: Site) -> list[Path]:
+def _rows(victim: Victim, site: JobAccess) -> list[Path]:
     return sorted(arena_path(site.run, victim.node).glob("*.row"))
 
 
-def _spilled(victim: Victim, site: Site) -> list[Path]:
+def _spilled(victim: Victim, site: JobAccess) -> list[Path]:
     """Files that the node spilled, in the folder that was written to last."""
     found = [
         path
@@ -55,17 +55,17 @@ def _spilled(victim: Victim, site: Site) -> list[Path]:
     return sorted(path for path in found if newest and path.parent == newest.parent)
 
 
-def _commits(site: Site) -> list[Path]:
+def _commits(site: JobAccess) -> list[Path]:
     """What commits the newest checkpoint below the run's folder."""
     found = [path for name in _COMMITS for path in site.folder.rglob(name)]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)[-1:]
 
 
-def _manifest(victim: Victim, site: Site) -> list[Path]:
+def _manifest(victim: Victim, site: JobAccess) -> list[Path]:
     return _commits(site)
 
 
-def _packs(victim: Victim, site: Site) -> list[Path]:
+def _packs(victim: Victim, site: JobAccess) -> list[Path]:
     return sorted(
         path
         for commit in _commits(site)
@@ -74,7 +74,7 @@ def _packs(victim: Victim, site: Site) -> list[Path]:
     )
 
 
-_FILES: Final[Mapping[str, Callable[[Victim, Site], list[Path]]]] = {
+_FILES: Final[Mapping[str, Callable[[Victim, JobAccess], list[Path]]]] = {
     "flip-slot": _slots,
     "flip-parity": _rows,
     "flip-spill": _spilled,
@@ -88,7 +88,7 @@ KINDS: Final = frozenset(_FILES)
 class BitsInjector:
     """Flips bits of files; ``amount`` is how many, of one file that is picked."""
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Check the amounts."""
         for strike in strikes:
             if strike.amount is not None and strike.amount < 1:
@@ -98,7 +98,7 @@ class BitsInjector:
                 )
         return {}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> None:
         """Flip them now."""
         try:
             paths = _FILES[strike.kind](victim, site)

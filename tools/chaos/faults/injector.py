@@ -1,8 +1,8 @@
 """The contract between a world of real processes and what hurts it.
 
-A world knows its processes, files and addresses (`Site`); an injector knows how to do one family of
-faults. Neither knows the other's inside, so a family is added by one module and its rows of the
-catalogue.
+A world knows its processes, files and addresses (`JobAccess`); an injector knows how to do one
+family of faults. Neither knows the other's inside, so a family is added by one module and its rows
+of the catalogue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     seat: str = ""
 
 
-class Site(Protocol):
+class JobAccess(Protocol):
     """What a job of real processes offers to those that hurt it."""
 
     @property
@@ -66,13 +66,13 @@ Undo = Callable[[], None]
 class Injector(Protocol):
     """One family of faults."""
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Make ready before the job starts; return what its processes' environment must have.
 
         Raises ``ScenarioError`` for what cannot be done on this machine, with the remedy.
         """
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Do it now; raises ``MissedError`` when there was nothing to hit.
 
         Returns what ends it, if it lasts (the world calls that after ``lasts_s``).

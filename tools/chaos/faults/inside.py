@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.tools.chaos.faults.environment import before
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.shim.holdfast_inside import ORDERS, TRAINS
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
@@ -46,7 +46,7 @@ class InsideInjector:
     def __init__(self) -> None:
         self._folder = Path()
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Have the agent in every Python of the job."""
         for strike in strikes:
             if strike.kind == "exit" and not 0 <= _amount(strike) <= _MOST_STATUS:
@@ -58,7 +58,7 @@ class InsideInjector:
         self._folder.mkdir(parents=True, exist_ok=True)
         return {ORDERS: str(self._folder), "PYTHONPATH": before("PYTHONPATH", str(_SHIM))}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Order it of every process of the victim that has an agent."""
         order = {
             "number": strike.number,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _GRACE_S: Final = 10.0
@@ -26,7 +26,7 @@ class Processes:
     def __init__(self) -> None:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._ways: dict[str, Callable[[Strike, Victim, Site], Undo | None]] = {
+        self._ways: dict[str, Callable[[Strike, Victim, JobAccess], Undo | None]] = {
             "kill": self._kill,
             "lose": self._lose,
             "stop": self._stop,
@@ -36,11 +36,11 @@ class Processes:
             "leave": self._leave,
         }
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Nothing is needed."""
         return {}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """See `Injector`."""
         return self._ways[strike.kind](strike, victim, site)
 
@@ -50,17 +50,17 @@ class Processes:
         for thread in self._threads:
             thread.join()
 
-    def _kill(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _kill(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         with _held(victim) as fds:
             _send(fds, signal.SIGKILL)
         return None
 
-    def _lose(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _lose(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         if not site.lose(victim.node, even_last=strike.target.which == "all"):
             raise MissedError(f"{victim.name} is gone already, or is the last")
         return lambda: site.give_back(victim.node)
 
-    def _stop(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _stop(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         fds = _open(victim)
         _send(fds, signal.SIGSTOP)
 
@@ -70,7 +70,7 @@ class Processes:
 
         return go_on
 
-    def _slow(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _slow(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Let it run only a part of the time."""
         fds, ended = _open(victim), threading.Event()
         stopped_s = _PERIOD_S * min(max(strike.amount or _SHARE, 0.0), 1.0)
@@ -91,7 +91,7 @@ class Processes:
 
         return go_on
 
-    def _preempt(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _preempt(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Tell the first of its processes, as a cluster does, and end all when the time is up."""
         fds = _open(victim)
         grace_s = _GRACE_S if strike.amount is None else strike.amount
@@ -105,13 +105,13 @@ class Processes:
         self._begin(end)
         return None
 
-    def _leave(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _leave(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Give a node's agent notice, and nothing else: it leaves in order."""
         with _held(victim) as fds:
             _send(fds[:1], signal.SIGTERM)
         return lambda: site.give_back(victim.node)
 
-    def _join(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _join(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         there = {each.node for each in site.victims("node")}
         wanted = strike.target.nodes or site.nodes
         absent = [n for n in site.nodes if n not in there and n in wanted]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from holdfast.ckpt.testing.http_faults import Fault, FaultProxy, Rule
-from holdfast.tools.chaos.faults.injector import Site, Undo, Victim
+from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule
+from holdfast.tools.chaos.faults.injector import JobAccess, Undo, Victim
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -24,40 +24,40 @@ _FOREVER: Final = 1 << 31
 _PORT: Final = 80
 
 
-def _one_in(fault: Fault, pattern: str = "") -> Callable[[float], tuple[Rule, ...]]:
+def _one_in(fault: HttpFault, pattern: str = "") -> Callable[[float], tuple[HttpFaultRule, ...]]:
     """Return what makes the rules that hit one in so many requests."""
     return lambda amount: (
-        Rule(pattern=pattern, fault=fault, times=_FOREVER, every=max(1, round(amount))),
+        HttpFaultRule(pattern=pattern, fault=fault, times=_FOREVER, every=max(1, round(amount))),
     )
 
 
-def _errors(amount: float) -> tuple[Rule, ...]:
+def _errors(amount: float) -> tuple[HttpFaultRule, ...]:
     error = {"status": int(amount), "code": "InternalError"}
-    return (Rule(pattern="", fault=Fault.REFUSE, times=_FOREVER, **error),)  # type: ignore[arg-type]
+    return (HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=_FOREVER, **error),)  # type: ignore[arg-type]
 
 
-def _slow(amount: float) -> tuple[Rule, ...]:
+def _slow(amount: float) -> tuple[HttpFaultRule, ...]:
     """Slow both ways: what is read, and what is written."""
     return tuple(
-        Rule(pattern=pattern, fault=fault, times=_FOREVER, bytes_s=max(1, int(amount)))
-        for pattern, fault in (("^GET ", Fault.DRIP), ("^(PUT|POST) ", Fault.SIP))
+        HttpFaultRule(pattern=pattern, fault=fault, times=_FOREVER, bytes_s=max(1, int(amount)))
+        for pattern, fault in (("^GET ", HttpFault.DRIP), ("^(PUT|POST) ", HttpFault.SIP))
     )
 
 
-_RULES: Final[Mapping[str, tuple[float, Callable[[float], tuple[Rule, ...]]]]] = {
+_RULES: Final[Mapping[str, tuple[float, Callable[[float], tuple[HttpFaultRule, ...]]]]] = {
     "store-error": (500, _errors),
-    "store-throttle": (2, _one_in(Fault.REFUSE)),
+    "store-throttle": (2, _one_in(HttpFault.REFUSE)),
     "store-slow": (100_000, _slow),
-    "store-truncate": (2, _one_in(Fault.TRUNCATE, "^GET ")),
-    "store-lost-reply": (2, _one_in(Fault.LOSE_REPLY)),
-    "store-stale-list": (1, _one_in(Fault.STALE_REPLY, _LISTING)),
+    "store-truncate": (2, _one_in(HttpFault.TRUNCATE, "^GET ")),
+    "store-lost-reply": (2, _one_in(HttpFault.LOSE_REPLY)),
+    "store-stale-list": (1, _one_in(HttpFault.STALE_REPLY, _LISTING)),
 }
 """Kind → default amount, and the rules of an amount."""
 
 KINDS: Final = frozenset(_RULES)
 
 
-def rules_of(kind: str, amount: float | None) -> tuple[Rule, ...]:
+def rules_of(kind: str, amount: float | None) -> tuple[HttpFaultRule, ...]:
     """Return what a strike does to requests. Pure."""
     default, make = _RULES[kind]
     return make(default if amount is None else amount)
@@ -68,10 +68,10 @@ class StoreInjector:
 
     def __init__(self) -> None:
         self._proxy: FaultProxy | None = None
-        self._active: dict[int, tuple[Rule, ...]] = {}
+        self._active: dict[int, tuple[HttpFaultRule, ...]] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Start the proxy. Raises ``ScenarioError`` where there is no S3 store to stand before."""
         for strike in strikes:
             if strike.amount is not None and strike.amount < 1:
@@ -94,7 +94,7 @@ class StoreInjector:
         self._proxy = FaultProxy(f"http://{url.hostname}:{url.port or _PORT}", keeps=_LISTING)
         return {ENDPOINT: self._proxy.endpoint}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Have requests hit from now on."""
         self._set({strike.number: rules_of(strike.kind, strike.amount)})
         return (lambda: self._set({strike.number: ()})) if strike.lasts_s else None
@@ -104,7 +104,7 @@ class StoreInjector:
         if self._proxy is not None:
             self._proxy.close()
 
-    def _set(self, change: Mapping[int, tuple[Rule, ...]]) -> None:
+    def _set(self, change: Mapping[int, tuple[HttpFaultRule, ...]]) -> None:
         assert self._proxy is not None, "prepare was not called"
         with self._lock:
             self._active.update(change)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.tools.chaos.faults.cgroups import ENABLED, LEAST, PROCESSES, Hierarchy, hierarchies
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -42,7 +42,7 @@ class ThrottleInjector:
         """The groups that are there now because of it."""
         return tuple(self._groups)
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Find where groups can be made. Raises ``ScenarioError`` where they cannot."""
         for strike in strikes:
             if _share(strike) < LEAST:
@@ -53,7 +53,7 @@ class ThrottleInjector:
         self._hierarchy, self._parent = self._place()
         return {}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Move the processes of the victim, which share the time, into a group of their own."""
         limits = self._hierarchy.limits(_share(strike))
         group = self._made(self._parent, limits, home=self._home(victim))

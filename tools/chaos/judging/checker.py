@@ -25,7 +25,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a history comes to.
 
     ``steps`` survived; ``executed`` is how often a step was completed, ``undone`` how many of these
@@ -65,7 +65,7 @@ _Check: TypeAlias = Callable[[History, History | None, Promises], _Told]
 
 def check(
     history: History, *, reference: History | None = None, promises: Promises | None = None
-) -> Verdict:
+) -> HistoryVerdict:
     """Return what a history comes to, with every violation found."""
     promises = promises or Promises()
     checked, violations = [], []
@@ -75,7 +75,7 @@ def check(
             told = find(history, reference, promises)
             violations += [Violation(check=name, message=message) for message in told]
     undone = [len(steps) for steps in history.undone.values()]
-    return Verdict(
+    return HistoryVerdict(
         attempts=len({attempt for attempt, _ in history.ranks}),
         steps=len(history.surviving),
         executed=len(history.ranks),

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import EVENTS_PATTERN
 from holdfast.tools.chaos.hooks import PATTERN
-from holdfast.tools.chaos.judging.record import Commit, Consumed, History, Stated
+from holdfast.tools.chaos.judging.record import Consumed, History, Stated, StepCommit
 
 
 class HistoryError(ConfigError):
@@ -46,7 +46,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 def of_events(events: Iterable[Mapping[str, Any]]) -> History:
     """Return the history in events, by time."""
-    commits: list[Commit] = []
+    commits: list[StepCommit] = []
     consumed: list[Consumed] = []
     states: list[Stated] = []
     for event in events:
@@ -55,7 +55,7 @@ def of_events(events: Iterable[Mapping[str, Any]]) -> History:
             continue
         at = {name: event[name] for name in ("t", "step", "rank")}
         if kind == "step":
-            commits.append(Commit(**at, attempt=attempt))
+            commits.append(StepCommit(**at, attempt=attempt))
         elif kind == "samples":
             ids = tuple(event["ids"])
             consumed.append(Consumed(**at, attempt=attempt, epoch=event["epoch"], ids=ids))

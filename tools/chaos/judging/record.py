@@ -13,7 +13,7 @@ Execution: TypeAlias = tuple[int, int]
 """(attempt, step): a step that some rank completed."""
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class StepCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A rank completed a step, at wall second ``t``."""
 
     t: float
@@ -50,7 +50,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     undone: a step *survives* if no later attempt completed it, or an earlier one, again.
     """
 
-    commits: tuple[Commit, ...]
+    commits: tuple[StepCommit, ...]
     consumed: tuple[Consumed, ...] = ()
     states: tuple[Stated, ...] = ()
 
@@ -85,6 +85,6 @@ class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 found[attempt].append(step)
         return {attempt: tuple(steps) for attempt, steps in found.items()}
 
-    def survives(self, told: Commit | Consumed | Stated) -> bool:
+    def survives(self, told: StepCommit | Consumed | Stated) -> bool:
         """Whether what was told is of a surviving execution."""
         return self.surviving.get(told.step) == told.attempt

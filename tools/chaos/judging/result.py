@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.chaos.judging.checker import Verdict
+from holdfast.tools.chaos.judging.checker import HistoryVerdict
 from holdfast.tools.chaos.scenarios.catalogue import World
 
 RESULT: Final = "result.json"
@@ -54,7 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     only: tuple[int, ...] | None
     held: bool
     seconds: float
-    verdict: Verdict
+    verdict: HistoryVerdict
     struck: tuple[Struck, ...]
     problems: tuple[str, ...]
     replay: str

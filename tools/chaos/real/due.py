@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.tools.chaos.real.seen import Seen
+    from holdfast.tools.chaos.real.seen import JobProgress
     from holdfast.tools.chaos.scenarios.scenario import When
     from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -20,7 +20,7 @@ class Due:
         self._struck_t = math.nan
         self._begun: dict[tuple[str, When], float] = {}
 
-    def take(self, seen: Seen, *, now: float) -> list[Strike]:
+    def take(self, seen: JobProgress, *, now: float) -> list[Strike]:
         """Return the strikes whose moments have come at wall second ``now``, by these moments.
 
         Of those that wait for the same event one is returned at a time: the next waits for another.
@@ -41,7 +41,7 @@ class Due:
         """Note that a fault was done at wall second ``t``."""
         self._struck_t = t
 
-    def moment(self, strike: Strike, seen: Seen) -> float:
+    def moment(self, strike: Strike, seen: JobProgress) -> float:
         """Return the wall second at which to strike, infinity while it is not known."""
         when = strike.when
         found: float | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.elastic.agent.stacks import kernel_state
 from holdfast.tools.chaos.faults.environment import LISTS, together
-from holdfast.tools.chaos.faults.injector import Site
+from holdfast.tools.chaos.faults.injector import JobAccess
 from holdfast.tools.chaos.hooks import HISTORY
 from holdfast.tools.chaos.scenarios.scenario import Workload
 
@@ -21,7 +21,7 @@ MARK: Final = "HOLDFAST_CHAOS_RUN"
 """Environment variable that all processes of a job have, each job with a value of its own."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class JobFolders(msgspec.Struct, frozen=True, kw_only=True):
     """The folders of one job: all of the run, what is told of this job, and what it works in."""
 
     folder: Path
@@ -29,7 +29,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     work: Path
 
     @classmethod
-    def made(cls, folder: Path, *, history: str, work: str) -> Place:
+    def made(cls, folder: Path, *, history: str, work: str) -> JobFolders:
         """Make the folders."""
         found = cls(folder=folder, history=folder / history, work=folder / work)
         for path in (found.folder, found.history, found.work):
@@ -44,7 +44,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Job(Site, Protocol):
+class RealJob(JobAccess, Protocol):
     """A job of real processes."""
 
     mark: str
@@ -80,13 +80,13 @@ def new_mark() -> str:
     return f"chaos-{os.getpid():x}-{uuid.uuid4().hex[:8]}"
 
 
-def argv(workload: Workload, place: Place, *, source: Path) -> tuple[str, ...]:
+def argv(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, ...]:
     """Return the command; ``source`` is the folder of the scenario's file."""
     known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
     return tuple(_filled(word, known) for word in workload.command)
 
 
-def words(workload: Workload, place: Place, *, source: Path) -> tuple[str, ...]:
+def words(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, ...]:
     """Return all that the scenario says to a job: command, environment, settings."""
     env = environment(workload, place, source=source, mark="", more={})
     told = [env[name] for name in workload.env]
@@ -106,7 +106,7 @@ def _strings(told: object) -> Iterator[str]:
 
 
 def environment(
-    workload: Workload, place: Place, *, source: Path, mark: str, more: Mapping[str, str]
+    workload: Workload, place: JobFolders, *, source: Path, mark: str, more: Mapping[str, str]
 ) -> dict[str, str]:
     """Return what a job's processes have in their environment beyond ours."""
     known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}

@@ -18,7 +18,7 @@ from holdfast.elastic.launch.local import (
     Launcher,
     NodeSpec,
 )
-from holdfast.tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 
@@ -34,7 +34,7 @@ brings one of its own returns it from ``prepare``."""
 class HoldfastJob(LaunchedSite):
     """See `Job`."""
 
-    def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:
+    def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
         self._workload, self._source = workload, source
         super().__init__(Launcher(self._config({})), place.folder)

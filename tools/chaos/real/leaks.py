@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from holdfast.tools.chaos.real.jobs import Job
+from holdfast.tools.chaos.real.jobs import RealJob
 from holdfast.tools.chaos.real.keys import left_keys
 from holdfast.tools.chaos.real.objects import Objects
 from holdfast.tools.show.leftovers import leftovers, processes_of
@@ -25,7 +25,7 @@ class Leaks:
     ``words`` are what it is told (`jobs.words`), ``work`` the folder that it works in.
     """
 
-    def __init__(self, job: Job, words: Iterable[str], *, work: Path) -> None:
+    def __init__(self, job: RealJob, words: Iterable[str], *, work: Path) -> None:
         self._job, self._mark, self._run = job, job.mark, job.run
         self._objects = Objects(words, work)
         self._mapped: set[Path] = set()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.ckpt.checkpoints.unreferenced import Kind, Unreferenced, unreferenced
+from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKind, unreferenced
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.store.places import open_store, scheme_of
 from holdfast.elastic.events import EventReader
@@ -58,9 +58,9 @@ class Objects:
 
 def is_leak(each: Unreferenced, *, ended_well: bool, hurt: bool, not_saved: set[int]) -> bool:
     """Return whether a find is held against a job that has ended. Pure."""
-    if each.kind is Kind.FILE:
+    if each.kind is UnreferencedKind.FILE:
         return True
-    if each.kind is Kind.BEGUN and hurt:
+    if each.kind is UnreferencedKind.BEGUN and hurt:
         return False
     return ended_well and each.step not in not_saved
 

@@ -15,7 +15,7 @@ from holdfast.elastic.events import EventReader
 from holdfast.elastic.processes.children import Child, describe_exit, end_processes
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.hooks import ATTEMPT, PATTERN
-from holdfast.tools.chaos.real.jobs import Ending, Place, argv, environment, new_mark
+from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 from holdfast.tools.show.leftovers import processes_of
@@ -36,7 +36,7 @@ class PlainJob:
     run = coordinator = ""
     nodes: tuple[str, ...] = ()
 
-    def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:
+    def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
         self._workload, self._source = workload, source
         self._reader = EventReader(place.history, pattern=PATTERN)

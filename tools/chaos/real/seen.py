@@ -16,7 +16,7 @@ _EVENTS_REMEMBERED: Final = 4096
 _UNKEPT: Final = {"step", "samples", "state", "metric"}
 
 
-class Seen:
+class JobProgress:
     """What is known now.
 
     ``step`` is the newest step told complete, -1 for none, ``first_t`` when the first was (wall

@@ -12,20 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from holdfast.elastic.events import EventWriter, events_file
 from holdfast.tools.chaos.faults.injector import Injector, MissedError, Undo, Victim
 from holdfast.tools.chaos.judging.result import Struck
-from holdfast.tools.chaos.real.jobs import Job, Place
-from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.jobs import JobFolders, RealJob
+from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.targets import choose, part_of
 from holdfast.tools.chaos.scenarios.strikes import Strike
 from holdfast.tools.chaos.scenarios.words import target_text
 
 
-class Striker:
+class RealStriker:
     """Strikes one job; ``done`` is all that was tried. What it does goes to the job's history."""
 
     def __init__(
         self,
-        job: Job,
-        place: Place,
+        job: RealJob,
+        place: JobFolders,
         injectors: Mapping[str, Injector],
         *,
         tell: Callable[[str], None],
@@ -36,7 +36,7 @@ class Striker:
         self._numbers = itertools.count()
         self._writer = EventWriter(events_file(place.history, "chaos"), node="chaos")
 
-    def strike(self, strike: Strike, seen: Seen) -> bool:
+    def strike(self, strike: Strike, seen: JobProgress) -> bool:
         """Do it; return whether there was something to hit."""
         part = part_of(strike, nodes=bool(self._job.nodes))
         victims = self._job.victims(part) if part else []

@@ -11,8 +11,8 @@ from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
 
 if TYPE_CHECKING:
     from holdfast.tools.chaos.faults.injector import Victim
-    from holdfast.tools.chaos.real.seen import Seen
-    from holdfast.tools.chaos.scenarios.scenario import Target
+    from holdfast.tools.chaos.real.seen import JobProgress
+    from holdfast.tools.chaos.scenarios.scenario import StrikeTarget
     from holdfast.tools.chaos.scenarios.strikes import Strike
 
 PLAIN: Final[tuple[Part, ...]] = ("worker", "job", "store")
@@ -31,7 +31,7 @@ def part_of(strike: Strike, *, nodes: bool) -> Part | None:
 
 
 def choose(
-    strike: Strike, victims: Sequence[Victim], *, workers: Sequence[Victim], seen: Seen
+    strike: Strike, victims: Sequence[Victim], *, workers: Sequence[Victim], seen: JobProgress
 ) -> list[Victim]:
     """Return the victims of a strike among ``victims``; empty when there is nobody to hit.
 
@@ -54,7 +54,7 @@ def choose(
     return random.Random(strike.pick).sample(found, min(target.count, len(found)))
 
 
-def _fits(each: Victim, target: Target, homes: Mapping[str, str], seen: Seen) -> bool:
+def _fits(each: Victim, target: StrikeTarget, homes: Mapping[str, str], seen: JobProgress) -> bool:
     if each.part not in _ON_NODES:
         return True
     seats = _seats(each, homes)
@@ -72,7 +72,7 @@ def _seats(each: Victim, homes: Mapping[str, str]) -> list[str]:
     return [seat for seat, node in homes.items() if node == each.node]
 
 
-def _leaders(found: Sequence[Victim], seen: Seen) -> list[Victim]:
+def _leaders(found: Sequence[Victim], seen: JobProgress) -> list[Victim]:
     """Put first who is on the node that leads; without nodes, the lowest rank leads."""
     lowest = min((each.node for each in found), default="")
     node = seen.leader if any(each.node == seen.leader for each in found) else lowest
@@ -80,5 +80,5 @@ def _leaders(found: Sequence[Victim], seen: Seen) -> list[Victim]:
     return sorted(there, key=lambda each: (seen.ranks.get(each.seat, 0), each.name))
 
 
-def _slowness(each: Victim, homes: Mapping[str, str], seen: Seen) -> float:
+def _slowness(each: Victim, homes: Mapping[str, str], seen: JobProgress) -> float:
     return max((seen.step_seconds(seat) for seat in _seats(each, homes)), default=0.0)

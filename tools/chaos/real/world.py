@@ -16,18 +16,18 @@ from holdfast.elastic.launch.local import EMBEDDED
 from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Injector
 from holdfast.tools.chaos.faults.injectors import for_kinds
-from holdfast.tools.chaos.judging.checker import Promises, Verdict, check
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import HistoryError, read
 from holdfast.tools.chaos.judging.record import History
 from holdfast.tools.chaos.judging.result import CALM, HISTORY, STRIKES, Result, Struck, save
 from holdfast.tools.chaos.real.due import Due
-from holdfast.tools.chaos.real.jobs import Ending, Job, Place, words
+from holdfast.tools.chaos.real.jobs import Ending, JobFolders, RealJob, words
 from holdfast.tools.chaos.real.launched import HoldfastJob
 from holdfast.tools.chaos.real.leaks import Leaks
 from holdfast.tools.chaos.real.plain import PlainJob
-from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.stacks import write_stacks
-from holdfast.tools.chaos.real.striker import Striker
+from holdfast.tools.chaos.real.striker import RealStriker
 from holdfast.tools.chaos.real.targets import part_of
 from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
@@ -89,7 +89,7 @@ def run(
     elif scenario.checks.undisturbed and calm and calm.history != folder / CALM:
         shutil.copytree(calm.history, folder / CALM, dirs_exist_ok=True)
     tell(f"the job that is hurt, {len(strikes)} strikes drawn from seed {seed}")
-    place = Place.made(folder, history=HISTORY, work=_WORK)
+    place = JobFolders.made(folder, history=HISTORY, work=_WORK)
     job = _job(scenario, place, source)
     play = _play(scenario, strikes, job, place, source=source, tell=tell)
     verdict, unread = _judge(scenario, place.history, calm)
@@ -124,7 +124,7 @@ def undisturbed(
     that.
     """
     tell("the job undisturbed")
-    place = Place.made(folder, history=CALM, work=_CALM_WORK)
+    place = JobFolders.made(folder, history=CALM, work=_CALM_WORK)
     workload = msgspec.structs.replace(scenario.workload, coordinator=EMBEDDED)
     alone = msgspec.structs.replace(scenario, workload=workload)
     source = source or Path.cwd()
@@ -133,7 +133,7 @@ def undisturbed(
     return Calm(history=place.history, ending=ending, problems=play.problems)
 
 
-def _job(scenario: Scenario, place: Place, source: Path) -> Job:
+def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
     make = HoldfastJob if scenario.workload.nodes else PlainJob
     return make(scenario.workload, place, source=source)
 
@@ -154,8 +154,8 @@ def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
 def _play(
     scenario: Scenario,
     strikes: tuple[Strike, ...],
-    job: Job,
-    place: Place,
+    job: RealJob,
+    place: JobFolders,
     *,
     source: Path,
     tell: Tell,
@@ -164,7 +164,7 @@ def _play(
     problems: list[str] = []
     with _prepared(job, strikes) as (injectors, env):
         job.start(env)
-        striker = Striker(job, place, injectors, tell=tell)
+        striker = RealStriker(job, place, injectors, tell=tell)
         try:
             ending = _watch(job, Due(strikes), striker, leaks, lifetime_s=scenario.lifetime_s)
             if ending is None:
@@ -186,7 +186,7 @@ def _play(
 
 @contextmanager
 def _prepared(
-    job: Job, strikes: tuple[Strike, ...]
+    job: RealJob, strikes: tuple[Strike, ...]
 ) -> Iterator[tuple[Mapping[str, Injector], Mapping[str, str]]]:
     """Give the injectors of strikes, by kind, and what they want in the environment."""
     injectors = for_kinds({strike.kind for strike in strikes})
@@ -201,10 +201,10 @@ def _prepared(
 
 
 def _watch(
-    job: Job, due: Due, striker: Striker, leaks: Leaks, *, lifetime_s: float
+    job: RealJob, due: Due, striker: RealStriker, leaks: Leaks, *, lifetime_s: float
 ) -> Ending | None:
     """Strike whenever a moment has come, until the job has ended; None when it does not."""
-    seen, over_s, looked_s = Seen(), time.monotonic() + lifetime_s, 0.0
+    seen, over_s, looked_s = JobProgress(), time.monotonic() + lifetime_s, 0.0
     while True:
         ending = job.ending()
         now_s = time.monotonic()
@@ -241,7 +241,7 @@ def _of_ending(scenario: Scenario, ending: Ending | None) -> list[str]:
     return [] if ending.message.strip() else ["the job failed without a word"]
 
 
-def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[Verdict, list[str]]:
+def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[HistoryVerdict, list[str]]:
     checks, problems = scenario.checks, []
     try:
         history = read(folder)

@@ -7,12 +7,12 @@ from typing import Final
 from xml.etree import ElementTree
 
 from holdfast.tools.chaos.judging.checker import CHECKS
-from holdfast.tools.chaos.report.run import Run
+from holdfast.tools.chaos.report.run import ReportedRun
 
 ENDED: Final = "the job ended as it should, and left nothing behind"
 
 
-def to_junit(runs: Iterable[Run]) -> str:
+def to_junit(runs: Iterable[ReportedRun]) -> str:
     """Return the document: a check that is broken failed, one that was not told is skipped."""
     root = ElementTree.Element("testsuites", name="holdfast chaos")
     for run in runs:
@@ -23,7 +23,7 @@ def to_junit(runs: Iterable[Run]) -> str:
     return written.decode() + "\n"
 
 
-def _suite(root: ElementTree.Element, run: Run) -> None:
+def _suite(root: ElementTree.Element, run: ReportedRun) -> None:
     suite = ElementTree.SubElement(root, "testsuite", name=run.label, time=f"{run.seconds:.3f}")
     for name in CHECKS:
         case = _case(suite, run, name)
@@ -40,7 +40,7 @@ def _suite(root: ElementTree.Element, run: Run) -> None:
 
 
 def _case(
-    suite: ElementTree.Element, run: Run, name: str, *, seconds: float = 0.0
+    suite: ElementTree.Element, run: ReportedRun, name: str, *, seconds: float = 0.0
 ) -> ElementTree.Element:
     return ElementTree.SubElement(
         suite,
@@ -51,7 +51,7 @@ def _case(
     )
 
 
-def _fail(case: ElementTree.Element, messages: list[str], run: Run) -> None:
+def _fail(case: ElementTree.Element, messages: list[str], run: ReportedRun) -> None:
     failure = ElementTree.SubElement(case, "failure", message=messages[0])
     failure.text = "\n".join([*messages, *([f"again: {run.replay}"] if run.replay else [])])
 

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from holdfast.tools.chaos.judging.checker import CHECKS
 from holdfast.tools.chaos.report import charts as own_charts
 from holdfast.tools.chaos.report.losses import OUTCOMES
-from holdfast.tools.chaos.report.run import Run
-from holdfast.tools.chaos.report.summary import ALL, TOTAL, Summary, compare, summarise
+from holdfast.tools.chaos.report.run import ReportedRun
+from holdfast.tools.chaos.report.summary import ALL, TOTAL, RunsSummary, compare, summarise
 from holdfast.tools.report import charts
 from holdfast.tools.report.html import environment, seconds, style
 from holdfast.tools.report.record import recovery_rows
@@ -24,7 +24,9 @@ SHOWN_MOST: Final = 12
 LISTED_MOST: Final = 500
 
 
-def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "") -> str:
+def render(
+    runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun] = (), command: str = ""
+) -> str:
     """Return the page of ``runs``, beside those they are compared with."""
     made = environment()
     made.filters["figure"] = figure
@@ -56,7 +58,7 @@ def render(runs: Sequence[Run], *, against: Sequence[Run] = (), command: str = "
     )
 
 
-def headline(summary: Summary) -> str:
+def headline(summary: RunsSummary) -> str:
     """Return in a few words how it went."""
     noun = "run" if summary.runs == 1 else "runs"
     if summary.held == summary.runs:
@@ -73,7 +75,7 @@ def figure(value: float | None, unit: str) -> str:
     return seconds(value) if unit == "s" else f"{value:g}"
 
 
-def _shown(run: Run) -> dict[str, object]:
+def _shown(run: ReportedRun) -> dict[str, object]:
     """Return a run with its pictures."""
     story = run.timeline
     broken = {violation.check for violation in run.verdict.violations}
@@ -94,11 +96,11 @@ def _shown(run: Run) -> dict[str, object]:
     }
 
 
-def _is_told(summary: Summary, phase: str) -> bool:
+def _is_told(summary: RunsSummary, phase: str) -> bool:
     return any(phase in repair.phases for repair in summary.repairs)
 
 
-def _bars(summary: Summary, against: Summary | None) -> list[tuple[str, float, Markup]]:
+def _bars(summary: RunsSummary, against: RunsSummary | None) -> list[tuple[str, float, Markup]]:
     pairs = [("these runs", summary), *([("those before", against)] if against else [])]
     return [
         (name, sum(each.shares.values()), Markup(charts.share_bar(each.shares)))
@@ -107,7 +109,7 @@ def _bars(summary: Summary, against: Summary | None) -> list[tuple[str, float, M
     ]
 
 
-def _shares(summary: Summary) -> list[tuple[str, float, float]]:
+def _shares(summary: RunsSummary) -> list[tuple[str, float, float]]:
     total = sum(summary.shares.values()) or 1.0
     rows = [(name, value, value / total) for name, value in summary.shares.items() if value > 0.0]
     return sorted(rows, key=lambda row: (row[0] != "productive", -row[1]))

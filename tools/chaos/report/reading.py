@@ -8,10 +8,10 @@ from holdfast.tools.chaos.judging.checker import check
 from holdfast.tools.chaos.judging.history import HistoryError, of_events, told
 from holdfast.tools.chaos.judging.result import HISTORY, RESULT, load
 from holdfast.tools.chaos.report import prediction
-from holdfast.tools.chaos.report.run import Run, judged
+from holdfast.tools.chaos.report.run import ReportedRun, judged
 
 
-def read(folder: Path) -> list[Run]:
+def read(folder: Path) -> list[ReportedRun]:
     """Return the runs in a folder: it may be one, hold many, or be a history without a run.
 
     What lies inside a run, such as its smallest repetition, is not another.
@@ -30,7 +30,7 @@ def _name(path: Path, folder: Path) -> str:
     return folder.name if path == folder else str(path.relative_to(folder))
 
 
-def _run(path: Path, *, name: str) -> Run:
+def _run(path: Path, *, name: str) -> ReportedRun:
     result = load(path)
     events = told(path / HISTORY) if (path / HISTORY).is_dir() else []
     return judged(
@@ -43,7 +43,7 @@ def _run(path: Path, *, name: str) -> Run:
     )
 
 
-def _history(folder: Path) -> Run:
+def _history(folder: Path) -> ReportedRun:
     events = told(folder)
     history = of_events(events)
     if not history.commits:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from holdfast.tools.chaos.judging.checker import Verdict
+from holdfast.tools.chaos.judging.checker import HistoryVerdict
 from holdfast.tools.chaos.judging.record import History
 from holdfast.tools.chaos.judging.result import Result, Struck
 from holdfast.tools.chaos.report.losses import Loss, Prediction, losses
@@ -18,7 +18,7 @@ from holdfast.tools.report.timeline import Recovery, Timeline
 Event: TypeAlias = Mapping[str, Any]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run, or a history without one; ``unknown`` says in words what it does not tell.
 
     ``world`` and ``seed`` are None, and ``struck`` is empty, for a history of a job that nobody
@@ -32,7 +32,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     held: bool
     seconds: float
-    verdict: Verdict
+    verdict: HistoryVerdict
     struck: tuple[Struck, ...]
     problems: tuple[str, ...]
     replay: str
@@ -64,12 +64,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def judged(
     events: Sequence[Event],
     history: History,
-    verdict: Verdict,
+    verdict: HistoryVerdict,
     *,
     folder: str,
     result: Result | None = None,
     prediction: Prediction | None = None,
-) -> Run:
+) -> ReportedRun:
     """Return a run from what it told; ``result`` is None for a mere history.
 
     ``prediction`` is what was foretold of the nodes that it loses, if so.
@@ -78,7 +78,7 @@ def judged(
     generations = tells_generations(events)
     rows = story.recoveries if story else ()
     held = result.held if result else verdict.held
-    return Run(
+    return ReportedRun(
         name=result.name if result else folder,
         folder=folder,
         world=result.world if result else None,

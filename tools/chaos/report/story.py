@@ -49,7 +49,7 @@ def tell(events: Sequence[Event], *, struck: Sequence[Struck] | None = None) -> 
         others = [*others, *_attempts(plain, proposed=_are_proposed(others))]
     if not others:
         return None
-    places = _Places(others)
+    places = _NamedPlaces(others)
     faults = (
         [places.seated(event) for event in events if event["kind"] == "fault"]
         if struck is None
@@ -150,7 +150,7 @@ def _begins(steps: Sequence[Event]) -> list[Event]:
 # -- strikes ---------------------------------------------------------------------------------------
 
 
-class _Places:
+class _NamedPlaces:
     """Where the parts of a job are, by the names that strikes give them."""
 
     def __init__(self, events: Iterable[Event]) -> None:

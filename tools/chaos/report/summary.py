@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.tools.chaos.report.losses import OUTCOMES, Loss, Outcome
-from holdfast.tools.chaos.report.run import Run
+from holdfast.tools.chaos.report.run import ReportedRun
 from holdfast.tools.report import accounting
 from holdfast.tools.report.timeline import PHASES, Recovery
 
@@ -64,7 +64,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted is not None and self.outcome not in (None, self.predicted)
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class RunsSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All of the runs together.
 
     ``strikes`` hit something; ``shares`` are seconds by class of time, over all runs. ``repairs``
@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     survival: dict[int, tuple[Cell, ...]]
 
 
-def summarise(runs: Sequence[Run]) -> Summary:
+def summarise(runs: Sequence[ReportedRun]) -> RunsSummary:
     """Return what runs come to together; raises ``ValueError`` without any."""
     if not runs:
         raise ValueError("no runs")
@@ -94,7 +94,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     for run in runs:
         shares.update(run.shares)
     broken = Counter(name for run in runs for name in {v.check for v in run.verdict.violations})
-    return Summary(
+    return RunsSummary(
         runs=len(runs),
         held=sum(run.held for run in runs),
         strikes=sum(run.hits for run in runs),
@@ -198,7 +198,7 @@ def _worst(outcomes: Collection[Outcome | None]) -> Outcome | None:
 # -- comparison ------------------------------------------------------------------------------------
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of two sets of runs; None where a set does not have it. ``unit`` "s", "%" or "".
 
     ``better`` says which is better, or that neither is by enough to say so.
@@ -211,7 +211,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better: str
 
 
-def compare(before: Sequence[Run], after: Sequence[Run]) -> tuple[Difference, ...]:
+def compare(
+    before: Sequence[ReportedRun], after: Sequence[ReportedRun]
+) -> tuple[FigureDifference, ...]:
     """Return how two sets of runs differ, figure by figure."""
     old, new = summarise(before), summarise(after)
     pairs: list[tuple[str, str, float | None, float | None, bool | None]] = [
@@ -236,20 +238,20 @@ def compare(before: Sequence[Run], after: Sequence[Run]) -> tuple[Difference, ..
                 if values != [None, None]:
                     pairs.append((f"{name}: {title}", "s", values[0], values[1], False))
     return tuple(
-        Difference(name=name, unit=unit, before=a, after=b, better=_better(a, b, more=more))
+        FigureDifference(name=name, unit=unit, before=a, after=b, better=_better(a, b, more=more))
         for name, unit, a, b, more in pairs
     )
 
 
-def _recoveries(summary: Summary) -> int:
+def _recoveries(summary: RunsSummary) -> int:
     return summary.repairs[0].count if summary.repairs else 0
 
 
-def _goodput(summary: Summary) -> float | None:
+def _goodput(summary: RunsSummary) -> float | None:
     return summary.goodput if summary.shares else None
 
 
-def _undone(summary: Summary) -> float | None:
+def _undone(summary: RunsSummary) -> float | None:
     return summary.undone / summary.executed if summary.executed else None
 
 

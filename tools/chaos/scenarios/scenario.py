@@ -42,7 +42,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     apart: bool = False
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whom a fault hits: of all that ``part``, ``role``, ``rank`` and ``node`` leave, ``which``.
 
     ``node`` is a name or several. ``count`` of them are hit at once. "leader" is the node that
@@ -90,7 +90,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     kind: str
-    target: Target = Target()
+    target: StrikeTarget = StrikeTarget()
     when: When
     lasts_s: float | tuple[float, float] = 0.0
     amount: float | tuple[float, float] | None = None
@@ -113,7 +113,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     leaks: bool = True
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job in the simulated world, where no command runs: what its program would ask for.
 
     ``steps`` of about ``step_s`` seconds and ``microbatches`` each, with a snapshot of every
@@ -139,7 +139,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workload: Workload
     fault: tuple[FaultSpec, ...] = ()
     checks: Checks = Checks()
-    simulated: Simulated = Simulated()
+    simulated: SimulatedSetup = SimulatedSetup()
     seed: int = 0
     lifetime_s: float = 300.0
 

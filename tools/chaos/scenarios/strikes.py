@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from holdfast.tools.chaos.scenarios.scenario import FaultSpec, Scenario, Target, When
+from holdfast.tools.chaos.scenarios.scenario import FaultSpec, Scenario, StrikeTarget, When
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     kind: str
-    target: Target
+    target: StrikeTarget
     when: When
     pick: float
     lasts_s: float = 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.tools.chaos.scenarios.scenario import Target, When
+    from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 
 
-def target_text(target: Target, part: str | None) -> str:
+def target_text(target: StrikeTarget, part: str | None) -> str:
     """Return whom a fault hits."""
     words: list[str] = [target.which] if target.which != "random" else []
     words += [part] if part else []

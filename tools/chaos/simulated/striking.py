@@ -11,7 +11,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.membership.records import WorkerState
 from holdfast.elastic.membership.view import role_of
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.tools.chaos.judging.result import Struck
 from holdfast.tools.chaos.scenarios.strikes import Strike
@@ -29,7 +29,7 @@ _Seat = tuple[str, str]
 """(node, seat); the seat is "" for what is not a worker."""
 
 
-class Striker:
+class SimulatedStriker:
     """Does every strike when its moment has come; ``struck`` is what became of them.
 
     ``names`` are the nodes' names in the scenario. ``tell`` is called with every strike that hit,
@@ -148,17 +148,21 @@ class Striker:
         draw = random.Random(f"victims {strike.pick}")
         return sorted(draw.sample(found, min(target.count, len(found))))
 
-    def _fault(self, strike: Strike, node: str, seat: str) -> Fault:
+    def _fault(self, strike: Strike, node: str, seat: str) -> SimulatedFault:
         kind = KINDS[strike.kind, part_of(strike.kind, strike.target.part)]
         pick = strike.pick
-        if kind is FaultKind.WEATHER:
+        if kind is SimulatedFaultKind.WEATHER:
             pick = _HOW_BAD if strike.amount is None else strike.amount
         lasts_s = strike.lasts_s
         if strike.kind == "kill":
             lasts_s = _RESTART_S
-        elif not lasts_s and kind not in (FaultKind.NODE, FaultKind.CRASH, FaultKind.HANG):
+        elif not lasts_s and kind not in (
+            SimulatedFaultKind.NODE,
+            SimulatedFaultKind.CRASH,
+            SimulatedFaultKind.HANG,
+        ):
             lasts_s = _FOR_GOOD_S
-        return Fault(
+        return SimulatedFault(
             kind=kind,
             at_s=round(self._sim.now_s, 6),
             node=int(node[1:]),

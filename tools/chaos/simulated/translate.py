@@ -5,32 +5,32 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.elastic.membership.records import JobSpec
-from holdfast.elastic.testing.simulation.faults import FaultKind
+from holdfast.elastic.testing.simulation.faults import SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import SimulationConfig
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
 from holdfast.tools.chaos.scenarios.scenario import FaultSpec, Scenario, ScenarioError
 
 REAL: Final = "or run it with real processes (--world real)"
 
-KINDS: Final[dict[tuple[str, Part], FaultKind]] = {
-    ("kill", "worker"): FaultKind.WORKER,
-    ("kill", "sidecar"): FaultKind.SIDECAR,
-    ("kill", "agent"): FaultKind.NODE,
-    ("kill", "node"): FaultKind.NODE,
-    ("lose", "node"): FaultKind.NODE,
-    ("stop", "worker"): FaultKind.HANG,
-    ("stop", "agent"): FaultKind.PAUSE,
-    ("stop", "coordinator"): FaultKind.OUTAGE,
-    ("hang", "worker"): FaultKind.HANG,
-    ("crash", "node"): FaultKind.CRASH,
-    ("partition", "node"): FaultKind.CUT,
-    ("partition-in", "node"): FaultKind.DEAF,
-    ("partition-out", "node"): FaultKind.MUTE,
-    ("partition-pair", "node"): FaultKind.APART,
-    ("coordinator-restart", "coordinator"): FaultKind.OUTAGE,
-    ("split", "node"): FaultKind.SPLIT,
-    ("weather", "job"): FaultKind.WEATHER,
-    ("outage", "coordinator"): FaultKind.OUTAGE,
+KINDS: Final[dict[tuple[str, Part], SimulatedFaultKind]] = {
+    ("kill", "worker"): SimulatedFaultKind.WORKER,
+    ("kill", "sidecar"): SimulatedFaultKind.SIDECAR,
+    ("kill", "agent"): SimulatedFaultKind.NODE,
+    ("kill", "node"): SimulatedFaultKind.NODE,
+    ("lose", "node"): SimulatedFaultKind.NODE,
+    ("stop", "worker"): SimulatedFaultKind.HANG,
+    ("stop", "agent"): SimulatedFaultKind.PAUSE,
+    ("stop", "coordinator"): SimulatedFaultKind.OUTAGE,
+    ("hang", "worker"): SimulatedFaultKind.HANG,
+    ("crash", "node"): SimulatedFaultKind.CRASH,
+    ("partition", "node"): SimulatedFaultKind.CUT,
+    ("partition-in", "node"): SimulatedFaultKind.DEAF,
+    ("partition-out", "node"): SimulatedFaultKind.MUTE,
+    ("partition-pair", "node"): SimulatedFaultKind.APART,
+    ("coordinator-restart", "coordinator"): SimulatedFaultKind.OUTAGE,
+    ("split", "node"): SimulatedFaultKind.SPLIT,
+    ("weather", "job"): SimulatedFaultKind.WEATHER,
+    ("outage", "coordinator"): SimulatedFaultKind.OUTAGE,
 }
 """Kind and part → what the simulator does. Its nodes live and die as a whole, memory included: so
 an agent that is killed takes its node along, which returns empty."""

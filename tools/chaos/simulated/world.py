@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.membership.records import Outcome
+from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.elastic.testing.simulation.training import InvariantError
-from holdfast.tools.chaos.judging.checker import Promises, Verdict, check
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.result import (
     CALM,
     HISTORY,
@@ -24,13 +24,13 @@ from holdfast.tools.chaos.judging.result import (
 )
 from holdfast.tools.chaos.scenarios.scenario import Scenario
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
-from holdfast.tools.chaos.simulated.striking import Striker
+from holdfast.tools.chaos.simulated.striking import SimulatedStriker
 from holdfast.tools.chaos.simulated.telling import Telling
 from holdfast.tools.chaos.simulated.translate import config_of, names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulatedResult:
     """What a simulated run came to; ``problems`` as in `Result`."""
 
     telling: Telling
@@ -80,12 +80,12 @@ def run(
     return result
 
 
-def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> Simulated:
+def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> SimulatedResult:
     """Run the job of a scenario under these strikes, and return what it told."""
     names = names_of(scenario)
     sim = Simulation(config_of(scenario), seed=seed, faults=())
     telling = Telling(sim, microbatches=scenario.simulated.microbatches, names=names)
-    striker = Striker(sim, strikes, names=names, tell=telling.strike)
+    striker = SimulatedStriker(sim, strikes, names=names, tell=telling.strike)
 
     def watch(kind: str, node: str, fields: Mapping[str, Json]) -> None:
         telling.saw(kind, node, fields)
@@ -98,10 +98,14 @@ def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> Sim
         problems = _faults_of(outcome, succeeds=scenario.checks.succeeds)
     except InvariantError as error:
         problems = (str(error),)
-    return Simulated(telling=telling, struck=striker.struck, problems=problems, seconds=sim.now_s)
+    return SimulatedResult(
+        telling=telling, struck=striker.struck, problems=problems, seconds=sim.now_s
+    )
 
 
-def judge(scenario: Scenario, hurt: Simulated, *, calm: Simulated | None) -> Verdict:
+def judge(
+    scenario: Scenario, hurt: SimulatedResult, *, calm: SimulatedResult | None
+) -> HistoryVerdict:
     """Return what the history of a run comes to, beside that of the undisturbed one."""
     checks = scenario.checks
     return check(
@@ -111,7 +115,7 @@ def judge(scenario: Scenario, hurt: Simulated, *, calm: Simulated | None) -> Ver
     )
 
 
-def _faults_of(outcome: Outcome, *, succeeds: bool) -> tuple[str, ...]:
+def _faults_of(outcome: JobOutcome, *, succeeds: bool) -> tuple[str, ...]:
     if succeeds and not outcome.ok:
         return (f"the job failed: {outcome.message}",)
     if not succeeds and outcome.ok:

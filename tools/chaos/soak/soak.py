@@ -25,9 +25,16 @@ import msgspec
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
-from holdfast.tools.chaos.soak.striking import Striker
-from holdfast.tools.chaos.soak.strokes import NODES, Fault, Kind, Setup, Stroke, strokes
-from holdfast.tools.chaos.soak.watching import Seen, Use, grumbles, outcries
+from holdfast.tools.chaos.soak.striking import SoakStriker
+from holdfast.tools.chaos.soak.strokes import (
+    NODES,
+    SoakFault,
+    SoakFaultKind,
+    SoakSetup,
+    Stroke,
+    strokes,
+)
+from holdfast.tools.chaos.soak.watching import SoakEvents, Use, grumbles, outcries
 from holdfast.tools.show.leftovers import leftovers
 
 TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.soaked")
@@ -39,16 +46,16 @@ _TICK_S: Final = 0.02
 _SAMPLE_S: Final = 1.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for: ``pause_s`` are the least and the most seconds between two strokes."""
 
     minutes: float
     seed: int
     pause_s: tuple[float, float]
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[SoakFaultKind, ...] = tuple(SoakFaultKind)
 
 
-def soak(options: Options, folder: Path, *, fills: bool) -> list[str]:
+def soak(options: SoakOptions, folder: Path, *, fills: bool) -> list[str]:
     """Soak, and return what is wrong; events and logs are in ``folder``.
 
     ``fills``: shared memory is our own and may be filled.
@@ -66,12 +73,12 @@ class Soak:
     from the nodes' disks.
     """
 
-    def __init__(self, options: Options, folder: Path, *, fills: bool) -> None:
+    def __init__(self, options: SoakOptions, folder: Path, *, fills: bool) -> None:
         self._options, self._folder, self._fills = options, folder, fills
-        self._setup = Setup.drawn(options.seed)
+        self._setup = SoakSetup.drawn(options.seed)
         self._strokes = strokes(options.seed, pause_s=options.pause_s, kinds=options.kinds)
         self._use = Use(others_bytes=shutil.disk_usage(ARENA_ROOT).used)
-        self._seen = Seen(ranks=sum(NODES.values()))
+        self._seen = SoakEvents(ranks=sum(NODES.values()))
         self._struck: Counter[str] = Counter()
         self._logged: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
@@ -81,7 +88,7 @@ class Soak:
         """Train under faults; return what is wrong."""
         say(f"seed {self._options.seed}: {self._setup}")
         for number in range(PARTS):
-            part = Part(self._launcher(number), self._seen, self._use, fills=self._fills)
+            part = SoakedJob(self._launcher(number), self._seen, self._use, fills=self._fills)
             self._one(part, last=number == PARTS - 1)
             if self._wrong:
                 break
@@ -115,7 +122,7 @@ class Soak:
     def _end(self) -> Path:
         return self._folder / "end"
 
-    def _one(self, part: Part, *, last: bool) -> None:
+    def _one(self, part: SoakedJob, *, last: bool) -> None:
         """Run the job once, to its end or until it is ended."""
         launcher, seen = part.launcher, self._seen
         seen.begin()
@@ -141,7 +148,7 @@ class Soak:
         self._wrong += outcries(launcher.run_dir / "logs")
         self._wrong += [f"left behind: {each}" for each in leftovers(launcher.run)]
 
-    def _strike_on(self, part: Part, *, seconds: float) -> None:
+    def _strike_on(self, part: SoakedJob, *, seconds: float) -> None:
         over_s = time.monotonic() + seconds
         for stroke in self._strokes:
             if time.monotonic() + stroke.after_s > over_s or part.launcher.wait(0):
@@ -152,7 +159,7 @@ class Soak:
             done = [*back, *map(str, self._strike(part, stroke))]
             say(f"step {self._seen.step}; {', '.join(done) or f'{stroke.first}, nothing hit'}")
 
-    def _strike(self, part: Part, stroke: Stroke) -> Iterator[Fault | str]:
+    def _strike(self, part: SoakedJob, stroke: Stroke) -> Iterator[SoakFault | str]:
         if not part.striker.strike(stroke.first):
             return
         yield stroke.first
@@ -179,12 +186,12 @@ class Soak:
             say(line)
 
 
-class Part:
+class SoakedJob:
     """One launched job, watched."""
 
-    def __init__(self, launcher: Launcher, seen: Seen, use: Use, *, fills: bool) -> None:
+    def __init__(self, launcher: Launcher, seen: SoakEvents, use: Use, *, fills: bool) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
-        self.striker = Striker(launcher, launcher.run_dir, fills=fills)
+        self.striker = SoakStriker(launcher, launcher.run_dir, fills=fills)
         self._reader = EventReader(launcher.run_dir)
         self._sampled_s = 0.0
 
@@ -207,7 +214,7 @@ def compare(folder: Path, seed: int) -> list[str]:
     disturbed = json.loads((folder / "result.json").read_text())
     (folder / "end").write_text(str(disturbed["steps"]))
     words: list[object] = ["--end", folder / "end", "--result", folder / "calm.json"]
-    words += ["--width", Setup.drawn(seed).width]
+    words += ["--width", SoakSetup.drawn(seed).width]
     say(f"training {disturbed['steps']} steps undisturbed")
     argv = [*TRAINING, *map(str, words)]
     if status := subprocess.run(argv, check=False).returncode:

@@ -18,30 +18,33 @@ from holdfast.tools.chaos.faults.injector import MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.processes import Processes
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.catalogue import Part
-from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 from holdfast.tools.chaos.scenarios.strikes import Strike
-from holdfast.tools.chaos.soak.strokes import Fault, Kind
+from holdfast.tools.chaos.soak.strokes import SoakFault, SoakFaultKind
 
-_OF_PROCESSES: Final[dict[Kind, tuple[str, Part]]] = {
-    Kind.KILL_WORKER: ("kill", "worker"),
-    Kind.KILL_SIDECAR: ("kill", "sidecar"),
-    Kind.KILL_AGENT: ("kill", "agent"),
-    Kind.KILL_NODE: ("kill", "node"),
-    Kind.LOSE_MACHINE: ("lose", "node"),
-    Kind.STOP_WORKER: ("stop", "worker"),
-    Kind.STOP_SIDECAR: ("stop", "sidecar"),
-    Kind.STOP_AGENT: ("stop", "agent"),
-    Kind.SLOW_SIDECAR: ("slow", "sidecar"),
+_OF_PROCESSES: Final[dict[SoakFaultKind, tuple[str, Part]]] = {
+    SoakFaultKind.KILL_WORKER: ("kill", "worker"),
+    SoakFaultKind.KILL_SIDECAR: ("kill", "sidecar"),
+    SoakFaultKind.KILL_AGENT: ("kill", "agent"),
+    SoakFaultKind.KILL_NODE: ("kill", "node"),
+    SoakFaultKind.LOSE_MACHINE: ("lose", "node"),
+    SoakFaultKind.STOP_WORKER: ("stop", "worker"),
+    SoakFaultKind.STOP_SIDECAR: ("stop", "sidecar"),
+    SoakFaultKind.STOP_AGENT: ("stop", "agent"),
+    SoakFaultKind.SLOW_SIDECAR: ("slow", "sidecar"),
 }
 """Fault of a soak → kind and part of a scenario's."""
 
-_OF_BITS: Final[dict[Kind, str]] = {Kind.FLIP_SLOT: "flip-slot", Kind.FLIP_PARITY: "flip-parity"}
+_OF_BITS: Final[dict[SoakFaultKind, str]] = {
+    SoakFaultKind.FLIP_SLOT: "flip-slot",
+    SoakFaultKind.FLIP_PARITY: "flip-parity",
+}
 """Fault of a soak → kind of a scenario's, which hits what a node holds, also when it is dead."""
 
 _FILL_EVERY_S: Final = 0.05
 
 
-class Striker:
+class SoakStriker:
     """Strikes one job; ``fills`` says whether its shared memory is its own, to be filled."""
 
     def __init__(self, launcher: Launcher, folder: Path, *, fills: bool) -> None:
@@ -53,12 +56,12 @@ class Striker:
         self._over = threading.Event()
         self.count: Counter[str] = Counter()
 
-    def strike(self, fault: Fault) -> bool:
+    def strike(self, fault: SoakFault) -> bool:
         """Do it; return whether there was something to hit."""
-        ways: dict[Kind, Callable[[Fault], bool]] = {
-            Kind.FLIP_SLOT: self._flip,
-            Kind.FLIP_PARITY: self._flip,
-            Kind.FILL_MEMORY: self._fill,
+        ways: dict[SoakFaultKind, Callable[[SoakFault], bool]] = {
+            SoakFaultKind.FLIP_SLOT: self._flip,
+            SoakFaultKind.FLIP_PARITY: self._flip,
+            SoakFaultKind.FILL_MEMORY: self._fill,
         }
         with contextlib.suppress(MissedError, ProcessLookupError):
             if ways.get(fault.kind, self._hit)(fault):
@@ -84,7 +87,7 @@ class Striker:
         for node in self._away:
             self._site.give_back(node)
 
-    def _hit(self, fault: Fault) -> bool:
+    def _hit(self, fault: SoakFault) -> bool:
         """Do to a process what the injector of scenarios does."""
         kind, part = _OF_PROCESSES[fault.kind]
         victims = [each for each in self._site.victims(part) if each.node == fault.node]
@@ -93,7 +96,7 @@ class Striker:
         strike = _strike(kind, part, fault)
         victim = victims[min(int(fault.pick * len(victims)), len(victims) - 1)]
         undo = self._processes.strike(strike, victim, self._site)
-        if fault.kind is Kind.LOSE_MACHINE:
+        if fault.kind is SoakFaultKind.LOSE_MACHINE:
             self._away[fault.node] = fault.strokes
         elif undo is not None:
             self._later(undo, fault.seconds)
@@ -106,7 +109,7 @@ class Striker:
 
         self._start(end)
 
-    def _fill(self, fault: Fault) -> bool:
+    def _fill(self, fault: SoakFault) -> bool:
         if not self._fills:
             return False
 
@@ -128,15 +131,17 @@ class Striker:
         self._passing.append(threading.Thread(target=work, daemon=True))
         self._passing[-1].start()
 
-    def _flip(self, fault: Fault) -> bool:
+    def _flip(self, fault: SoakFault) -> bool:
         """Flip a bit of what a node holds, as the injector of scenarios does."""
         holder = Victim(name=f"node {fault.node}", part="node", pids=(), node=fault.node)
         self._bits.strike(_strike(_OF_BITS[fault.kind], "node", fault), holder, self._site)
         return True
 
 
-def _strike(kind: str, part: Part, fault: Fault) -> Strike:
-    return Strike(number=0, kind=kind, target=Target(part=part), when=When(s=0.0), pick=fault.pick)
+def _strike(kind: str, part: Part, fault: SoakFault) -> Strike:
+    return Strike(
+        number=0, kind=kind, target=StrikeTarget(part=part), when=When(s=0.0), pick=fault.pick
+    )
 
 
 class Ballast:

@@ -14,7 +14,7 @@ FULL_BYTES = 1 << 30
 """Length of the shared memory that is filled."""
 
 
-class Kind(StrEnum):
+class SoakFaultKind(StrEnum):
     """What is done to a node."""
 
     KILL_WORKER = "kill a worker"
@@ -31,15 +31,15 @@ class Kind(StrEnum):
     FILL_MEMORY = "fill shared memory"
 
 
-HARMLESS = {Kind.FILL_MEMORY, Kind.SLOW_SIDECAR}
+HARMLESS = {SoakFaultKind.FILL_MEMORY, SoakFaultKind.SLOW_SIDECAR}
 """What costs no node anything it holds."""
 
 ENDING = (
-    Kind.KILL_WORKER,
-    Kind.KILL_SIDECAR,
-    Kind.KILL_AGENT,
-    Kind.KILL_NODE,
-    Kind.LOSE_MACHINE,
+    SoakFaultKind.KILL_WORKER,
+    SoakFaultKind.KILL_SIDECAR,
+    SoakFaultKind.KILL_AGENT,
+    SoakFaultKind.KILL_NODE,
+    SoakFaultKind.LOSE_MACHINE,
 )
 """What the job must recover from."""
 
@@ -48,23 +48,23 @@ MOMENTS = ("fencing", "fenced", "proposed", "reformed", "restored", "resumed")
 
 _TWO, _DURING = 0.2, 0.25
 _SECONDS = {
-    Kind.STOP_WORKER: (0.05, 1.0),
-    Kind.STOP_SIDECAR: (0.05, 6.0),
-    Kind.STOP_AGENT: (0.05, 1.0),
-    Kind.SLOW_SIDECAR: (2.0, 8.0),
-    Kind.FILL_MEMORY: (1.0, 6.0),
+    SoakFaultKind.STOP_WORKER: (0.05, 1.0),
+    SoakFaultKind.STOP_SIDECAR: (0.05, 6.0),
+    SoakFaultKind.STOP_AGENT: (0.05, 1.0),
+    SoakFaultKind.SLOW_SIDECAR: (2.0, 8.0),
+    SoakFaultKind.FILL_MEMORY: (1.0, 6.0),
 }
 _AWAY_STROKES = (1, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class SoakFault:
     """Harm to one node; ``pick``, from 0 to 1, says which of its processes, files or bits.
 
     What passes lasts ``seconds``; a machine that is lost returns after so many ``strokes``.
     """
 
-    kind: Kind
+    kind: SoakFaultKind
     node: str
     pick: float
     seconds: float = 0.0
@@ -80,8 +80,8 @@ class Stroke:
     """``first`` after a pause, and ``then``: at once, or when the event ``moment`` is seen."""
 
     after_s: float
-    first: Fault
-    then: Fault | None = None
+    first: SoakFault
+    then: SoakFault | None = None
     moment: str = ""
 
     @property
@@ -99,7 +99,7 @@ class Stroke:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class SoakSetup:
     """What is trained under faults.
 
     ``disk`` spills to the nodes' own disks too; ``patience_s`` is how long a stopped process is
@@ -113,7 +113,7 @@ class Setup:
     width: int
 
     @classmethod
-    def drawn(cls, seed: int) -> Setup:
+    def drawn(cls, seed: int) -> SoakSetup:
         """Return the setup of a seed: every second has parity 2, and so on."""
         draw = random.Random(f"holdfast soak setup {seed}")
         return cls(
@@ -126,11 +126,14 @@ class Setup:
 
 
 def strokes(
-    seed: int, *, pause_s: tuple[float, float], kinds: Collection[Kind] = tuple(Kind)
+    seed: int,
+    *,
+    pause_s: tuple[float, float],
+    kinds: Collection[SoakFaultKind] = tuple(SoakFaultKind),
 ) -> Iterator[Stroke]:
     """Yield what happens, one stroke after the other, without end."""
     draw = random.Random(f"holdfast soak {seed}")
-    wanted = [kind for kind in Kind if kind in kinds]
+    wanted = [kind for kind in SoakFaultKind if kind in kinds]
     ending = [kind for kind in ENDING if kind in kinds]
     while True:
         after_s, how = draw.uniform(*pause_s), draw.random()
@@ -152,10 +155,10 @@ def strokes(
             yield Stroke(after_s=after_s, first=_fault(draw, wanted, first))
 
 
-def _fault(draw: random.Random, kinds: list[Kind], node: str) -> Fault:
+def _fault(draw: random.Random, kinds: list[SoakFaultKind], node: str) -> SoakFault:
     kind = draw.choice(kinds)
     least_s, most_s = _SECONDS.get(kind, (0.0, 0.0))
-    return Fault(
+    return SoakFault(
         kind=kind,
         node=node,
         pick=draw.random(),

@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 @dataclass(slots=True)
-class Seen:
+class SoakEvents:
     """What the events of a job of ``ranks`` said so far; ``wrong`` is what must not be.
 
     ``pauses`` are (seconds, step) in which no step was made. ``safe`` is the newest step that may

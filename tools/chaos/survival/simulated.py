@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.membership.records import TRAINER, JobSpec
-from holdfast.elastic.testing.simulation.faults import Fault, FaultKind
+from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationConfig
 from holdfast.elastic.testing.simulation.training import InvariantError
 from holdfast.tools.chaos.report.losses import Outcome
@@ -41,7 +41,7 @@ def check(nodes: int, parity: int) -> None:
 def lose(nodes: Sequence[int], *, of: int, parity: int, seed: int) -> tuple[Outcome, str]:
     """Lose nodes by their numbers at once; return the outcome, and what is wrong with it, if so."""
     at_s = _LOST_AT_S + random.Random(f"{nodes} {seed}").random()
-    faults = [Fault(kind=FaultKind.NODE, at_s=at_s, node=node) for node in nodes]
+    faults = [SimulatedFault(kind=SimulatedFaultKind.NODE, at_s=at_s, node=node) for node in nodes]
     try:
         before = _undisturbed(of, parity, seed)
         after = Simulation(_config(of, parity), seed=seed, faults=faults).run()

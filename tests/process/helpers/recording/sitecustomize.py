@@ -40,18 +40,20 @@ def after(owner: Any, name: str, note: Callable[..., tuple[str, str, int]]) -> N
 
 def in_sidecar() -> None:
     from holdfast.ckpt.checkpoints import commit
-    from holdfast.ckpt.sidecar.parity.exchange import Exchange
-    from holdfast.ckpt.sidecar.writing.operations import Writing
+    from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
+    from holdfast.ckpt.sidecar.writing.operations import WriteOperations
 
     def of(part: Any) -> str:
         return str(part._core.node)
 
-    after(Writing, "_begin", lambda w, _r, _s, key: ("arena", of(w), key[0]))
-    after(Exchange, "announce", lambda x, entry: ("arena", of(x), entry.generation))
-    after(Exchange, "_hear_row", lambda x, _r, body: ("peer", of(x), body.entry.generation))
-    after(Exchange, "_commit", lambda x, snapshot: ("weights", of(x), snapshot.world.generation))
+    after(WriteOperations, "_begin", lambda w, _r, _s, key: ("arena", of(w), key[0]))
+    after(ParityExchange, "announce", lambda x, entry: ("arena", of(x), entry.generation))
+    after(ParityExchange, "_hear_row", lambda x, _r, body: ("peer", of(x), body.entry.generation))
     after(
-        Exchange,
+        ParityExchange, "_commit", lambda x, snapshot: ("weights", of(x), snapshot.world.generation)
+    )
+    after(
+        ParityExchange,
         "_hear_sealed",
         lambda x, _r, body: ("peer", of(x), max(e.generation for e in body.entries)),
     )

@@ -26,7 +26,7 @@ from holdfast.ckpt.checkpoints.catalog import (
     step_folder,
 )
 from holdfast.ckpt.checkpoints.retention import remove
-from holdfast.ckpt.checkpoints.verify import Fault, faults
+from holdfast.ckpt.checkpoints.verify import Damage, faults
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format.manifest import RETAINED, Manifest
 from holdfast.ckpt.geometry.layout import Box
@@ -78,7 +78,7 @@ def small() -> MemoryStore:
     return store
 
 
-def deep(store: MemoryStore | LocalStore, step: int = 3) -> list[Fault]:
+def deep(store: MemoryStore | LocalStore, step: int = 3) -> list[Damage]:
     return list(faults(store, step, deep=True))
 
 

@@ -15,7 +15,7 @@ from holdfast.ckpt.convert.safetensors_header import (
     by_alignment,
     parse_header,
 )
-from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.convert.target_layout import SplitRule, TargetLayout
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.geometry.grid import fault_of_cover
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
@@ -63,7 +63,9 @@ def test_any_layout_holds_every_element_once_in_chunks_that_fit(
     for fqn, spec in specs.items():
         if spec.shape and data.draw(st.booleans()):
             dim = data.draw(st.integers(-len(spec.shape), len(spec.shape) - 1))
-            rules.append(Rule(glob=fqn, axis=data.draw(st.sampled_from(sorted(mesh))), dim=dim))
+            rules.append(
+                SplitRule(glob=fqn, axis=data.draw(st.sampled_from(sorted(mesh))), dim=dim)
+            )
     layout = TargetLayout(mesh=mesh, rules=tuple(rules))
     writers = layout.writers(specs, most_bytes=most)
     assert len(writers) == prod(mesh.values())

@@ -20,7 +20,7 @@ from holdfast.ckpt.memory.records import (
 from holdfast.ckpt.parity.groups import form_groups
 from holdfast.ckpt.parity.stripes import Geometry, plan_recovery, restore_points
 from holdfast.elastic.decisions import agree, seating
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.inventories import compact
 from holdfast.elastic.testing import fakes
 from holdfast.elastic.testing.strategies import views
@@ -31,10 +31,10 @@ briefly = settings(max_examples=150, deadline=None)
 @briefly
 @given(views(), st.integers(-1, 3))
 def test_a_seating_that_stands_is_the_one_that_would_be_made_anew(
-    view: View, progress: int
+    view: JobView, progress: int
 ) -> None:
     decision, _ = seating.seat(view, progress=progress)
-    if isinstance(decision, seating.Seat):  # likely to stand, then
+    if isinstance(decision, seating.ChangeSeats):  # likely to stand, then
         view = fakes.view(
             *view.nodes.values(),
             generation=view.generation,
@@ -192,10 +192,10 @@ def test_groups_that_were_kept_stay_level_over_every_domain(
 @briefly
 @given(views(plannable=True))
 def test_a_large_world_is_weighed_in_one_look_and_planned_in_the_next_to_the_same_end(
-    view: View,
+    view: JobView,
 ) -> None:
     node = min(view.nodes, default="nobody")
-    seen = agree.observe(view, agree.Seen(), now_s=0.0)
+    seen = agree.observe(view, agree.FirstSeen(), now_s=0.0)
     at_once, _ = agree.decide(view, seen, node=node, now_s=0.0)
     with patch.object(agree, "MANY_NODES", 0):
         first, _ = agree.decide(view, seen, node=node, now_s=0.0)
@@ -203,4 +203,6 @@ def test_a_large_world_is_weighed_in_one_look_and_planned_in_the_next_to_the_sam
         again = agree.observe(after, seen, now_s=0.0)
         second, _ = agree.decide(after, again, node=node, now_s=0.0)
     assert second == at_once
-    assert first == (agree.Wait(until_s=0.0) if isinstance(at_once, agree.Propose) else at_once)
+    assert first == (
+        agree.WaitForFences(until_s=0.0) if isinstance(at_once, agree.Propose) else at_once
+    )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import SUM_BYTES, sums_of
-from holdfast.ckpt.snapshot.run_cuts import Cover, Parts
+from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
 
 GAPS = st.integers(0, 200) | st.integers(SUM_BYTES - 3, SUM_BYTES + 3)
 SIZES = st.integers(1, 300) | st.integers(SUM_BYTES - 2, 2 * SUM_BYTES + 2)
@@ -32,7 +32,7 @@ def test_parts_speak_for_ranges_and_runs(
     rng = np.random.default_rng(seed)
     for low, size in zip(at, nbytes, strict=True):
         block[low : low + size] = rng.integers(0, 256, size, dtype=np.uint8)
-    parts = Parts.of(at, nbytes)
+    parts = OrderedRanges.of(at, nbytes)
     data = block.tobytes()
     sums = np.array(
         [crc32c(data[a : a + n]) for a, n in zip(parts.at, parts.nbytes, strict=True)], np.uint32

@@ -14,9 +14,9 @@ from holdfast.ckpt.geometry.shard_index import encode_index
 from holdfast.ckpt.native.sums import sums_of
 from holdfast.ckpt.snapshot import copy_program
 from holdfast.ckpt.snapshot.copy_job import CopyJob
-from holdfast.ckpt.snapshot.copy_program import Program, Room
+from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.pacing import FULL_SPEED
-from holdfast.ckpt.snapshot.tearing import Sample
+from holdfast.ckpt.snapshot.tearing import ChecksumSample
 from holdfast.ckpt.state.capture import CapturePlan, gather_alone
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.testing.lanes import FakeLanes
@@ -81,11 +81,11 @@ def test_a_shared_copy_equals_a_plain_one(
     made.stage(flat)
     ready = {lanes.lane: lanes.lane.ready()} if made.carried else {}
     job, found = CopyJob(made, ready=ready), bytearray(plan.payload_bytes)
-    job.sample = Sample(made, turn=seed, share=rng.choice([0.0, 0.02, 1.0]))
+    job.sample = ChecksumSample(made, turn=seed, share=rng.choice([0.0, 0.02, 1.0]))
     helper = threading.Thread(target=job.help, args=[None])
     if two:
         helper.start()
-    room = Room.of(memoryview(found))
+    room = PayloadBuffer.of(memoryview(found))
     job.open(room)
     sums = job.run(speed=FULL_SPEED)
     if two:

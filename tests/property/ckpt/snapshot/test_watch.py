@@ -1,7 +1,7 @@
 """A state that is watched is taken apart as one that is seen for the first time, whatever happens.
 
-Two copies of nothing: the same live state is flattened by a `Watch` that has seen it before and
-by a plain ``flatten``; what they say must not differ in a name, a value or a bit.
+Two copies of nothing: the same live state is flattened by a `ChangeWatch` that has seen it before
+and by a plain ``flatten``; what they say must not differ in a name, a value or a bit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import nn
 
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.shard_index import decode_index, encode_index
-from holdfast.ckpt.snapshot.change_watch import Watch
+from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.snapshot.copy_job import CopyJob
-from holdfast.ckpt.snapshot.copy_program import Room
+from holdfast.ckpt.snapshot.copy_program import PayloadBuffer
 from holdfast.ckpt.snapshot.pacing import FULL_SPEED
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import CapturePlan, gather_alone
 from holdfast.ckpt.state.flatten import FlatState, PerRank, flatten
-from holdfast.ckpt.state.held import FlatPart, Leaf, Part, held, spec_of
+from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, held, spec_of
 from holdfast.ckpt.state.torch_dtypes import as_carrier
 from holdfast.ckpt.testing.slots import FakeSidecar
 
@@ -79,8 +79,8 @@ def make_state() -> dict[str, Any]:
     owned = [*model.parameters(), loose, parts]
     return {
         "model": model,
-        "expert": Part(loose, shape=(4, 3), offset=(2, 0)),
-        "range": FlatPart(parts, shape=(1, 5), start=1),
+        "expert": TensorShard(loose, shape=(4, 3), offset=(2, 0)),
+        "range": FlatShard(parts, shape=(1, 5), start=1),
         "optimizer": torch.optim.AdamW(owned, lr=0.1),
         "fresh": Fresh(),
         "held": Held(),
@@ -294,7 +294,7 @@ def test_a_watched_state_is_flattened_as_a_new_one(
 ) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    state, watch = make_state(), Watch()
+    state, watch = make_state(), ChangeWatch()
     described(lambda: watch.flatten(state)[0])
     for act in acts:
         act(state, rng)
@@ -304,7 +304,7 @@ def test_a_watched_state_is_flattened_as_a_new_one(
 
 
 def test_steps_of_training_change_nothing_that_has_to_be_found_again() -> None:
-    state, watch, rng = make_state(), Watch(), random.Random(0)
+    state, watch, rng = make_state(), ChangeWatch(), random.Random(0)
     for parameter in state["optimizer"].param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     state["optimizer"].step()
@@ -340,7 +340,7 @@ def cached(snapshotter: Snapshotter, state: dict[str, Any]) -> Any:
     flat, program = snapshotter._programmed(state, 1)
     program.stage(flat)
     job, found = CopyJob(program, ready={}), bytearray(program.plan.payload_bytes)
-    job.open(Room.of(memoryview(found)))
+    job.open(PayloadBuffer.of(memoryview(found)))
     sums = job.run(speed=FULL_SPEED)
     crcs = program.parts.of_ranges(sums).tolist()
     text = program.plan.index_text(flat, crcs, run="r", step=1, generation=1)
@@ -370,8 +370,8 @@ def test_a_cached_capture_equals_a_fresh_one_bit_for_bit(seed: int, acts: list[A
     torch.manual_seed(seed)
     state = make_state()
     # Alone in the world, a part has to be the whole.
-    state["expert"] = Part(state["expert"].tensor, shape=(2, 3), offset=(0, 0))
-    state["range"] = FlatPart(state["range"].tensor, shape=(1, 2), start=0)
+    state["expert"] = TensorShard(state["expert"].tensor, shape=(2, 3), offset=(0, 0))
+    state["range"] = FlatShard(state["range"].tensor, shape=(1, 2), start=0)
     snapshotter = Snapshotter(
         FakeSidecar(directory=Path()),
         run="r",

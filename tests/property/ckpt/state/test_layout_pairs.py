@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.state.held import FlatPart, Leaf, Part, local_of
+from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.restore import live_keys, read_tensor, restore
 from holdfast.ckpt.testing.shards import MemoryShards, capture_world
 
@@ -133,7 +133,7 @@ def flat(draw: st.DrawFn, full: torch.Tensor, world: int, *, even: bool) -> list
         cuts = [0, *sorted(inner), count]
     line = torch_dtypes.as_carrier(full).reshape(-1)
     return [
-        FlatPart(line[a:b].clone().view(full.dtype), shape=full.shape, start=a)
+        FlatShard(line[a:b].clone().view(full.dtype), shape=full.shape, start=a)
         for a, b in itertools.pairwise(cuts)
     ]
 
@@ -142,7 +142,7 @@ def flat(draw: st.DrawFn, full: torch.Tensor, world: int, *, even: bool) -> list
 def parts(draw: st.DrawFn, full: torch.Tensor, world: int) -> list[Leaf]:
     """Cut one dim anywhere, some ranks nothing; each half of an even world may be a replica."""
     if not full.ndim:
-        return [Part(full.clone(), shape=(), offset=()) for _ in range(world)]
+        return [TensorShard(full.clone(), shape=(), offset=()) for _ in range(world)]
     dim = draw(st.integers(0, full.ndim - 1))
     different = world // 2 if world % 2 == 0 and draw(st.booleans()) else world
     extent = full.shape[dim]
@@ -154,7 +154,7 @@ def parts(draw: st.DrawFn, full: torch.Tensor, world: int) -> list[Leaf]:
         local = torch_dtypes.as_carrier(full).narrow(dim, a, b - a).clone().view(full.dtype)
         offset = [0] * full.ndim
         offset[dim] = a
-        found.append(Part(local, shape=full.shape, offset=offset))
+        found.append(TensorShard(local, shape=full.shape, offset=offset))
     return found
 
 

@@ -20,8 +20,8 @@ from holdfast.ckpt.transport.envelope import (
     TAG_BYTES,
     Envelope,
     EnvelopeError,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
     check_lengths,
     cut,
     decode_envelope,
@@ -44,7 +44,7 @@ json_values = st.recursive(
     max_leaves=20,
 )
 headers = st.builds(
-    Header,
+    MessageHeader,
     id=st.integers(0, 2**62),
     op=st.text(),
     body=json_values,
@@ -53,7 +53,7 @@ headers = st.builds(
 )
 envelopes = st.builds(
     Envelope,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(MessageKind),
     session=st.binary(min_size=16, max_size=16),
     counter=st.integers(0, 2**64 - 1),
     pieces=st.integers(0, 1000),
@@ -78,7 +78,7 @@ hostile = st.sampled_from(
 
 @settings(deadline=None)
 @given(headers)
-def test_a_header_comes_back_as_it_was(header: Header) -> None:
+def test_a_header_comes_back_as_it_was(header: MessageHeader) -> None:
     assert decode_header(encode_header(header)) == header
 
 
@@ -114,7 +114,7 @@ def test_no_parts_make_the_parser_raise_anything_else(parts: list[bytes], limit:
         envelope = parse_sealed(parts, limit_bytes=limit)
     except EnvelopeError:
         return
-    assert len(parts) == 1 + (0 if envelope.kind is Kind.UNKNOWN else 1 + envelope.pieces)
+    assert len(parts) == 1 + (0 if envelope.kind is MessageKind.UNKNOWN else 1 + envelope.pieces)
     assert sum(map(len, parts[1:])) <= limit
 
 
@@ -163,7 +163,7 @@ def test_no_change_to_a_sealed_message_goes_unnoticed(
     frames: list[bytes], which: int, bit: int, way: str
 ) -> None:
     sealer = Sealer(b"s" * 16, b"k" * 16)
-    message = sealer.seal(Kind.REQUEST, 7, Header(id=7, op="x"), frames, take=_memory)
+    message = sealer.seal(MessageKind.REQUEST, 7, MessageHeader(id=7, op="x"), frames, take=_memory)
     parts = [bytes(part) for part in message]
     damaged = _damage(parts, which % len(parts), bit, way)
     if damaged == parts:
@@ -274,7 +274,7 @@ def test_no_control_message_ends_the_server(parts: list[bytes]) -> None:
 
 def _is_header(data: bytes) -> bool:
     try:
-        msgspec.json.decode(data, type=Header)
+        msgspec.json.decode(data, type=MessageHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.coordinator.journal import Change, Journal
+from holdfast.elastic.coordinator.journal import Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.errors import LeaseExpired
 
@@ -44,7 +44,7 @@ def _do(table: KeyValueTable, journal: Journal, action: tuple[Any, ...], now_s: 
             journal.rewrite(table.changes())
 
 
-def _replayed(changes: list[Change]) -> KeyValueTable:
+def _replayed(changes: list[TableChange]) -> KeyValueTable:
     table = KeyValueTable()
     table.replay(changes, now_s=100.0)
     return table

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from loader_worlds import Numbers, Seen, StatefulStream, Stream, World, make_loader
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.data.loaders import Loader, Site
-from holdfast.elastic.data.order import Order, Sequential, Shuffled, Weighted
+from holdfast.elastic.data.loaders import Loader, LoaderContext
+from holdfast.elastic.data.order import SampleOrder, Sequential, Shuffled, Weighted
 from holdfast.elastic.data.plan import next_step, parts, steps_from
 from holdfast.elastic.planning.shares import alongside, part
 
-Make = Callable[[Site], Loader]
+Make = Callable[[LoaderContext], Loader]
 
 # One turn of a history: the ranks of a generation (times those abreast), how many steps it
 # completes, whether it dies in the middle of another, how many steps the next generation goes
@@ -86,11 +86,11 @@ def disturbed(history: list[Any], *, microbatches: int, make: Make, abreast: int
 )
 @settings(max_examples=50, deadline=None)
 def test_no_history_of_worlds_shows_in_an_indexed_data_set(
-    size: int, rounds: int, abreast: int, more: int, history: list[Any], order: Order
+    size: int, rounds: int, abreast: int, more: int, history: list[Any], order: SampleOrder
 ) -> None:
     microbatches = rounds * abreast
 
-    def make(site: Site) -> Loader:
+    def make(site: LoaderContext) -> Loader:
         return make_loader(Numbers(size), site, batch=microbatches + more, order=order)
 
     seen = disturbed(history, microbatches=microbatches, make=make, abreast=abreast)
@@ -114,7 +114,7 @@ def test_no_history_of_worlds_shows_in_an_iterable_data_set(
 ) -> None:
     microbatches = rounds * abreast
 
-    def make(site: Site) -> Loader:
+    def make(site: LoaderContext) -> Loader:
         return make_loader(kind(size), site, batch=microbatches + more)
 
     seen = disturbed(history, microbatches=microbatches, make=make, abreast=abreast)

@@ -8,10 +8,17 @@ from collections import Counter
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.decisions.agree import Fence, Finish, Propose, Seen, decide, observe
-from holdfast.elastic.decisions.seating import NOWHERE, Keep, Seat, seat
+from holdfast.elastic.decisions.agree import (
+    FenceWorkers,
+    Finish,
+    FirstSeen,
+    Propose,
+    decide,
+    observe,
+)
+from holdfast.elastic.decisions.seating import NOWHERE, ChangeSeats, Keep, seat
 from holdfast.elastic.membership.records import Origin, WorkerState
-from holdfast.elastic.membership.view import View, ready_trainers, role_of
+from holdfast.elastic.membership.view import JobView, ready_trainers, role_of
 from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
 from holdfast.elastic.planning.reach import broken_pairs, left_out
 from holdfast.elastic.testing.strategies import views
@@ -23,21 +30,21 @@ broadly = settings(
 )
 
 
-def reseated(view: View) -> View:
+def reseated(view: JobView) -> JobView:
     decision, _ = seat(view, max_attempts=100)
-    if not isinstance(decision, Seat):
+    if not isinstance(decision, ChangeSeats):
         return view
     return dataclasses.replace(view, seating=decision.seats, seating_revision=2)
 
 
-def overfull(view: View) -> bool:
+def overfull(view: JobView) -> bool:
     used = Counter((s.node, role_of(s.seat)) for s in view.seating if s.node in view.nodes)
     return any(n > view.nodes[node].slots.get(role, 0) for (node, role), n in used.items())
 
 
 @broadly
 @given(views())
-def test_seating_is_whole_and_fits(view: View) -> None:
+def test_seating_is_whole_and_fits(view: JobView) -> None:
     after = reseated(view)
     assert {s.seat for s in after.seating} == {
         f"{role}/{i}" for role, count in view.wanted.items() for i in range(count)
@@ -49,7 +56,7 @@ def test_seating_is_whole_and_fits(view: View) -> None:
 
 @broadly
 @given(views())
-def test_no_wanted_seat_waits_beside_a_free_slot(view: View) -> None:
+def test_no_wanted_seat_waits_beside_a_free_slot(view: JobView) -> None:
     after = reseated(view)
     used = Counter((s.node, role_of(s.seat)) for s in after.seating)
     for waiting in (s for s in after.seating if s.node == NOWHERE):
@@ -59,7 +66,7 @@ def test_no_wanted_seat_waits_beside_a_free_slot(view: View) -> None:
 
 @broadly
 @given(views())
-def test_seating_is_sticky_and_attempts_only_grow(view: View) -> None:
+def test_seating_is_sticky_and_attempts_only_grow(view: JobView) -> None:
     after = {s.seat: s for s in reseated(view).seating}
     for old in view.seating:
         if old.seat not in after:
@@ -74,7 +81,7 @@ def test_seating_is_sticky_and_attempts_only_grow(view: View) -> None:
 
 @broadly
 @given(views())
-def test_seating_settles(view: View) -> None:
+def test_seating_settles(view: JobView) -> None:
     for _ in range(4):  # a dead worker may sit where the next attempt is ordered
         view = reseated(view)
     assert isinstance(seat(view, max_attempts=100)[0], Keep)
@@ -82,7 +89,7 @@ def test_seating_settles(view: View) -> None:
 
 @broadly
 @given(views(plannable=True))
-def test_plan_takes_every_ready_trainer_once(view: View) -> None:
+def test_plan_takes_every_ready_trainer_once(view: JobView) -> None:
     ready = ready_trainers(view)
     assume(ready)
     record, reason = plan(view)
@@ -99,7 +106,7 @@ def test_plan_takes_every_ready_trainer_once(view: View) -> None:
 
 @broadly
 @given(views(plannable=True, cuts=True))
-def test_no_two_nodes_of_a_plan_say_that_they_do_not_reach_each_other(view: View) -> None:
+def test_no_two_nodes_of_a_plan_say_that_they_do_not_reach_each_other(view: JobView) -> None:
     assume(any(node.node not in left_out(view) for node, _ in ready_trainers(view)))
     record, _ = plan(view, held=view.nodes)
     assert not any(broken_pairs(view).get(n, set()) & record.nodes.keys() for n in record.nodes)
@@ -108,7 +115,7 @@ def test_no_two_nodes_of_a_plan_say_that_they_do_not_reach_each_other(view: View
 
 @broadly
 @given(views(plannable=True))
-def test_plan_does_not_depend_on_the_order_of_nodes(view: View) -> None:
+def test_plan_does_not_depend_on_the_order_of_nodes(view: JobView) -> None:
     assume(ready_trainers(view))
     turned = dataclasses.replace(view, nodes=dict(sorted(view.nodes.items())[::-1]))
     record, turned_record = plan(view)[0], plan(turned)[0]
@@ -119,7 +126,7 @@ def test_plan_does_not_depend_on_the_order_of_nodes(view: View) -> None:
 
 @broadly
 @given(views(plannable=True))
-def test_survivors_keep_their_order(view: View) -> None:
+def test_survivors_keep_their_order(view: JobView) -> None:
     assume(ready_trainers(view) and view.generation)
     assert view.generation is not None
     old = {m.incarnation: m.rank for m in view.generation.members}
@@ -132,7 +139,7 @@ def test_survivors_keep_their_order(view: View) -> None:
 
 @broadly
 @given(views(plannable=True))
-def test_restore_point_names_only_nodes_that_have_it(view: View) -> None:
+def test_restore_point_names_only_nodes_that_have_it(view: JobView) -> None:
     assume(ready_trainers(view) and view.generation)
     record, _ = plan(view)
     if record.restore is None:
@@ -147,14 +154,14 @@ def test_restore_point_names_only_nodes_that_have_it(view: View) -> None:
 
 @broadly
 @given(views(), st.floats(0, 100))
-def test_decision_is_safe_and_has_a_reason(view: View, later_s: float) -> None:
+def test_decision_is_safe_and_has_a_reason(view: JobView, later_s: float) -> None:
     for node in view.nodes:
-        seen = observe(view, Seen(), now_s=0.0)
+        seen = observe(view, FirstSeen(), now_s=0.0)
         seen = observe(view, seen, now_s=later_s)
         decision, reason = decide(view, seen, node=node, now_s=later_s)
         assert reason
         match decision:
-            case Fence(generation=generation):
+            case FenceWorkers(generation=generation):
                 assert generation == view.number > view.nodes[node].fenced
             case Propose(record=record, expected=expected):
                 assert expected == view.generation_revision

@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.decisions.agree import Propose, Seen, decide, observe
+from holdfast.elastic.decisions.agree import FirstSeen, Propose, decide, observe
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Setback
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 NAMES = ("b", "c", "d")
@@ -35,7 +35,7 @@ class Group:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.seen = Seen()
+        self.seen = FirstSeen()
         self.starts = Counter[str]()
         self.number = 0
         self.setbacks: dict[str, Setback] = {}
@@ -48,7 +48,7 @@ class Group:
         )
         return fakes.node(name, worker, fenced=self.number, incarnation=f"{name}#{start}")
 
-    def look(self, *nodes: NodeRecord) -> View:
+    def look(self, *nodes: NodeRecord) -> JobView:
         self.now_s += 0.01
         view = fakes.view(*nodes, generation=self.record, wanted={"trainer": 9})
         self.seen = observe(view, self.seen, now_s=self.now_s)

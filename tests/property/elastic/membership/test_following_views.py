@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.memory.records import SnapshotWorld
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, NodeRecord
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     encode,
     generation_key,
     node_key,
@@ -33,7 +33,7 @@ broadly = settings(
 WANTED = {"trainer": 3, "rollout": 1}
 
 
-def written(view: View, *, spec: JobSpec | None) -> dict[str, str]:
+def written(view: JobView, *, spec: JobSpec | None) -> dict[str, str]:
     """Return the records of a view as the coordinator has them; ``spec`` is that of one worker."""
     found = {}
     for name, node in view.nodes.items():
@@ -87,23 +87,23 @@ def histories(draw: st.DrawFn) -> list[dict[str, str]]:
 
 def events_between(
     before: Mapping[str, str], now: Mapping[str, str], *, revision: int
-) -> list[Event]:
+) -> list[KeyEvent]:
     gone = [(EventKind.DELETE, key, "") for key in before if key not in now]
     put = [(EventKind.PUT, key, text) for key, text in now.items() if before.get(key) != text]
     return [
-        Event(kind=kind, key=key, value=value, revision=revision + number)
+        KeyEvent(kind=kind, key=key, value=value, revision=revision + number)
         for number, (kind, key, value) in enumerate((*gone, *put))
     ]
 
 
-def opinions(view: View, *, later_s: float) -> list[object]:
+def opinions(view: JobView, *, later_s: float) -> list[object]:
     """Return all that is decided from a view."""
     found: list[object] = [agree.faults(view), agree.is_stale(view), changes(view)]
     out = left_out(view)
     found += [broken_pairs(view), parted(view), out, all_asked(view)]
     found += [ready_trainers(view), list(view.nodes), seating.pending_trainers(view)]
     for node in (*view.nodes, "stranger"):
-        seen = agree.observe(view, agree.Seen(), now_s=0.0)
+        seen = agree.observe(view, agree.FirstSeen(), now_s=0.0)
         seen = agree.observe(view, seen, now_s=later_s)
         found.append(agree.decide(view, seen, node=node, now_s=later_s))
     found.append(seating.seat(view, progress=1))
@@ -117,7 +117,7 @@ def opinions(view: View, *, later_s: float) -> list[object]:
 def test_a_view_that_followed_another_decides_as_one_made_anew(
     moments: Sequence[dict[str, str]], later_s: float, looked_at: set[int]
 ) -> None:
-    view = View(run="run", nodes={}, wanted=WANTED)
+    view = JobView(run="run", nodes={}, wanted=WANTED)
     known: Mapping[str, str] = {}
     revisions: dict[str, int] = {}
     for number, now in enumerate(moments):
@@ -125,7 +125,7 @@ def test_a_view_that_followed_another_decides_as_one_made_anew(
         revisions |= {event.key: event.revision for event in events}
         view, known = view.after(events, revision=number), now
         entries = [Entry(key=k, value=v, revision=revisions[k]) for k, v in sorted(now.items())]
-        anew = View.from_entries(entries, run="run", wanted=WANTED, revision=number)
+        anew = JobView.from_entries(entries, run="run", wanted=WANTED, revision=number)
         assert view == anew
         if number in looked_at or number == len(moments) - 1:  # others are passed over
             assert opinions(view, later_s=later_s) == opinions(anew, later_s=later_s)
@@ -136,24 +136,24 @@ def test_a_view_that_followed_another_decides_as_one_made_anew(
 def test_a_range_read_again_decides_as_one_read_for_the_first_time(
     moments: Sequence[dict[str, str]], later_s: float
 ) -> None:
-    view = View(run="run", nodes={}, wanted=WANTED)
+    view = JobView(run="run", nodes={}, wanted=WANTED)
     for number, now in enumerate(moments):
         entries = [Entry(key=k, value=v, revision=hash(v)) for k, v in sorted(now.items())]
-        view = View.from_entries(entries, run="run", wanted=WANTED, revision=number, before=view)
-        anew = View.from_entries(entries, run="run", wanted=WANTED, revision=number)
+        view = JobView.from_entries(entries, run="run", wanted=WANTED, revision=number, before=view)
+        anew = JobView.from_entries(entries, run="run", wanted=WANTED, revision=number)
         assert opinions(view, later_s=later_s) == opinions(anew, later_s=later_s)
 
 
 @broadly
 @given(views(plannable=True) | views(plannable=True, cuts=True), st.data())
 def test_what_was_found_of_a_view_is_not_taken_for_another_made_of_it(
-    view: View, data: st.DataObject
+    view: JobView, data: st.DataObject
 ) -> None:
     opinions(view, later_s=1.0)
     gone = data.draw(st.sampled_from([*view.nodes, ""]))
     nodes = {name: node for name, node in view.nodes.items() if name != gone}
     other = dataclasses.replace(view, nodes=nodes)
-    anew = View(
+    anew = JobView(
         run=view.run,
         nodes=nodes,
         wanted=view.wanted,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.elastic.membership.records import MeshSize
 from holdfast.elastic.planning.assign import assign, assign_edges, edges_of
-from holdfast.elastic.planning.holdings import Holdings
+from holdfast.elastic.planning.holdings import BlockHoldings
 from holdfast.elastic.planning.placing import Placer
 from holdfast.elastic.planning.shares import MOST_RATIO, by_speed, even, part, step_time
 from holdfast.elastic.testing import fakes
@@ -173,7 +173,7 @@ def test_trainers_of_a_world_cut_anew_move_the_fewest_bytes(
         fakes.node(names[r], ranks[r][1], inventory=fakes.inventory(names[r], old.snapshots, 5))
         for r in left
     ]
-    held = Holdings(
+    held = BlockHoldings(
         fakes.held(old.snapshots, 5),
         nodes={node.node: node for node in there},
         saved=MeshSize(dp=saved),
@@ -196,7 +196,7 @@ def test_many_nodes_hold_together_what_each_of_them_holds(
     there = {
         name: fakes.node(name, inventory=fakes.inventory(name, old.snapshots, 5)) for name in names
     }
-    held = Holdings(
+    held = BlockHoldings(
         fakes.held(old.snapshots, 5),
         nodes=there,
         saved=MeshSize(dp=saved),

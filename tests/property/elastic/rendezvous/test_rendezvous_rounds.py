@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from holdfast.elastic.rendezvous.rounds import (
     Enter,
     Form,
-    Limits,
     Participant,
     Round,
+    RoundLimits,
     RoundView,
     decide,
     to_restart_for,
 )
 
-LIMITS = Limits(least=2, most=3)
+LIMITS = RoundLimits(least=2, most=3)
 ACTIONS = ("start", "see", "look", "meet", "meet", "check", "hear", "crash", "expire")
 
 
@@ -146,7 +146,7 @@ def test_a_survivor_keeps_its_rank_where_the_size_stays(
         for name in [*(name for name in old if name != lost), "z"]
     }
     view = RoundView(nodes=said, newest=newest, revision=1)
-    limits = Limits(least=1, most=len(old))
+    limits = RoundLimits(least=1, most=len(old))
     decision, _ = decide(view, node="z", after=0, limits=limits, settled_s=1e9)
     assert isinstance(decision, Form)
     expected = tuple("z" if name == lost else name for name in old)

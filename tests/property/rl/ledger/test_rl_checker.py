@@ -8,12 +8,12 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from holdfast.adapters.rl.ledger.checker import Checker, Observation, Row, observe
+from holdfast.adapters.rl.ledger.checker import ObservedStep, SampleRow, StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
-from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
 
-LIMITS = Limits(end=10, context=10, max_new_tokens=4)
+LIMITS = TurnLimits(end=10, context=10, max_new_tokens=4)
 GROUPS, GROUP, STEPS = 2, 2, 5
 
 
@@ -35,7 +35,7 @@ class Life:
             groups=GROUPS, group=GROUP, eta=eta, steps=STEPS, limits=LIMITS, mode=Mode.FIXED_LAG
         )
         self.generation, self.snapshots = 0, list[str]()
-        self.ledger, self.checker = Ledger(self.plan), Checker()
+        self.ledger, self.checker = Ledger(self.plan), StepChecker()
         self._keep()
         self.restore(0)
 
@@ -48,12 +48,12 @@ class Life:
         self.generation += 1
         del self.snapshots[max(1, len(self.snapshots) - back) :]
         ledger, checker = json.loads(self.snapshots[-1])
-        self.ledger, self.checker = Ledger(self.plan), Checker()
+        self.ledger, self.checker = Ledger(self.plan), StepChecker()
         self.ledger.load_state_dict(ledger)
         self.checker.load_state_dict(checker)
         self.ledger.resume(self.generation, restored=len(self.snapshots) - 1)
 
-    def seen(self, lengths: list[int]) -> Observation:
+    def seen(self, lengths: list[int]) -> ObservedStep:
         """Sample what is missing and return what the checker is to see of the next step."""
         number = self.ledger.trained_steps
         self.ledger.admit(number, lambda ordinal: (ordinal,))
@@ -94,12 +94,12 @@ def test_a_ledgers_life_has_no_violation(eta: int, turns: list[tuple[list[int], 
     assert life.checker.count == 0
 
 
-def spoiled(seen: Observation, index: int, how: int) -> Observation:
+def spoiled(seen: ObservedStep, index: int, how: int) -> ObservedStep:
     """Change one thing of one row."""
     rows = list(seen.rows)
     row = rows[index]
     stamp = row.stamps[0]
-    by: Row | None = [
+    by: SampleRow | None = [
         msgspec.structs.replace(row, logprobs=row.logprobs + 1),
         msgspec.structs.replace(row, tokens=row.tokens + 1),
         msgspec.structs.replace(row, sample=GROUP),

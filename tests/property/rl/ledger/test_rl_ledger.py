@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
 
 PLAN = BatchPlan(
-    groups=2, group=3, eta=2, steps=5, limits=Limits(end=10, context=10, max_new_tokens=4)
+    groups=2, group=3, eta=2, steps=5, limits=TurnLimits(end=10, context=10, max_new_tokens=4)
 )
 WORKERS = st.sampled_from(["u", "v", "w"])
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
-from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 
 PLAN = plan_of()
@@ -102,7 +102,7 @@ def test_what_was_sampled_before_a_rollback_is_kept() -> None:
         stamps=stamps,
     )
     ledger.resume(2, restored=0)  # version 1 of generation 1 never was
-    assert ledger.deliver(whole) is Verdict.ROLLED_BACK
+    assert ledger.deliver(whole) is DeliveryVerdict.ROLLED_BACK
     (first, *_) = ledger.claim("u", free=9, version=None)
     assert first.trajectory == whole.first(1)
     assert (ledger.counters.rolled_back, ledger.counters.tokens_recovered) == (1, 1)

@@ -12,7 +12,7 @@ from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
@@ -21,7 +21,7 @@ from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 class SchedulingMachine(LedgerMachine):
     """Workers that hand in what they have, and say what they are at work on, at every meeting."""
 
-    plan: ClassVar[BatchPlan] = plan_of(order=Order.ARRIVAL)
+    plan: ClassVar[BatchPlan] = plan_of(order=GroupOrder.ARRIVAL)
 
     def meet(self, worker: str) -> None:
         self.exchange(worker)
@@ -152,7 +152,11 @@ class TightMachine(SchedulingMachine):
     """Half a step ahead, few tokens per step, and little memory."""
 
     plan = plan_of(
-        order=Order.ARRIVAL, claims="longest", over_provision=0.5, token_budget=6, ledger_tokens=10
+        order=GroupOrder.ARRIVAL,
+        claims="longest",
+        over_provision=0.5,
+        token_budget=6,
+        ledger_tokens=10,
     )
 
 
@@ -165,7 +169,9 @@ class InOrderMachine(SchedulingMachine):
 class ReplayMachine(SchedulingMachine):
     """Half of every step are groups trained before."""
 
-    plan = plan_of(ReplayConfig(policy="prioritized", share=0.5, max_age=2), order=Order.ARRIVAL)
+    plan = plan_of(
+        ReplayConfig(policy="prioritized", share=0.5, max_age=2), order=GroupOrder.ARRIVAL
+    )
 
 
 QUICK = settings(max_examples=40, stateful_step_count=40, deadline=None)

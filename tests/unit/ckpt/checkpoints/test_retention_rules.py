@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.ckpt.checkpoints.retention_rules import (
     Best,
-    Candidate,
+    PruneCandidate,
     Rules,
     duration,
     judge,
@@ -19,11 +19,14 @@ from holdfast.ckpt.checkpoints.retention_rules import (
 )
 
 STEPS = [
-    Candidate(step=s, values={"loss": {"eval": 1 / (1 + abs(s - 300))}}) for s in range(0, 600, 100)
+    PruneCandidate(step=s, values={"loss": {"eval": 1 / (1 + abs(s - 300))}})
+    for s in range(0, 600, 100)
 ]
 
 
-def kept(rules: Rules, candidates: Sequence[Candidate] = STEPS, *, good: int = 500) -> list[int]:
+def kept(
+    rules: Rules, candidates: Sequence[PruneCandidate] = STEPS, *, good: int = 500
+) -> list[int]:
     verdicts = judge(candidates, rules, newest_verified=good)
     assert all(verdict.reasons for verdict in verdicts)
     return [verdict.step for verdict in verdicts if verdict.keep]
@@ -40,12 +43,12 @@ def test_a_step_stays_when_any_rule_keeps_it() -> None:
 
 def test_the_newest_verified_stays_however_old_it_is() -> None:
     assert kept(Rules(keep_last=1, most_steps_old=0), good=100) == [100, 500]
-    aged = [Candidate(step=s, age_s=1e9) for s in (1, 2, 3)]
+    aged = [PruneCandidate(step=s, age_s=1e9) for s in (1, 2, 3)]
     assert kept(Rules(keep_last=3, most_age_s=1.0), aged, good=2) == [2]
 
 
 def test_an_age_limit_ends_what_other_rules_keep_but_not_pins() -> None:
-    pinned = [Candidate(step=100, pinned=True), *STEPS[2:]]
+    pinned = [PruneCandidate(step=100, pinned=True), *STEPS[2:]]
     rules = Rules(keep_last=3, keep_every=100, most_steps_old=100)
     assert kept(rules, pinned) == [100, 400, 500]
     (_, verdict, *_) = judge(pinned, rules, newest_verified=500)
@@ -53,13 +56,17 @@ def test_an_age_limit_ends_what_other_rules_keep_but_not_pins() -> None:
 
 
 def test_steps_of_unknown_age_do_not_expire() -> None:
-    there = [Candidate(step=1), Candidate(step=2, age_s=90.0), Candidate(step=3, age_s=10.0)]
+    there = [
+        PruneCandidate(step=1),
+        PruneCandidate(step=2, age_s=90.0),
+        PruneCandidate(step=3, age_s=10.0),
+    ]
     assert kept(Rules(keep_last=3, most_age_s=60.0), there, good=3) == [1, 3]
 
 
 def test_the_best_are_ranked_and_what_is_no_number_is_left_out() -> None:
     values: list[Any] = [0.5, None, "low", True, {"$float": "nan"}, 0.1, 0.5]
-    there = [Candidate(step=n, values={"loss": value}) for n, value in enumerate(values)]
+    there = [PruneCandidate(step=n, values={"loss": value}) for n, value in enumerate(values)]
     assert ranked(there, Best.parse("loss:min")) == [(5, 0.1), (6, 0.5), (0, 0.5)]
     assert [s for s, _ in ranked(there, Best.parse("loss:max:2"))] == [6, 0, 5]
     verdicts = judge(

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.retention import note, prune
-from holdfast.ckpt.checkpoints.unreferenced import Kind, unreferenced
+from holdfast.ckpt.checkpoints.unreferenced import UnreferencedKind, unreferenced
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(root: Path) -> dict[str, Kind]:
+def found(root: Path) -> dict[str, UnreferencedKind]:
     return {
         str(Path(each.where).relative_to(root)): each.kind
         for each in unreferenced(LocalStore(root))
@@ -37,13 +37,13 @@ def test_of_committed_steps_all_is_needed(root: Path) -> None:
 @pytest.mark.parametrize("name", ["data/stray.pack", "index/stray.json", "stray"])
 def test_a_stray_file_beside_a_committed_step_is_found(root: Path, name: str) -> None:
     (root / step_folder(2) / name).write_bytes(b"nobody refers to it")
-    assert found(root) == {f"{step_folder(2)}/{name}": Kind.FILE}
+    assert found(root) == {f"{step_folder(2)}/{name}": UnreferencedKind.FILE}
 
 
 def test_a_save_that_did_not_finish_is_told_as_that(root: Path) -> None:
     (root / step_folder(2) / "manifest.json").unlink()
     kinds = found(root)
-    assert len(kinds) == 5 and set(kinds.values()) == {Kind.SAVE}
+    assert len(kinds) == 5 and set(kinds.values()) == {UnreferencedKind.SAVE}
     other = root / step_folder(7)
     other.mkdir()
     (other / "__0_0.distcp").write_bytes(b"of another kind of checkpoint")
@@ -53,7 +53,7 @@ def test_a_save_that_did_not_finish_is_told_as_that(root: Path) -> None:
 def test_what_a_writer_left_unpublished_is_found(root: Path) -> None:
     left = f"{step_folder(1)}/data/.00000.pack.1-1.tmp"
     (root / left).write_bytes(b"half a pack")
-    assert found(root) == {left: Kind.ABANDONED}
+    assert found(root) == {left: UnreferencedKind.ABANDONED}
 
 
 def test_a_removed_step_keeps_what_others_need_and_nothing_else(root: Path) -> None:
@@ -66,15 +66,15 @@ def test_a_removed_step_keeps_what_others_need_and_nothing_else(root: Path) -> N
     assert found(root) == {}
     stray = root / step_folder(3) / "data" / "stray.pack"
     stray.write_bytes(b"not this one")
-    assert found(root) == {f"{step_folder(3)}/data/stray.pack": Kind.FILE}
+    assert found(root) == {f"{step_folder(3)}/data/stray.pack": UnreferencedKind.FILE}
 
 
 def test_what_was_to_be_swept_and_was_not_is_found(root: Path) -> None:
     (root / step_folder(1) / "data" / "old.pack").write_bytes(b"replaced")
     note(LocalStore(root), step_folder(1), ["data/old.pack"])
     assert found(root) == {
-        f"{step_folder(1)}/data/old.pack": Kind.FILE,
-        f"{step_folder(1)}/retained.json": Kind.FILE,
+        f"{step_folder(1)}/data/old.pack": UnreferencedKind.FILE,
+        f"{step_folder(1)}/retained.json": UnreferencedKind.FILE,
     }
 
 
@@ -82,4 +82,4 @@ def test_where_a_manifest_is_damaged_nothing_of_its_step_is_judged(root: Path) -
     (root / step_folder(1) / "stray").write_bytes(b"x")
     (root / step_folder(2) / "stray").write_bytes(b"x")
     (root / step_folder(2) / "manifest.json").write_bytes(b"{")
-    assert found(root) == {f"{step_folder(1)}/stray": Kind.FILE}
+    assert found(root) == {f"{step_folder(1)}/stray": UnreferencedKind.FILE}

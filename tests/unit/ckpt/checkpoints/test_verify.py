@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest
 from holdfast.ckpt.checkpoints.commit import PackOptions, commit, write_pack
-from holdfast.ckpt.checkpoints.verify import Fault, deep_faults, examine, faults
+from holdfast.ckpt.checkpoints.verify import Damage, deep_faults, examine, faults
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.ckpt.testing.checkpoints import shard, split_dim, write_checkpoint
@@ -50,7 +50,7 @@ def write(
     return LocalStore(root)
 
 
-def found(store: LocalStore, step: int = 1, *, threads: int = 3) -> list[Fault]:
+def found(store: LocalStore, step: int = 1, *, threads: int = 3) -> list[Damage]:
     return list(faults(store, step, deep=True, threads=threads))
 
 

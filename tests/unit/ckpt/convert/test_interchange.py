@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from holdfast.ckpt.convert.interchange import Budget, choose, cut, transfer
+from holdfast.ckpt.convert.interchange import TransferBudget, choose, cut, transfer
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.testing.checkpoints import sample_arrays
@@ -48,13 +48,13 @@ def test_an_empty_tensor_has_no_pieces() -> None:
 
 @pytest.mark.parametrize("memory_mib", [8, 64, 200, 2048, 1 << 20])
 def test_what_is_read_ahead_is_at_most_half_of_the_memory(memory_mib: int) -> None:
-    budget = Budget.of(memory_mib << 20)
+    budget = TransferBudget.of(memory_mib << 20)
     assert 0 < budget.piece_bytes <= budget.ahead_bytes <= memory_mib << 19
 
 
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(StateError, match="at least 8 MiB"):
-        Budget.of(1 << 20)
+        TransferBudget.of(1 << 20)
 
 
 def test_every_element_arrives_once_in_pieces_that_fit() -> None:
@@ -66,7 +66,7 @@ def test_every_element_arrives_once_in_pieces_that_fit() -> None:
     for fqn, (array, _) in arrays.items():
         assert sink.raw[fqn].tobytes() == array.tobytes()
         assert (sink.written[fqn] == 1).all()
-    assert sink.largest <= Budget.of(8 << 20).piece_bytes
+    assert sink.largest <= TransferBudget.of(8 << 20).piece_bytes
     assert (sink.aliases, sink.values, sink.step) == ({"tied": "model.bias"}, {"lr": 0.5}, 4)
     assert sink.published
     assert done.bytes == sum(heard) == sum(array.nbytes for array, _ in arrays.values())
@@ -124,7 +124,7 @@ def test_several_threads_read_where_the_source_allows_it() -> None:
 
 def test_no_more_is_read_ahead_than_the_budget_allows() -> None:
     arrays = {str(n): (np.zeros(1 << 18, "|u1"), "uint8") for n in range(64)}
-    budget = Budget.of(8 << 20)
+    budget = TransferBudget.of(8 << 20)
     read = written = most = 0
     lock = threading.Lock()
 

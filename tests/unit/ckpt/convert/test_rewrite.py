@@ -15,7 +15,7 @@ from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.convert.checkpoint import CheckpointSink, CheckpointSource, Identity
 from holdfast.ckpt.convert.interchange import Transferred, transfer
 from holdfast.ckpt.convert.rewrite import reshard
-from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.convert.target_layout import SplitRule, TargetLayout
 from holdfast.ckpt.errors import StateError, StoreError
 from holdfast.ckpt.format.manifest import MANIFEST
 from holdfast.ckpt.store.places import open_store
@@ -106,7 +106,7 @@ def test_reshard_for_tensor_parallelism(
 def test_resharding_again_and_again_comes_back(root: Path, tmp_path: Path) -> None:
     with StoreSource(root, 7) as source:
         layout = TargetLayout(
-            mesh={"dp": 2, "tp": 3}, rules=(Rule(glob="model.weight", axis="tp", dim=0),)
+            mesh={"dp": 2, "tp": 3}, rules=(SplitRule(glob="model.weight", axis="tp", dim=0),)
         )
         reshard(source, tmp_path / "a", layout=layout)
     again(tmp_path / "a", tmp_path / "b", dp=5)

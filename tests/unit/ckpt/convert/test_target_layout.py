@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.ckpt.convert.target_layout import Rule, TargetLayout
+from holdfast.ckpt.convert.target_layout import SplitRule, TargetLayout
 from holdfast.ckpt.errors import MismatchError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 
@@ -24,7 +24,7 @@ def test_dp_splits_the_first_dim_as_fsdp2_does() -> None:
 
 
 def test_a_rule_has_another_axis_split_a_dim() -> None:
-    layout = TargetLayout(mesh={"dp": 2, "tp": 2}, rules=(Rule(glob="w*", axis="tp", dim=-1),))
+    layout = TargetLayout(mesh={"dp": 2, "tp": 2}, rules=(SplitRule(glob="w*", axis="tp", dim=-1),))
     assert boxes(layout, 4, 6) == [
         ((0, 0), (2, 3)),
         ((0, 3), (2, 3)),
@@ -35,13 +35,13 @@ def test_a_rule_has_another_axis_split_a_dim() -> None:
 
 
 def test_axes_that_split_one_dim_nest_as_fsdp2_over_tensor_parallelism() -> None:
-    layout = TargetLayout(mesh={"dp": 2, "tp": 2}, rules=(Rule(glob="w", axis="tp", dim=0),))
+    layout = TargetLayout(mesh={"dp": 2, "tp": 2}, rules=(SplitRule(glob="w", axis="tp", dim=0),))
     assert boxes(layout, 8) == [((0,), (2,)), ((4,), (2,)), ((2,), (2,)), ((6,), (2,))]
     assert boxes(layout, 5) == [((0,), (2,)), ((3,), (1,)), ((2,), (1,)), ((4,), (1,))]
 
 
 def test_the_last_fitting_rule_counts() -> None:
-    rules = (Rule(glob="*", axis="dp", dim=1), Rule(glob="w", axis="dp", dim=0))
+    rules = (SplitRule(glob="*", axis="dp", dim=1), SplitRule(glob="w", axis="dp", dim=0))
     layout = TargetLayout(mesh={"dp": 2}, rules=rules)
     assert boxes(layout, 2, 2)[0] == ((0, 0), (1, 2))
     assert layout.boxes(spec(2, 2, fqn="b"))[0] == Box(offset=(0, 0), shape=(2, 1))
@@ -74,12 +74,12 @@ def test_chunks_fit_in_memory_where_the_shape_divides_badly() -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (Rule(glob="nope", axis="tp", dim=0), "no tensor is called nope"),
-        (Rule(glob="w", axis="tp", dim=2), "has no dim 2"),
-        (Rule(glob="w", axis="tp", dim=-3), "has no dim -3"),
+        (SplitRule(glob="nope", axis="tp", dim=0), "no tensor is called nope"),
+        (SplitRule(glob="w", axis="tp", dim=2), "has no dim 2"),
+        (SplitRule(glob="w", axis="tp", dim=-3), "has no dim -3"),
     ],
 )
-def test_a_rule_that_does_not_fit_is_refused(rule: Rule, said: str) -> None:
+def test_a_rule_that_does_not_fit_is_refused(rule: SplitRule, said: str) -> None:
     layout = TargetLayout(mesh={"dp": 1, "tp": 2}, rules=(rule,))
     with pytest.raises(MismatchError, match=said):
         layout.writers({"w": spec(4, 4)})
@@ -87,6 +87,6 @@ def test_a_rule_that_does_not_fit_is_refused(rule: Rule, said: str) -> None:
 
 def test_a_mesh_without_the_axis_of_a_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="rule for axis tp"):
-        TargetLayout(mesh={"dp": 2}, rules=(Rule(glob="w", axis="tp", dim=0),))
+        TargetLayout(mesh={"dp": 2}, rules=(SplitRule(glob="w", axis="tp", dim=0),))
     with pytest.raises(ValueError, match="size 0"):
         TargetLayout(mesh={"dp": 0})

@@ -74,7 +74,7 @@ def test_the_order_of_threads_does_not_show(monkeypatch: pytest.MonkeyPatch) -> 
     slow = threading.Lock()
     real = pack._prepare
 
-    def prepare(piece: pack.Piece, *args: object, **options: object) -> object:
+    def prepare(piece: pack.ChunkPiece, *args: object, **options: object) -> object:
         if piece.start % 3 == 0:
             with slow:
                 isal.crc32c(array.data)

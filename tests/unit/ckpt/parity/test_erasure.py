@@ -12,7 +12,7 @@ from pyeclib.ec_iface import ECDriver
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.isal import cauchy_matrix
 from holdfast.ckpt.parity import combining
-from holdfast.ckpt.parity.erasure import Codec, codec_named
+from holdfast.ckpt.parity.erasure import ErasureCode, codec_named
 
 LENGTH = 300
 
@@ -20,7 +20,7 @@ LENGTH = 300
 def encode(k: int, m: int) -> tuple[list[bytes], list[bytearray]]:
     rng = np.random.default_rng([k, m])
     data = [rng.bytes(LENGTH) for _ in range(k)]
-    codec = Codec(k, m)
+    codec = ErasureCode(k, m)
     rows = [bytearray(LENGTH) for _ in range(m)]
     for column in reversed(range(k)):  # the order of contributions does not matter
         for row in range(m):
@@ -47,7 +47,7 @@ def test_any_k_fragments_give_every_column_back(k: int, m: int) -> None:
     for have in combinations(range(k + m), k):
         for lost in set(range(k)) - set(have):
             into = bytearray(LENGTH)
-            Codec(k, m).decode(lost, {number: fragments[number] for number in have}, into)
+            ErasureCode(k, m).decode(lost, {number: fragments[number] for number in have}, into)
             assert bytes(into) == data[lost]
 
 
@@ -55,19 +55,19 @@ def test_any_k_fragments_give_every_column_back(k: int, m: int) -> None:
 def test_all_rows_in_one_pass_are_what_updates_make_of_them(k: int, m: int) -> None:
     data, rows = encode(k, m)
     made = {row: bytearray(b"\xff" * LENGTH) for row in range(m)}  # overwritten
-    sums = Codec(k, m).encode(data, made)
+    sums = ErasureCode(k, m).encode(data, made)
     assert list(made.values()) == rows
     assert sums == {row: isal.crc32c(made[row]) for row in range(m)}
     if k == 1:
         assert all(row == data[0] for row in rows)
     last = {m - 1: bytearray(LENGTH)}
-    Codec(k, m).encode(data, last)
+    ErasureCode(k, m).encode(data, last)
     assert last[m - 1] == rows[-1]
 
 
 def test_short_columns_stand_for_zeros_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(combining, "PIECE_BYTES", 64)  # as if the rows were long
-    codec, length = Codec(3, 2), 200
+    codec, length = ErasureCode(3, 2), 200
     data = [bytes(range(1, 1 + size)) for size in (150, 0, 70)]
     full = [each + bytes(length - len(each)) for each in data]
     short = {row: bytearray(b"\xff" * length) for row in (0, 1)}
@@ -98,22 +98,22 @@ def test_pyeclib_computes_the_same_rows(k: int, m: int, kind: str) -> None:
     fragments = ECDriver(k=k, m=m, ec_type=kind).encode(b"".join(data))
     assert [fragment[header:] for fragment in fragments[:k]] == data
     rows = {row: bytearray(length) for row in range(m)}
-    Codec(k, m).encode(data, rows)
+    ErasureCode(k, m).encode(data, rows)
     assert [fragment[header:] for fragment in fragments[k:]] == list(rows.values())
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="needs all 2 columns, got 1"):
-        Codec(2, 1).encode([b"ab"], {0: bytearray(2)})
+        ErasureCode(2, 1).encode([b"ab"], {0: bytearray(2)})
     with pytest.raises(ValueError, match=r"\[2, 3\] bytes do not fit into \[2\]"):
-        Codec(2, 1).encode([b"ab", b"abc"], {0: bytearray(2)})
+        ErasureCode(2, 1).encode([b"ab", b"abc"], {0: bytearray(2)})
     with pytest.raises(ValueError, match=r"do not fit into \[2, 3\]"):
-        Codec(2, 2).encode([b"ab", b"ab"], {0: bytearray(2), 1: bytearray(3)})
+        ErasureCode(2, 2).encode([b"ab", b"ab"], {0: bytearray(2), 1: bytearray(3)})
 
 
 def test_codecs_are_known_by_name() -> None:
     made = codec_named()(3, 1)
-    assert isinstance(made, Codec)
+    assert isinstance(made, ErasureCode)
     assert codec_named("isal-cauchy-1")(3, 1) is made
     with pytest.raises(ValueError, match="no erasure codec 'raid'"):
         codec_named("raid")
@@ -121,6 +121,6 @@ def test_codecs_are_known_by_name() -> None:
 
 def test_a_shape_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="no code for 0 data"):
-        Codec(0, 1)
+        ErasureCode(0, 1)
     with pytest.raises(ValueError, match="needs 2 different fragments"):
-        Codec(2, 1).coefficients(0, (1, 1))
+        ErasureCode(2, 1).coefficients(0, (1, 1))

@@ -14,7 +14,7 @@ from holdfast.ckpt.memory.records import ParityEntry
 from holdfast.ckpt.native import pages
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import RowFile
-from holdfast.ckpt.sidecar.parity.rows import Parities, Row
+from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow
 from holdfast.ckpt.testing.blocks import make_world
 
 RUN = run_digest("test")
@@ -86,7 +86,7 @@ def arena(tmp_path: Path) -> Arena:
     return Arena.open(tmp_path / "arena", run="test")
 
 
-def seal(parities: Parities, step: int, *, fill: int = 7, nbytes: int = 1000) -> Row:
+def seal(parities: Parities, step: int, *, fill: int = 7, nbytes: int = 1000) -> ParityRow:
     file = parities.take(nbytes)
     file.row(nbytes)[:] = bytes([fill]) * nbytes
     return parities.seal(file, entry(step, nbytes, crc32c(file.row(nbytes))))

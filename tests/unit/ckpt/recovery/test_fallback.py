@@ -11,8 +11,8 @@ from holdfast.ckpt.recovery.fallback import (
     MAX_ATTEMPTS,
     WHOLE_POINT,
     Course,
-    Fault,
-    FaultKind,
+    ReadFault,
+    ReadFaultKind,
     first_course,
     next_course,
 )
@@ -42,8 +42,8 @@ def course(*points: RestorePoint) -> Course:
     return first_course(points[0], points[1:], nodes=NODES)
 
 
-def fault(rank: int, node: str, kind: FaultKind = FaultKind.DAMAGED) -> Fault:
-    return Fault(rank=rank, node=node, kind=kind, reason=f"rank {rank} on {node} is {kind}")
+def fault(rank: int, node: str, kind: ReadFaultKind = ReadFaultKind.DAMAGED) -> ReadFault:
+    return ReadFault(rank=rank, node=node, kind=kind, reason=f"rank {rank} on {node} is {kind}")
 
 
 def sources(now: Course) -> list[tuple[int, str, bool]]:
@@ -51,8 +51,8 @@ def sources(now: Course) -> list[tuple[int, str, bool]]:
     return [(source.rank, source.node, source.rebuilt) for source in now.point.sources]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.DAMAGED, FaultKind.MISSING])
-def test_a_bad_block_is_rebuilt_where_it_was_held(kind: FaultKind) -> None:
+@pytest.mark.parametrize("kind", [ReadFaultKind.DAMAGED, ReadFaultKind.MISSING])
+def test_a_bad_block_is_rebuilt_where_it_was_held(kind: ReadFaultKind) -> None:
     after = next_course(course(point(5), point(4)), [fault(1, "b", kind)])
     assert after.point and after.point.step == 5
     assert sources(after) == [(0, "a", False), (1, "b", True)]
@@ -63,7 +63,7 @@ def test_a_bad_block_is_rebuilt_where_it_was_held(kind: FaultKind) -> None:
 
 def test_what_a_lost_node_held_is_rebuilt_elsewhere_in_this_and_in_older_steps() -> None:
     now = course(point(5), point(4))
-    now = next_course(now, [fault(1, "b", FaultKind.UNREACHABLE)])
+    now = next_course(now, [fault(1, "b", ReadFaultKind.UNREACHABLE)])
     assert sources(now) == [(0, "a", False), (1, "c", True)]
     now = next_course(now, [fault(1, "c")])
     assert now.point and now.point.step == 4
@@ -73,7 +73,7 @@ def test_what_a_lost_node_held_is_rebuilt_elsewhere_in_this_and_in_older_steps()
 
 def test_a_rebuilding_node_that_is_lost_is_replaced() -> None:
     now = course(point(5, 1, nodes="ac"))
-    now = next_course(now, [fault(1, "c", FaultKind.UNREACHABLE)])
+    now = next_course(now, [fault(1, "c", ReadFaultKind.UNREACHABLE)])
     assert now.point and now.point.step == 5
     assert sources(now) == [(0, "a", False), (1, "b", True)]
 
@@ -113,8 +113,8 @@ def test_the_attempts_are_bounded() -> None:
 def test_all_ranks_decide_the_same_whatever_order_they_heard_it_in() -> None:
     faults = [
         fault(0, "a"),
-        fault(1, "b", FaultKind.UNREACHABLE),
-        fault(1, "b", FaultKind.MISSING),
+        fault(1, "b", ReadFaultKind.UNREACHABLE),
+        fault(1, "b", ReadFaultKind.MISSING),
         fault(0, "a"),
     ]
     decided = set()

@@ -15,7 +15,7 @@ from holdfast import ckpt
 from holdfast.ckpt.errors import MismatchError, StateError
 from holdfast.ckpt.state.capture import flatten
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.ckpt.state.held import FlatPart, Part
+from holdfast.ckpt.state.local_boxes import FlatShard, TensorShard
 from holdfast.ckpt.state.optimizers import merge_groups
 from holdfast.ckpt.state.restore import restore
 from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
@@ -192,8 +192,8 @@ def test_state_of_a_part_is_a_part() -> None:
         local.grad, line.grad = local.detach().clone(), line.detach().clone()
         optimizer.step()
         return {
-            "w": Part(local, shape=(4, 3), offset=(2 * rank, 0)),
-            "v": FlatPart(line, shape=(7,), start=3 * rank),
+            "w": TensorShard(local, shape=(4, 3), offset=(2 * rank, 0)),
+            "v": FlatShard(line, shape=(7,), start=3 * rank),
             "optimizer": optimizer,
         }
 
@@ -218,7 +218,7 @@ def test_factored_state_of_a_part_is_refused() -> None:
     optimizer = torch.optim.Adafactor([local])
     local.grad = torch.ones(2, 3)
     optimizer.step()
-    state = {"w": Part(local, shape=(4, 3), offset=(0, 0)), "optimizer": optimizer}
+    state = {"w": TensorShard(local, shape=(4, 3), offset=(0, 0)), "optimizer": optimizer}
     with pytest.raises(
         StateError, match=r"optimizer\.state\.w\.row_var: a state of shape \[2, 1\]"
     ):

@@ -16,7 +16,7 @@ from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, PerRank, flatten, gather_alone
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.ckpt.state.held import FlatPart, Part
+from holdfast.ckpt.state.local_boxes import FlatShard, TensorShard
 from holdfast.ckpt.state.restore import read_tensor, read_tensors, restore
 from holdfast.ckpt.state.rng import RandomStates
 from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
@@ -308,14 +308,14 @@ def test_plain_values_and_tied_names_are_written_by_the_lowest_rank_that_has_the
 
 def test_a_tensor_of_which_no_rank_has_anything_is_refused() -> None:
     with pytest.raises(StateError, match="t: no rank holds any of it"):
-        capture({"t": FlatPart(torch.ones(0), shape=(), start=0)})
+        capture({"t": FlatShard(torch.ones(0), shape=(), start=0)})
     with pytest.raises(StateError, match="t: the ranks hold 0 elements"):
-        capture({"t": FlatPart(torch.ones(0), shape=(3,), start=0)})
+        capture({"t": FlatShard(torch.ones(0), shape=(3,), start=0)})
 
 
 def test_overlapping_parts_are_refused() -> None:
     def part(first: int, count: int) -> dict[str, Any]:
-        return {"t": Part(torch.ones(count), shape=(6,), offset=(first,))}
+        return {"t": TensorShard(torch.ones(count), shape=(6,), offset=(first,))}
 
     with pytest.raises(StateError, match=r"t: the ranks hold 5 elements of shape \(6,\)"):
         capture_world([part(0, 3), part(4, 2)])

@@ -12,7 +12,7 @@ from torch import nn
 from holdfast import ckpt
 from holdfast.ckpt.errors import MismatchError
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.state.held import Part
+from holdfast.ckpt.state.local_boxes import TensorShard
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
 from holdfast.ckpt.state.strictness import LEVELS, Strictness, check_selected, chooser
 from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
@@ -232,8 +232,8 @@ def test_a_tensor_stored_twice_loads_into_a_tied_one_only_if_both_are_equal() ->
 
 def test_equal_contents_are_seen_however_they_are_cut() -> None:
     def state(rank: int, value: float) -> dict[str, Any]:
-        row = Part(torch.full((1, 2), 3.0), shape=(2, 2), offset=(rank, 0))
-        column = Part(torch.full((2, 1), value), shape=(2, 2), offset=(0, rank))
+        row = TensorShard(torch.full((1, 2), 3.0), shape=(2, 2), offset=(rank, 0))
+        column = TensorShard(torch.full((2, 1), value), shape=(2, 2), offset=(0, rank))
         return {"a": {"weight": row}, "b": {"weight": column}}
 
     tied = nn.Linear(2, 2, bias=False)

@@ -13,14 +13,21 @@ import zmq
 from raw_session import DEADLINE_S, RawSession, ask_session, flipped, wait_until
 
 from holdfast.ckpt.errors import FencedError, PeerError
-from holdfast.ckpt.transport import Client, Limits, Request, RunKey, Server, answers_refused
+from holdfast.ckpt.transport import (
+    Client,
+    Request,
+    RunKey,
+    Server,
+    TransportLimits,
+    answers_refused,
+)
 from holdfast.ckpt.transport.envelope import (
     MAX_FRAMES,
     PIECE_BYTES,
     TAG_BYTES,
     Envelope,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
 )
 from holdfast.ckpt.transport.sealing import Sealer
 
@@ -274,7 +281,7 @@ def test_a_flipped_bit_anywhere_is_refused(
     await_refusals(server, **{reason: 1})
     assert store.taken == []
     if reason == "unknown_session":
-        assert raw.receive_hint() is Kind.UNKNOWN
+        assert raw.receive_hint() is MessageKind.UNKNOWN
     raw.send(message)  # what was damaged on the way did not use its counter up
     raw.receive()
     assert store.taken == ["echo"]
@@ -336,7 +343,7 @@ def test_messages_out_of_order_are_refused(server: Server, raw: RawSession, stor
 
 
 def test_a_message_over_the_limit_is_refused(serve: Serve, key: RunKey, store: Store) -> None:
-    server = serve(limits=Limits(message_bytes=_MIB, unanswered_bytes=8 * _MIB))
+    server = serve(limits=TransportLimits(message_bytes=_MIB, unanswered_bytes=8 * _MIB))
     raw = RawSession(server, key)
     raw.send(raw.message("echo", [bytes(_MIB // 2), bytes(_MIB // 2 + 1)]))
     await_refusals(server, oversized=1)
@@ -360,7 +367,7 @@ def test_a_control_message_over_the_limit_is_refused_with_a_word(client: Client)
 def test_more_unanswered_bytes_than_allowed_are_refused_until_some_are_answered(
     serve: Serve, key: RunKey, store: Store
 ) -> None:
-    server = serve(limits=Limits(message_bytes=2 * _MIB, unanswered_bytes=16 * _MIB))
+    server = serve(limits=TransportLimits(message_bytes=2 * _MIB, unanswered_bytes=16 * _MIB))
     peers = [RawSession(server, key) for _ in range(4)]
     for peer in peers:  # 3 of 4 MiB that are its share, 12 of 16 MiB in all
         for _ in range(3):
@@ -384,7 +391,7 @@ def test_more_unanswered_bytes_than_allowed_are_refused_until_some_are_answered(
 def test_a_client_repeats_what_was_refused_as_busy_until_its_deadline(
     serve: Serve, key: RunKey, store: Store
 ) -> None:
-    server = serve(limits=Limits(message_bytes=_MIB, unanswered_bytes=8 * _MIB))
+    server = serve(limits=TransportLimits(message_bytes=_MIB, unanswered_bytes=8 * _MIB))
     crowd = [RawSession(server, key) for _ in range(8)]
     for peer in crowd:
         peer.send(peer.message("keep", [bytes(_MIB - 1000)]))
@@ -403,7 +410,7 @@ def test_a_client_repeats_what_was_refused_as_busy_until_its_deadline(
 def test_a_peer_that_reads_no_answers_holds_up_nobody(
     serve: Serve, key: RunKey, store: Store
 ) -> None:
-    server = serve(limits=Limits(message_bytes=2 * _MIB, unanswered_bytes=64 * _MIB))
+    server = serve(limits=TransportLimits(message_bytes=2 * _MIB, unanswered_bytes=64 * _MIB))
     deaf, client = RawSession(server, key), Client(server.address, key)
     with contextlib.closing(deaf), contextlib.closing(client):
         deaf.socket.setsockopt(zmq.RCVHWM, 1)
@@ -431,7 +438,7 @@ def test_a_dead_peers_memory_comes_back(serve: Serve, key: RunKey) -> None:
 
 
 def test_a_client_whose_session_gave_way_gets_another(serve: Serve, key: RunKey) -> None:
-    server = serve(limits=Limits(sessions=1))
+    server = serve(limits=TransportLimits(sessions=1))
     clients = [Client(server.address, key) for _ in range(2)]
     for n in range(3):
         for client in clients:
@@ -443,7 +450,7 @@ def test_a_client_whose_session_gave_way_gets_another(serve: Serve, key: RunKey)
 
 
 def test_an_expired_session_is_replaced(serve: Serve, key: RunKey) -> None:
-    server = serve(limits=Limits(session_s=0.2))
+    server = serve(limits=TransportLimits(session_s=0.2))
     raw, client = RawSession(server, key), Client(server.address, key)
     assert client.call("echo", 1, bulk=True)[0] == 1
     before = client._bulk._grant
@@ -498,7 +505,7 @@ def test_a_request_that_was_taken_is_not_sent_again(
     asking.start()
     wait_until(lambda: bool(store.kept), lambda: store.taken)
     peer, session, counter = store.kept[0]._answer.args  # type: ignore[attr-defined]
-    forged = Envelope(kind=Kind.UNKNOWN, session=session.sealer.session, counter=counter)
+    forged = Envelope(kind=MessageKind.UNKNOWN, session=session.sealer.session, counter=counter)
     assert server._bulk is not None
     server._bulk._outbox.put([peer, forged.encode()])
     asking.join(DEADLINE_S)
@@ -513,9 +520,9 @@ def test_a_forged_answer_is_passed_over(server: Server, client: Client, store: S
     asking.start()
     wait_until(lambda: bool(store.kept), lambda: store.taken)
     peer, session, counter = store.kept[0]._answer.args  # type: ignore[attr-defined]
-    name, header = session.sealer.session, Header(id=counter, body="forged")
-    strange = Sealer(name, bytes(16)).seal(Kind.REPLY, counter, header, (), take=_no_memory)
-    late = session.sealer.seal(Kind.REPLY, counter + 1, header, (), take=_no_memory)
+    name, header = session.sealer.session, MessageHeader(id=counter, body="forged")
+    strange = Sealer(name, bytes(16)).seal(MessageKind.REPLY, counter, header, (), take=_no_memory)
+    late = session.sealer.seal(MessageKind.REPLY, counter + 1, header, (), take=_no_memory)
     assert server._bulk is not None
     before = answers_refused()
     for parts in (strange, late, [b"", b"x"], [b"noise" * 6]):
@@ -539,5 +546,5 @@ def test_a_session_in_place_of_another_ends_that_and_tells_how_far_it_came(
     assert ask_session(server, key, instead=raw.grant.session).seen == 3
     raw.send(raw.message("echo"))
     await_refusals(server, unknown_session=1)
-    assert raw.receive_hint() is Kind.UNKNOWN
+    assert raw.receive_hint() is MessageKind.UNKNOWN
     assert ask_session(server, key, instead=raw.grant.session).seen == -1

@@ -7,18 +7,18 @@ import threading
 
 import pytest
 
-from holdfast.ckpt.transport import Limits
+from holdfast.ckpt.transport import TransportLimits
 from holdfast.ckpt.transport.buffers import Buffers, Exhausted
 from holdfast.ckpt.transport.envelope import (
     BULK_BYTES,
     EnvelopeError,
-    Header,
-    Kind,
+    MessageHeader,
+    MessageKind,
     Reason,
     parse_sealed,
 )
 from holdfast.ckpt.transport.sealing import Sealer
-from holdfast.ckpt.transport.sessions import Ask, Grant, Sessions
+from holdfast.ckpt.transport.sessions import Ask, SessionGrant, Sessions
 
 _MIB = 1 << 20
 
@@ -119,19 +119,19 @@ class Clock:
         return self.now_s
 
 
-def open_session(sessions: Sessions, *, instead: bytes = b"") -> Grant:
+def open_session(sessions: Sessions, *, instead: bytes = b"") -> SessionGrant:
     return sessions.open(Ask(instead=instead), port=1)
 
 
 def test_every_session_has_a_name_a_key_and_a_token_of_its_own() -> None:
-    sessions = Sessions(Limits())
+    sessions = Sessions(TransportLimits())
     grants = [open_session(sessions) for _ in range(20)]
     for field in ("session", "key", "token"):
         assert len({getattr(grant, field) for grant in grants}) == 20
 
 
 def test_the_longest_unused_session_gives_way() -> None:
-    sessions = Sessions(Limits(sessions=2))
+    sessions = Sessions(TransportLimits(sessions=2))
     first, second = open_session(sessions), open_session(sessions)
     sessions.find(first.session)
     third = open_session(sessions)
@@ -145,7 +145,7 @@ def test_the_longest_unused_session_gives_way() -> None:
 
 def test_a_session_expires_by_age_even_if_it_is_used() -> None:
     clock = Clock()
-    sessions = Sessions(Limits(session_s=10), clock=clock)
+    sessions = Sessions(TransportLimits(session_s=10), clock=clock)
     grant = open_session(sessions)
     clock.now_s = 9
     sessions.take(grant.session, 1)
@@ -157,7 +157,7 @@ def test_a_session_expires_by_age_even_if_it_is_used() -> None:
 
 
 def test_counters_only_grow() -> None:
-    sessions = Sessions(Limits())
+    sessions = Sessions(TransportLimits())
     grant = open_session(sessions)
     sessions.take(grant.session, 5)
     for counter in (5, 4, 0):
@@ -170,7 +170,7 @@ def test_counters_only_grow() -> None:
 
 
 def test_a_connection_needs_the_name_and_the_token() -> None:
-    sessions = Sessions(Limits())
+    sessions = Sessions(TransportLimits())
     one, other = open_session(sessions), open_session(sessions)
     name = one.session.hex().encode()
     assert sessions.admits(name, one.token.encode())
@@ -191,7 +191,7 @@ def test_a_connection_needs_the_name_and_the_token() -> None:
 )
 def test_limits_that_contradict_each_other_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Limits(**wrong)
+        TransportLimits(**wrong)
 
 
 # -- seals ---------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ def test_limits_that_contradict_each_other_are_refused(wrong: dict[str, int]) ->
 def test_no_two_parts_of_a_session_share_a_nonce() -> None:
     """Also none of a request and its answer: they have the same counter and key."""
     sealer, seen = Sealer(bytes(16), bytes(16)), set()
-    for kind in Kind:
+    for kind in MessageKind:
         for counter in (1, 2, 255, 256, 1 << 62):
-            parts = sealer.seal(kind, counter, Header(id=1), [b"ab"] * 300, take=memory)
-            envelope = parse_sealed(parts) if kind is not Kind.UNKNOWN else None
+            parts = sealer.seal(kind, counter, MessageHeader(id=1), [b"ab"] * 300, take=memory)
+            envelope = parse_sealed(parts) if kind is not MessageKind.UNKNOWN else None
             if envelope is not None:
                 seen |= {envelope.nonce(part) for part in range(envelope.pieces + 1)}
     assert len(seen) == 2 * 5 * 301
@@ -213,8 +213,8 @@ def test_no_two_parts_of_a_session_share_a_nonce() -> None:
 def test_nothing_of_header_or_frames_travels_in_clear() -> None:
     sealer = Sealer(bytes(16), bytes(range(16)))
     frames = [b"secret frame" * 20]
-    header = Header(id=1, op="secret op", body="secret body")
-    parts = sealer.seal(Kind.REQUEST, 1, header, frames, take=memory)
+    header = MessageHeader(id=1, op="secret op", body="secret body")
+    parts = sealer.seal(MessageKind.REQUEST, 1, header, frames, take=memory)
     assert b"secret" not in b"".join(bytes(part) for part in parts)
 
 
@@ -227,5 +227,5 @@ def test_a_seal_that_finds_no_memory_leaves_nothing_half_sealed() -> None:
 
     sealer = Sealer(bytes(16), bytes(16))
     with pytest.raises(Exhausted):
-        sealer.seal(Kind.REPLY, 1, Header(id=1), [bytes(_MIB)], take=take)
+        sealer.seal(MessageKind.REPLY, 1, MessageHeader(id=1), [bytes(_MIB)], take=take)
     assert asked == [_MIB + 16]

@@ -15,18 +15,18 @@ import pytest
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.agent.background import Background
-from holdfast.elastic.agent.config import Timing
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.lease import LeaseKeeper
 from holdfast.elastic.agent.registry import Registry
-from holdfast.elastic.agent.watch import Mirror, Watch
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import EventReader, EventWriter, events_file
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
-from holdfast.elastic.membership.records import NodeRecord, Outcome
-from holdfast.elastic.processes.children import Change, Child, describe_exit, end_processes
+from holdfast.elastic.membership.records import JobOutcome, NodeRecord
+from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
 
 DEADLINE_S = 10.0
 
@@ -42,7 +42,7 @@ def python(code: str, *, tied: bool = False) -> Child:
     return Child.start([sys.executable, "-S", "-c", code], env=os.environ, tied=tied)
 
 
-def await_change(child: Child) -> tuple[Change, int]:
+def await_change(child: Child) -> tuple[ChildChange, int]:
     found = []
     until(lambda: (status := child.poll()) and not found.append(status))
     return found[0].change, found[0].code
@@ -57,11 +57,11 @@ def test_a_child_is_seen_to_stop_continue_and_die() -> None:
     child = python("import time; time.sleep(100)", tied=True)
     assert child.poll() is None
     os.kill(child.pid, signal.SIGSTOP)
-    assert await_change(child) == (Change.STOPPED, 0)
+    assert await_change(child) == (ChildChange.STOPPED, 0)
     os.kill(child.pid, signal.SIGCONT)
-    assert await_change(child) == (Change.CONTINUED, 0)
+    assert await_change(child) == (ChildChange.CONTINUED, 0)
     child.kill()
-    assert await_change(child) == (Change.EXITED, -signal.SIGKILL)
+    assert await_change(child) == (ChildChange.EXITED, -signal.SIGKILL)
     assert child.poll() is None and not child.alive
     child.kill()
 
@@ -143,7 +143,7 @@ def test_exits_are_described(code: int, text: str) -> None:
 )
 def test_timing_checks_itself(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Timing(**wrong)
+        AgentTiming(**wrong)
 
 
 def node(name: str = "n0", **slots: int) -> NodeSpec:
@@ -220,7 +220,7 @@ def test_background_calls_come_back_in_order() -> None:
     background.close(timeout_s=DEADLINE_S)
 
 
-FAST = Timing(lease_ttl_s=2.0, keep_alive_s=0.05, self_fence_s=1.2)
+FAST = AgentTiming(lease_ttl_s=2.0, keep_alive_s=0.05, self_fence_s=1.2)
 
 
 class Flaky(MemoryCoordinator):
@@ -276,7 +276,7 @@ def test_a_renewal_that_is_answered_too_late_extends_nothing() -> None:
         renew(lease)
 
     coordinator.keep_alive = slowly  # type: ignore[method-assign]
-    timing = Timing(lease_ttl_s=100.0, keep_alive_s=0.05, self_fence_s=0.5)
+    timing = AgentTiming(lease_ttl_s=100.0, keep_alive_s=0.05, self_fence_s=0.5)
     keeper = LeaseKeeper(
         coordinator, timing=timing, fence=lambda: None, lost=lost.set, extend=extended.append
     )
@@ -287,9 +287,9 @@ def test_a_renewal_that_is_answered_too_late_extends_nothing() -> None:
 
 
 def test_the_mirror_follows_the_watch() -> None:
-    coordinator, mirror, seen = MemoryCoordinator(), Mirror(), []
+    coordinator, mirror, seen = MemoryCoordinator(), WatchedKeys(), []
     coordinator.put("r/a", "1")
-    watch = Watch(
+    watch = KeyWatch(
         coordinator,
         "r/",
         start=lambda entries: (mirror.reset(entries), seen.append("start")),
@@ -304,11 +304,11 @@ def test_the_mirror_follows_the_watch() -> None:
 
 
 def test_the_mirror_ignores_what_is_older_than_it_knows() -> None:
-    mirror = Mirror()
+    mirror = WatchedKeys()
     mirror.reset([Entry(key="k", value="new", revision=5)])
-    mirror.apply([Event(kind=EventKind.PUT, key="k", value="old", revision=4)])
+    mirror.apply([KeyEvent(kind=EventKind.PUT, key="k", value="old", revision=4)])
     assert mirror.entries["k"].value == "new"
-    mirror.apply([Event(kind=EventKind.DELETE, key="k", value="", revision=6)])
+    mirror.apply([KeyEvent(kind=EventKind.DELETE, key="k", value="", revision=6)])
     assert not mirror.entries
 
 
@@ -336,5 +336,5 @@ def test_the_registry_publishes_changes_only_and_survives_an_absent_coordinator(
     registry.forget()
     coordinator.revoke(lease)
     assert not registry.publish(record)
-    assert registry.finish(Outcome(ok=True, message="x"))
-    assert not registry.finish(Outcome(ok=False, message="y"))
+    assert registry.finish(JobOutcome(ok=True, message="x"))
+    assert not registry.finish(JobOutcome(ok=False, message="y"))

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from holdfast.elastic.agent import crew as crew_module
-from holdfast.elastic.agent.config import AgentConfig, Timing
+from holdfast.elastic.agent.config import AgentConfig, AgentTiming
 from holdfast.elastic.agent.crew import Crew
 from holdfast.elastic.agent.reporting import Reporter
-from holdfast.elastic.agent.workers import Worker
+from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Roster, Seating, WorkerState
-from holdfast.elastic.processes.children import Change, ChildStatus
+from holdfast.elastic.processes.children import ChildChange, ChildStatus
 from holdfast.elastic.testing import fakes
 
 LONG_S, MOMENT_S = 1e6, 1e-9
@@ -36,7 +36,7 @@ class FakeChild:
         return self.code is None
 
     def exit(self, code: int) -> None:
-        self._status = ChildStatus(change=Change.EXITED, code=code)
+        self._status = ChildStatus(change=ChildChange.EXITED, code=code)
 
     def poll(self) -> ChildStatus | None:
         status, self._status = self._status, None
@@ -47,7 +47,7 @@ class FakeChild:
         self.exit(-9)
 
 
-class FakeWorker(Worker):
+class FakeWorker(SeatProcess):
     """A worker without a process."""
 
     def _spawn(self, *_: object, **__: object) -> FakeChild:  # type: ignore[override]
@@ -71,7 +71,7 @@ class Node:
             wanted={"trainer": 3},
             nodes=1,
             command=("python", "train.py"),
-            timing=Timing(yield_s=yield_s),
+            timing=AgentTiming(yield_s=yield_s),
         )
         self.reporter = Reporter(directory, node="a")
         self.crew = Crew(
@@ -118,7 +118,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         made.append(Node(tmp_path, yield_s=yield_s, spec=spec or JobSpec()))
         return made[-1]
 
-    monkeypatch.setattr(crew_module, "Worker", FakeWorker)
+    monkeypatch.setattr(crew_module, "SeatProcess", FakeWorker)
     yield node
     for one in made:
         for worker in one.crew.table.living():
@@ -202,7 +202,7 @@ def test_a_replacement_that_dies_while_it_starts_is_replaced_at_once(make) -> No
     node.train(1, stepped=1)
     node.end("trainer/1")
     node.seat(1, 2, 1)
-    node.crew._timing = Timing(yield_s=LONG_S)
+    node.crew._timing = AgentTiming(yield_s=LONG_S)
     node.end("trainer/1")
     assert node.seat(1, 3, 1) == [1, 3, 1]
 

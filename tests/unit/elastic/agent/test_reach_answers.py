@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.ckpt.transport import Request, RunKey, Server, answers
 from holdfast.elastic.agent.reach import AT_ONCE, ask_all
-from holdfast.elastic.decisions.probing import Asked
+from holdfast.elastic.decisions.probing import ProbedNode
 
 SOON_S = 0.2
 
@@ -64,11 +64,11 @@ def test_all_are_asked_though_many_are_silent(
     server: Server, key: RunKey, mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, 30.0))
-    asked = {"there": Asked(address=server.address, mark="there#1/1")}
+    asked = {"there": ProbedNode(address=server.address, mark="there#1/1")}
     found = ask_all(asked, key, over=threading.Event())
     assert found == {"there"}
     monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, SOON_S))
-    silent = {f"n{i}": Asked(address=mute, mark="#") for i in range(AT_ONCE // 8)}
+    silent = {f"n{i}": ProbedNode(address=mute, mark="#") for i in range(AT_ONCE // 8)}
     assert ask_all(silent, key, over=threading.Event()) == frozenset()
     over = threading.Event()
     over.set()

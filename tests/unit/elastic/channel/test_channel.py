@@ -19,7 +19,7 @@ from holdfast.elastic.channel.base import AgentChannel, WorkerConfig
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.errors import ElasticError, Stopped
 from holdfast.elastic.membership import messages
-from holdfast.elastic.membership.phases import Phase
+from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobSpec,
@@ -148,9 +148,9 @@ def test_the_roster_is_counted(pair: Pair) -> None:
 
 def test_beats_cross_the_page(pair: Pair) -> None:
     assert pair.page.last_beat().count == 0
-    pair.channel.beat(step=7, phase=Phase.COMPUTE)
+    pair.channel.beat(step=7, phase=WorkerPhase.COMPUTE)
     beat = pair.page.last_beat()
-    assert (beat.count, beat.step, beat.phase) == (1, 7, Phase.COMPUTE)
+    assert (beat.count, beat.step, beat.phase) == (1, 7, WorkerPhase.COMPUTE)
     assert 0 <= time.monotonic_ns() - beat.at_ns < 5e9
 
 
@@ -191,16 +191,16 @@ def test_a_worker_parks_by_itself_when_its_agent_does_not_renew(pair: Pair) -> N
 
 def test_a_pause_says_how_long_it_may_be_silent(pair: Pair) -> None:
     pulse = Pulse(pair.channel)
-    pulse.set(Phase.COMPUTE, step=3)
-    with pulse.phase(Phase.PAUSE, limit_s=90.0):
+    pulse.set(WorkerPhase.COMPUTE, step=3)
+    with pulse.phase(WorkerPhase.PAUSE, limit_s=90.0):
         beat = pair.page.last_beat()
-        assert (beat.phase, beat.limit_s) == (Phase.PAUSE, 90.0)
+        assert (beat.phase, beat.limit_s) == (WorkerPhase.PAUSE, 90.0)
         pulse.waiting(True)
-        assert pair.page.last_beat().phase is Phase.WAIT
+        assert pair.page.last_beat().phase is WorkerPhase.WAIT
         pulse.waiting(False)
         assert pair.page.last_beat().limit_s == 90.0
     beat = pair.page.last_beat()
-    assert (beat.phase, beat.limit_s, beat.step) == (Phase.COMPUTE, 0.0, 3)
+    assert (beat.phase, beat.limit_s, beat.step) == (WorkerPhase.COMPUTE, 0.0, 3)
 
 
 def test_the_longest_silence_of_computing_is_remembered(
@@ -209,7 +209,11 @@ def test_the_longest_silence_of_computing_is_remembered(
     now_s = 0.0
     monkeypatch.setattr("holdfast.elastic.channel.pulse.time.monotonic", lambda: now_s)
     pulse = Pulse(pair.channel)
-    for seconds, phase in ((9.0, Phase.COMPUTE), (2.0, Phase.WAIT), (7.0, Phase.COMPUTE)):
+    for seconds, phase in (
+        (9.0, WorkerPhase.COMPUTE),
+        (2.0, WorkerPhase.WAIT),
+        (7.0, WorkerPhase.COMPUTE),
+    ):
         now_s += seconds
         pulse.set(phase)
     now_s += 1.0

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from holdfast.elastic.channel.base import Channel, Phase
+from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 
 
@@ -14,23 +14,25 @@ class Page:
     """Takes the phases that are shown."""
 
     def __init__(self) -> None:
-        self.shown: list[Phase] = []
+        self.shown: list[WorkerPhase] = []
 
-    def beat(self, *, step: int, phase: Phase, limit_s: float) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase, limit_s: float) -> None:
         self.shown.append(phase)
 
 
 @pytest.mark.parametrize(
     ("phase", "shows"),
     [
-        (Phase.COMPUTE, Phase.MEET),
-        (Phase.IDLE, Phase.MEET),
-        (Phase.WAIT, Phase.WAIT),
-        (Phase.PAUSE, Phase.WAIT),
+        (WorkerPhase.COMPUTE, WorkerPhase.MEET),
+        (WorkerPhase.IDLE, WorkerPhase.MEET),
+        (WorkerPhase.WAIT, WorkerPhase.WAIT),
+        (WorkerPhase.PAUSE, WorkerPhase.WAIT),
     ],
     ids=["in a step", "forming and restoring", "for a snapshot", "beside training"],
 )
-def test_others_are_met_where_they_cannot_all_wait_for_long(phase: Phase, shows: Phase) -> None:
+def test_others_are_met_where_they_cannot_all_wait_for_long(
+    phase: WorkerPhase, shows: WorkerPhase
+) -> None:
     page = Page()
     pulse = Pulse(cast("Channel", page))
     pulse.set(phase)

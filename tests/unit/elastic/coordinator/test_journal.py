@@ -13,15 +13,15 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from holdfast.elastic.coordinator.journal import Change, ChangeKind, Journal
+from holdfast.elastic.coordinator.journal import ChangeKind, Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.errors import CoordinatorError, LeaseExpired
 
 CHANGES = [
-    Change(kind=ChangeKind.GRANT, lease=1, ttl_s=2.5),
-    Change(kind=ChangeKind.PUT, key="r/ä", value='{"x": 1}\n', revision=1, lease=1),
-    Change(kind=ChangeKind.DELETE, key="r/ä", revision=2),
-    Change(kind=ChangeKind.END, lease=1),
+    TableChange(kind=ChangeKind.GRANT, lease=1, ttl_s=2.5),
+    TableChange(kind=ChangeKind.PUT, key="r/ä", value='{"x": 1}\n', revision=1, lease=1),
+    TableChange(kind=ChangeKind.DELETE, key="r/ä", revision=2),
+    TableChange(kind=ChangeKind.END, lease=1),
 ]
 
 

@@ -22,7 +22,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.data.options import Loading, loading_of
 from holdfast.elastic.data.order import Sequential, Shuffled, Weighted, logarithm
-from holdfast.elastic.data.samples import Request, SeededSamples
+from holdfast.elastic.data.samples import SampleRequest, SeededSamples
 from holdfast.elastic.data.streams import Shard, ShardPlan
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.metrics import Metrics
@@ -216,9 +216,9 @@ def test_a_sample_has_the_same_randomness_in_every_batch_and_another_in_every_ep
             return index, random.random(), torch.rand(()).item()
 
     samples = SeededSamples(Noise(9), seed=3)
-    first = samples.__getitems__(Request(epoch=0, indices=(4, 7)))
-    assert samples.__getitems__(Request(epoch=0, indices=(7,))) == first[1:]
-    assert samples.__getitems__(Request(epoch=1, indices=(7,))) != first[1:]
+    first = samples.__getitems__(SampleRequest(epoch=0, indices=(4, 7)))
+    assert samples.__getitems__(SampleRequest(epoch=0, indices=(7,))) == first[1:]
+    assert samples.__getitems__(SampleRequest(epoch=1, indices=(7,))) != first[1:]
 
 
 def test_a_data_set_that_reads_batches_is_asked_for_batches() -> None:

@@ -9,28 +9,28 @@ import msgspec
 import pytest
 
 from holdfast.elastic.decisions.agree import (
+    AgreePatience,
     Decision,
-    Fence,
+    FenceWorkers,
     Finish,
+    FirstSeen,
     Halt,
     Idle,
-    Policy,
     Propose,
-    Seen,
-    Wait,
+    WaitForFences,
     decide,
     faults,
     observe,
 )
 from holdfast.elastic.membership.records import (
+    JobOutcome,
     JobSpec,
     NodeRecord,
-    Outcome,
     Seating,
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 READY, ACTIVE, DONE, DEAD, STARTING = (
@@ -40,7 +40,7 @@ READY, ACTIVE, DONE, DEAD, STARTING = (
     WorkerState.DEAD,
     WorkerState.STARTING,
 )
-POLICY = Policy()
+POLICY = AgreePatience()
 
 
 def trainer(number: int, state: WorkerState = ACTIVE, **more: object) -> WorkerRecord:
@@ -62,7 +62,7 @@ def running(*, fenced: int = 3) -> dict[str, NodeRecord]:
     }
 
 
-def fourth(nodes: dict[str, NodeRecord] | None = None, **more: NodeRecord | None) -> View:
+def fourth(nodes: dict[str, NodeRecord] | None = None, **more: NodeRecord | None) -> JobView:
     """Return the view of generation 4 with some nodes changed, or gone (None)."""
     were = running()
     record = fakes.generation(4, list(were.values()), ranks=[("a", trainer(0)), ("b", trainer(1))])
@@ -71,15 +71,15 @@ def fourth(nodes: dict[str, NodeRecord] | None = None, **more: NodeRecord | None
 
 
 def ask(
-    *views: View,
+    *views: JobView,
     node: str = "a",
     times_s: Sequence[float] = (100.0,),
-    policy: Policy = POLICY,
+    policy: AgreePatience = POLICY,
     stand: bool = False,
     step_s: float = 0.0,
 ) -> tuple[Decision, str]:
     """Show an agent the views one after the other and return its last decision."""
-    seen, answer = Seen(), None
+    seen, answer = FirstSeen(), None
     for view, now_s in zip([*views] + [views[-1]] * len(times_s), times_s, strict=False):
         seen = observe(view, seen, now_s=now_s)
         answer = decide(
@@ -124,19 +124,19 @@ def test_member_that_has_not_picked_up_the_record_is_no_fault() -> None:
 def test_every_fault_makes_everyone_fence(name: str, now: NodeRecord | None, reason: str) -> None:
     view = fourth({name: now})  # type: ignore[dict-item]
     assert faults(view) == [reason]
-    assert ask(view) == (Fence(generation=4), reason)
+    assert ask(view) == (FenceWorkers(generation=4), reason)
 
 
 def test_unregistered_node_and_ended_job_do_nothing() -> None:
     assert isinstance(ask(fourth(a=None), node="a")[0], Idle)
-    view = dataclasses.replace(fourth(b=None), outcome=Outcome(ok=False, message="no"))
+    view = dataclasses.replace(fourth(b=None), outcome=JobOutcome(ok=False, message="no"))
     assert ask(view) == (Idle(), "the job has ended")
 
 
 # -- the way to the next generation --------------------------------------------------------------
 
 
-def after_loss_of_b(**more: NodeRecord | None) -> View:
+def after_loss_of_b(**more: NodeRecord | None) -> JobView:
     """b is gone; a has fenced and parked its trainer; c has fenced."""
     nodes: dict[str, NodeRecord | None] = {
         "a": fakes.node("a", parked(0), fenced=4),
@@ -157,14 +157,14 @@ def test_everyone_fenced_then_the_first_node_proposes() -> None:
 
 def test_the_others_propose_later_in_turn() -> None:
     decision, _ = ask(after_loss_of_b(), node="c")
-    assert decision == Wait(until_s=100.0 + POLICY.stagger_s)
+    assert decision == WaitForFences(until_s=100.0 + POLICY.stagger_s)
     late = 100.0 + POLICY.stagger_s
     assert isinstance(ask(after_loss_of_b(), node="c", times_s=(100.0, late))[0], Propose)
 
 
 def test_node_without_trainers_is_waited_for_too() -> None:
     view = after_loss_of_b(c=fakes.node("c", fenced=3))
-    assert ask(view) == (Wait(), "waiting for c to fence generation 4")
+    assert ask(view) == (WaitForFences(), "waiting for c to fence generation 4")
 
 
 def test_node_that_vanishes_while_others_fenced_is_not_waited_for() -> None:
@@ -183,13 +183,13 @@ def test_worker_that_dies_after_its_node_fenced_is_not_a_member() -> None:
 
 def test_nothing_is_proposed_without_a_ready_trainer() -> None:
     view = after_loss_of_b(a=fakes.node("a", trainer(0, DEAD), fenced=4))
-    assert ask(view) == (Wait(), "0 of 1 trainers are ready, waiting for 1 more")
+    assert ask(view) == (WaitForFences(), "0 of 1 trainers are ready, waiting for 1 more")
 
 
 def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
     seats = [Seating(seat=f"trainer/{i}", node="a", attempt=2) for i in range(2)]
 
-    def anew(state: WorkerState, **more: object) -> View:
+    def anew(state: WorkerState, **more: object) -> JobView:
         workers = (trainer(i, s, attempt=2, **more) for i, s in enumerate((READY, state)))
         view = after_loss_of_b(a=fakes.node("a", *workers, fenced=4))
         renamed = [
@@ -201,7 +201,7 @@ def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
     until_s = 100.0 + POLICY.join_settle_max_s
     decision, reason = ask(anew(STARTING))
     assert (decision, reason) == (
-        Wait(until_s=until_s),
+        WaitForFences(until_s=until_s),
         "nobody survived, trainer/1 still starting",
     )
     late, _ = ask(anew(STARTING), times_s=(100.0, until_s))
@@ -214,14 +214,14 @@ def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
 
 def test_ready_worker_of_a_node_that_has_not_fenced_is_waited_for() -> None:
     view = after_loss_of_b(c=fakes.node("c", trainer(2, READY), fenced=3))
-    assert isinstance(ask(view)[0], Wait)
+    assert isinstance(ask(view)[0], WaitForFences)
 
 
 def test_newcomer_is_waited_for_a_while_then_left_out() -> None:
     newcomer = fakes.node("d", trainer(2, READY), fenced=0, incarnation="d#1")
     view = after_loss_of_b(d=newcomer)
-    assert ask(view)[0] == Wait(until_s=100.0 + POLICY.newcomer_wait_s)
-    assert ask(view, node="d")[0] == Fence(generation=4)
+    assert ask(view)[0] == WaitForFences(until_s=100.0 + POLICY.newcomer_wait_s)
+    assert ask(view, node="d")[0] == FenceWorkers(generation=4)
     decision, _ = ask(view, times_s=(100.0, 100.0 + POLICY.newcomer_wait_s))
     assert isinstance(decision, Propose)
     assert set(decision.record.nodes) == {"a", "c"}
@@ -241,14 +241,14 @@ def test_failure_after_a_proposal_starts_over() -> None:
     died = fakes.view(
         fakes.node("a", trainer(0, DEAD), fenced=4), fakes.node("c", fenced=4), generation=fifth
     )
-    assert ask(died) == (Fence(generation=5), "trainer/0 on a died")
+    assert ask(died) == (FenceWorkers(generation=5), "trainer/0 on a died")
 
 
 def test_fixed_size_waits_for_the_replacement() -> None:
     spec = JobSpec(dp=2)
     one = trainer(0, READY, ready_after=4, spec=spec)
     view = after_loss_of_b(a=fakes.node("a", one, fenced=4))
-    assert ask(view) == (Wait(), "1 of 2 trainers are ready, waiting for 1 more")
+    assert ask(view) == (WaitForFences(), "1 of 2 trainers are ready, waiting for 1 more")
     two = trainer(1, READY, incarnation="new", spec=spec)
     view = after_loss_of_b(a=fakes.node("a", one, fenced=4), c=fakes.node("c", two, fenced=4))
     assert isinstance(ask(view)[0], Propose)
@@ -279,7 +279,7 @@ def test_joiner_is_let_in_once_it_has_settled() -> None:
     settled_s = 100.0 + POLICY.holdoff_s
     assert ask(view)[0] == Idle(until_s=settled_s)
     assert ask(view, times_s=(100.0, settled_s)) == (
-        Fence(generation=4),
+        FenceWorkers(generation=4),
         "trainer/2 on c wants to join",
     )
 
@@ -290,19 +290,19 @@ def test_a_joiner_waits_for_the_end_of_the_step() -> None:
     times_s = (100.0, settled_s)
     halt = Halt(generation=4, until_s=settled_s + 7.0)
     assert ask(view, times_s=times_s, step_s=7.0) == (halt, "trainer/2 on c wants to join")
-    assert ask(view, times_s=times_s, step_s=7.0, stand=True)[0] == Fence(generation=4)
+    assert ask(view, times_s=times_s, step_s=7.0, stand=True)[0] == FenceWorkers(generation=4)
     late_s = (100.0, settled_s + 7.0)
-    assert ask(view, times_s=late_s, step_s=7.0)[0] == Fence(generation=4)
+    assert ask(view, times_s=late_s, step_s=7.0)[0] == FenceWorkers(generation=4)
 
 
 def test_a_fault_does_not_wait_for_the_end_of_the_step() -> None:
     view = fourth(b=fakes.node("b", trainer(1, DEAD), fenced=3))
-    assert ask(view, step_s=7.0)[0] == Fence(generation=4)
+    assert ask(view, step_s=7.0)[0] == FenceWorkers(generation=4)
 
 
 def test_trainers_that_stand_go_on_though_the_joiner_is_gone() -> None:
     decision, reason = ask(fourth(), stand=True, step_s=7.0)
-    assert decision == Fence(generation=4)
+    assert decision == FenceWorkers(generation=4)
     assert "gone" in reason
 
 
@@ -312,7 +312,7 @@ def test_a_node_that_leaves_does_not_fence_for_its_own_trainers_that_stand() -> 
 
 
 def test_each_further_joiner_starts_the_wait_anew_up_to_a_bound() -> None:
-    policy = Policy(holdoff_s=0.0)
+    policy = AgreePatience(holdoff_s=0.0)
     one = fourth(c=fakes.node("c", trainer(2, READY), fenced=3))
     two = fourth(c=fakes.node("c", trainer(2, READY), trainer(3, READY), fenced=3))
     decision, _ = ask(one, two, times_s=(100.0, 100.08), policy=policy)
@@ -341,7 +341,7 @@ def test_node_outside_the_group_joins_when_no_trainer_is_coming_there() -> None:
     view = fourth(d=fakes.node("d"))
     assert ask(view)[0] == Idle(until_s=100.0 + POLICY.node_settle_s)
     decision, reason = ask(view, times_s=(100.0, 100.0 + POLICY.node_settle_s))
-    assert decision == Fence(generation=4)
+    assert decision == FenceWorkers(generation=4)
     assert reason == "node d wants to join"
 
 
@@ -360,7 +360,7 @@ def test_first_generation_waits_for_seated_trainers_that_start() -> None:
     seats = [Seating(seat=f"trainer/{i}", node="a", attempt=1) for i in range(2)]
     view = fakes.view(fakes.node("a", trainer(0, READY), trainer(1, STARTING)), seating=seats)
     decision, reason = ask(view)
-    assert decision == Wait(until_s=100.0 + POLICY.start_wait_s)
+    assert decision == WaitForFences(until_s=100.0 + POLICY.start_wait_s)
     assert reason == "1 trainers are ready, trainer/1 still starting"
     late = ask(view, times_s=(100.0, 100.0 + POLICY.start_wait_s))[0]
     assert isinstance(late, Propose)
@@ -428,7 +428,7 @@ def test_one_done_one_dead_frees_the_others_from_the_closing_barrier() -> None:
     a = fakes.node("a", trainer(0, DONE), fenced=3)
     b = fakes.node("b", trainer(1, DEAD), fenced=3)
     c = fakes.node("c", trainer(2), fenced=3)
-    assert ask(fakes.view(a, b, c, generation=record), node="c")[0] == Fence(generation=4)
+    assert ask(fakes.view(a, b, c, generation=record), node="c")[0] == FenceWorkers(generation=4)
     c_fenced = fakes.node("c", parked(2), fenced=4)
     decision, _ = ask(fakes.view(a, b, c_fenced, generation=record))
     assert isinstance(decision, Finish)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.elastic.decisions.detect import (
-    Limits,
+    SilenceLimits,
     learned_s,
     park_limit_s,
     probe_limit_s,
@@ -14,13 +14,13 @@ from holdfast.elastic.decisions.detect import (
     stall_limit_s,
     stalled,
 )
-from holdfast.elastic.membership.phases import Beat, Phase
+from holdfast.elastic.membership.phases import Beat, WorkerPhase
 from holdfast.elastic.testing import fakes
 
-LIMITS = Limits(min_s=2.0, max_s=100.0, first_s=50.0, pause_s=70.0)
+LIMITS = SilenceLimits(min_s=2.0, max_s=100.0, first_s=50.0, pause_s=70.0)
 
 
-def beat(phase: Phase, *, limit_s: float = 0.0) -> Beat:
+def beat(phase: WorkerPhase, *, limit_s: float = 0.0) -> Beat:
     return Beat(count=1, step=1, phase=phase, at_ns=0, limit_s=limit_s)
 
 
@@ -43,13 +43,13 @@ def test_what_is_not_a_step_has_its_own_limit() -> None:
     def limit(at: Beat, *, first: bool = False) -> float | None:
         return silence_limit_s(at, [1.0] * 9, first=first, limits=LIMITS)
 
-    assert limit(beat(Phase.COMPUTE)) == 10.0
-    assert limit(beat(Phase.COMPUTE), first=True) == 50.0, "it may compile"
-    assert limit(beat(Phase.IDLE)) == 70.0
-    assert limit(beat(Phase.PAUSE)) == 70.0
-    assert limit(beat(Phase.PAUSE, limit_s=5.0)) == 5.0
-    assert limit(beat(Phase.WAIT)) is None, "who waits is not at fault"
-    assert limit(beat(Phase.MEET)) is None, "who waits is not at fault"
+    assert limit(beat(WorkerPhase.COMPUTE)) == 10.0
+    assert limit(beat(WorkerPhase.COMPUTE), first=True) == 50.0, "it may compile"
+    assert limit(beat(WorkerPhase.IDLE)) == 70.0
+    assert limit(beat(WorkerPhase.PAUSE)) == 70.0
+    assert limit(beat(WorkerPhase.PAUSE, limit_s=5.0)) == 5.0
+    assert limit(beat(WorkerPhase.WAIT)) is None, "who waits is not at fault"
+    assert limit(beat(WorkerPhase.MEET)) is None, "who waits is not at fault"
 
 
 def test_only_when_all_ranks_wait_too_long_is_the_generation_stalled() -> None:
@@ -89,4 +89,4 @@ def test_a_survivor_has_the_time_its_microbatches_take() -> None:
 def test_limits_check_themselves(wrong: dict[str, float]) -> None:
     right = {"min_s": 2.0, "max_s": 100.0, "first_s": 50.0, "pause_s": 70.0}
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Limits(**{**right, **wrong})
+        SilenceLimits(**{**right, **wrong})

@@ -16,13 +16,13 @@ from holdfast.elastic.decisions.leaving import (
     depart,
     place,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 LONG_S = 100.0
 
 
-def view(*members: str, **leaving: int) -> View:
+def view(*members: str, **leaving: int) -> JobView:
     """Nodes a, b and c, of which those named train."""
     nodes = [
         msgspec.structs.replace(fakes.node(name), leaving=leaving.get(name, 0)) for name in "abc"
@@ -31,7 +31,9 @@ def view(*members: str, **leaving: int) -> View:
     return fakes.view(*nodes, generation=fakes.generation(1, nodes, ranks=ranks))
 
 
-def ask(at: View, node: str, *handed: str, since_s: float = LONG_S, due_s: float = LONG_S) -> type:
+def ask(
+    at: JobView, node: str, *handed: str, since_s: float = LONG_S, due_s: float = LONG_S
+) -> type:
     decision, reason = depart(at, node=node, handed=handed, since_s=since_s, due_s=due_s)
     assert reason
     return type(decision)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.elastic.decisions.probing import Probing
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 
-def view(*names: str, number: int = 3, group: str = "abc", **changed: dict[str, object]) -> View:
+def view(*names: str, number: int = 3, group: str = "abc", **changed: dict[str, object]) -> JobView:
     """Return a generation of ``group`` of which the nodes ``names`` are there."""
     ranks = [(name, fakes.worker(f"trainer/{name}")) for name in group]
     record = fakes.generation(number, [fakes.node(name) for name in group], ranks=ranks)

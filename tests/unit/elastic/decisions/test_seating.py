@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.elastic.decisions.seating import NOWHERE, Exhausted, Keep, Seat, assigned, seat
-from holdfast.elastic.membership.records import NodeRecord, Outcome, Seating, WorkerState
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.decisions.seating import (
+    NOWHERE,
+    ChangeSeats,
+    Keep,
+    SeatExhausted,
+    assigned,
+    seat,
+)
+from holdfast.elastic.membership.records import JobOutcome, NodeRecord, Seating, WorkerState
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 SLOTS = {"trainer": 1, "rollout": 1}
@@ -27,9 +34,9 @@ SEATED = (
 )
 
 
-def seated(view: View, **options: int) -> dict[str, tuple[str, int]]:
+def seated(view: JobView, **options: int) -> dict[str, tuple[str, int]]:
     decision, reason = seat(view, **options)
-    assert isinstance(decision, Seat), reason
+    assert isinstance(decision, ChangeSeats), reason
     assert decision.expected == view.seating_revision
     return {each.seat: (each.node, each.attempt) for each in decision.seats}
 
@@ -63,7 +70,7 @@ def test_dead_worker_is_started_again_on_its_node() -> None:
     dead = fakes.worker("trainer/1", WorkerState.DEAD, ending="killed by SIGKILL")
     view = fakes.view(*abc(b=fakes.node("b", dead, slots=SLOTS)), seating=SEATED, wanted=WANTED)
     decision, reason = seat(view)
-    assert isinstance(decision, Seat)
+    assert isinstance(decision, ChangeSeats)
     assert decision.seats[-1] == order("trainer/1", "b", 2, failures=1)
     assert reason == "trainer/1 died on b (killed by SIGKILL): attempt 2 there"
 
@@ -91,7 +98,7 @@ def test_seat_without_a_free_slot_waits_and_keeps_its_count() -> None:
     nodes = [n for n in abc() if n.node == "a"]
     view = fakes.view(*nodes, seating=SEATED, wanted=WANTED)
     decision, _ = seat(view)
-    assert isinstance(decision, Seat)
+    assert isinstance(decision, ChangeSeats)
     waiting = [each for each in decision.seats if each.node == NOWHERE]
     assert [each.seat for each in waiting] == ["rollout/0", "trainer/1"]
 
@@ -118,9 +125,9 @@ def test_seat_is_exhausted_after_failures_without_progress() -> None:
         nodes = abc(b=fakes.node("b", dead, slots=SLOTS))
         decision, reason = seat(fakes.view(*nodes, seating=seats, wanted=WANTED), progress=7)
         if attempt < 5:
-            assert isinstance(decision, Seat)
+            assert isinstance(decision, ChangeSeats)
             seats = decision.seats
-    assert decision == Exhausted(seat="trainer/1")
+    assert decision == SeatExhausted(seat="trainer/1")
     assert "failed 5 times in a row" in reason
     assert "exit 1" in reason
 
@@ -129,14 +136,14 @@ def test_progress_forgives_failures() -> None:
     seats = (*SEATED[:-1], order("trainer/1", "b", 5, failures=4, progress=7))
     dead = fakes.worker("trainer/1", WorkerState.DEAD, attempt=5)
     view = fakes.view(*abc(b=fakes.node("b", dead, slots=SLOTS)), seating=seats, wanted=WANTED)
-    assert isinstance(seat(view, progress=7)[0], Exhausted)
+    assert isinstance(seat(view, progress=7)[0], SeatExhausted)
     decision, _ = seat(view, progress=8)
-    assert isinstance(decision, Seat)
+    assert isinstance(decision, ChangeSeats)
     assert decision.seats[-1] == order("trainer/1", "b", 6, failures=1, progress=8)
 
 
 def test_nothing_is_seated_after_the_end() -> None:
-    view = fakes.view(*abc(), wanted=WANTED, outcome=Outcome(ok=True, message="done"))
+    view = fakes.view(*abc(), wanted=WANTED, outcome=JobOutcome(ok=True, message="done"))
     assert isinstance(seat(view)[0], Keep)
 
 

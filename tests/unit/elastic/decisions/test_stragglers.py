@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.elastic.decisions.stragglers import StepTimes, outliers, pace, stragglers
 from holdfast.elastic.membership.records import WorkerState
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing import fakes
 
 
@@ -16,7 +16,7 @@ def step(seconds: float, *, count: int = 2, **spent: float) -> StepTimes:
     return StepTimes(seconds=seconds, microbatches=count, **{**nothing, **spent})
 
 
-def view(**microbatch_s: float) -> View:
+def view(**microbatch_s: float) -> JobView:
     """A node for each rank, which has the name of the node."""
     nodes, ranks = [], []
     for name, seconds in microbatch_s.items():

@@ -24,7 +24,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.alltoall import all_to_all
-from holdfast.elastic.groups.reform import Groups, groups_of, meshes_of
+from holdfast.elastic.groups.reform import GradientGroups, groups_of, meshes_of
 from holdfast.elastic.groups.shards import counts_here, experts_of, is_reduced_by_fsdp, local_of
 from holdfast.elastic.membership.records import MeshSize
 
@@ -91,7 +91,7 @@ def test_experts_are_carved_out_of_the_data_parallel_ranks(
         assert mesh["ep"].mesh.tolist() == ep
         assert data_mesh.mesh.tolist() == data
         assert data_mesh.mesh_dim_names == (("replicate", "shard") if asked.shard else ("dp",))
-        groups: Groups = groups_of(mesh, size, data_mesh=data_mesh)
+        groups: GradientGroups = groups_of(mesh, size, data_mesh=data_mesh)
         assert ranks_in(groups.dp) == dp
         assert ranks_in(groups.edp) == edp
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Work
 from holdfast.elastic.config import Batch, Mesh, Settings
 from holdfast.elastic.errors import ConfigError, Fenced
 from holdfast.elastic.groups import collectives, nccl
-from holdfast.elastic.groups.collectives import Guard, InterruptibleGroup
+from holdfast.elastic.groups.collectives import InterruptibleGroup, WaitGuard
 from holdfast.elastic.groups.devices import INFO, index_of, kind
 from holdfast.elastic.membership.records import Member
 
@@ -74,7 +74,7 @@ class Fence:
 
     def __init__(self, *, grace_s: float = 0.05) -> None:
         self._over = threading.Event()
-        self.guard = Guard(3, self._over.is_set, grace_s=grace_s)
+        self.guard = WaitGuard(3, self._over.is_set, grace_s=grace_s)
         self.rise = self._over.set
 
 
@@ -232,7 +232,7 @@ class Mark:
 
 def test_what_the_device_did_counts_only_while_the_generation_stands() -> None:
     waits: list[bool] = []
-    nccl.settle(Mark(3), Guard(1, lambda: False, waiting=waits.append), timeout_s=SOON_S)
+    nccl.settle(Mark(3), WaitGuard(1, lambda: False, waiting=waits.append), timeout_s=SOON_S)
     assert waits == [True, False]
     fence = Fence()
     with pytest.raises(Fenced):  # aborted: the device is done, with what nobody may use
@@ -240,7 +240,7 @@ def test_what_the_device_did_counts_only_while_the_generation_stands() -> None:
     with pytest.raises(Fenced):
         nccl.settle(Mark(1 << 60), fence.guard, timeout_s=SOON_S)
     with pytest.raises(TimeoutError, match=r"after 0\.01 s"):
-        nccl.settle(Mark(1 << 60), Guard(1, lambda: False), timeout_s=0.01)
+        nccl.settle(Mark(1 << 60), WaitGuard(1, lambda: False), timeout_s=0.01)
 
 
 class FakeDevice:

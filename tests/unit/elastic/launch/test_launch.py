@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
-from holdfast.elastic.processes.children import Change, ChildStatus
+from holdfast.elastic.processes.children import ChildChange, ChildStatus
 
 
 class Agent:
@@ -20,7 +20,7 @@ class Agent:
 
     def poll(self) -> ChildStatus | None:
         found = self._changes.pop(0) if self._changes else None
-        self.alive = self.alive and not (found and found.change is Change.EXITED)
+        self.alive = self.alive and not (found and found.change is ChildChange.EXITED)
         between, self._between = self._between, lambda: None
         between()
         return found
@@ -29,11 +29,11 @@ class Agent:
         raise AssertionError("nobody ends it")
 
 
-EXITED = ChildStatus(change=Change.EXITED, code=-9)
+EXITED = ChildStatus(change=ChildChange.EXITED, code=-9)
 
 
 @pytest.mark.parametrize(
-    "changes", [(None, EXITED), (ChildStatus(change=Change.CONTINUED, code=0), EXITED)]
+    "changes", [(None, EXITED), (ChildStatus(change=ChildChange.CONTINUED, code=0), EXITED)]
 )
 def test_a_machine_that_is_lost_and_back_while_it_is_looked_at_is_started_again(
     changes: tuple[ChildStatus | None, ...], monkeypatch: pytest.MonkeyPatch

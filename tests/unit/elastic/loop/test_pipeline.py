@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.elastic.data.loaders import Piece
+from holdfast.elastic.data.loaders import LoadedMicrobatch
 from holdfast.elastic.errors import ConfigError, Fenced
 from holdfast.elastic.loop.pipeline import Stage, pair, run_schedule, stages_of
 
@@ -58,11 +58,11 @@ def schedule(microbatches: int, *, scaled: bool = False, staged: bool = True) ->
     return found
 
 
-def pieces(*lengths: int, weight: float = 1.0, width: int | None = None) -> list[Piece]:
-    def piece(number: int, length: int) -> Piece:
+def pieces(*lengths: int, weight: float = 1.0, width: int | None = None) -> list[LoadedMicrobatch]:
+    def piece(number: int, length: int) -> LoadedMicrobatch:
         shape = (length,) if width is None else (length, width)
         batch = [torch.ones(shape) * number, torch.zeros(shape)]
-        return Piece(microbatch=number, weight=weight, samples=1, fetch=lambda: batch)
+        return LoadedMicrobatch(microbatch=number, weight=weight, samples=1, fetch=lambda: batch)
 
     return [piece(number, length) for number, length in enumerate(lengths)]
 
@@ -77,7 +77,9 @@ def pieces(*lengths: int, weight: float = 1.0, width: int | None = None) -> list
         (schedule(2), pieces(3, 3, weight=0.5), "that the microbatches divide"),
     ],
 )
-def test_what_does_not_fit_is_named(made: ScheduleGPipe, work: list[Piece], said: str) -> None:
+def test_what_does_not_fit_is_named(
+    made: ScheduleGPipe, work: list[LoadedMicrobatch], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         run_schedule(made, work, feed=pair, seed=0, step=0)
 

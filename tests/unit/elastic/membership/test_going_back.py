@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.elastic.membership.records import RESTORE_AT_MOST, NodeRecord, Origin
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore
 from holdfast.elastic.testing import fakes
 
@@ -14,7 +14,7 @@ NUMBER = 4
 STEPS = (7, 8, 9)
 
 
-def view(*asked: int | None, left: int = NUMBER) -> View:
+def view(*asked: int | None, left: int = NUMBER) -> JobView:
     """Nodes whose trainers are parked, some of which ask to go back; all hold the same steps."""
     nodes: list[NodeRecord] = []
     for i, most in enumerate(asked):
@@ -36,7 +36,7 @@ def view(*asked: int | None, left: int = NUMBER) -> View:
     return fakes.view(*holding, generation=record)
 
 
-def restored(at: View) -> int:
+def restored(at: JobView) -> int:
     return choose_restore(at)[0][0].step
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.elastic.coordinator.base import Entry, Event, EventKind
+from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.membership.records import Outcome, Seating, WorkerState
+from holdfast.elastic.membership.records import JobOutcome, Seating, WorkerState
 from holdfast.elastic.membership.view import (
-    View,
+    JobView,
     encode,
     fenced_nodes,
     generation_key,
@@ -33,8 +33,8 @@ def test_view_has_every_record_and_its_revision() -> None:
     nodes = [fakes.node("b"), fakes.node("a", trainer)]
     record = fakes.generation(3, nodes, ranks=[("a", trainer)])
     seats = (Seating(seat="trainer/0", node="a", attempt=2),)
-    outcome = Outcome(ok=True, message="done", result={"loss": 1.5})
-    view = View.from_entries(
+    outcome = JobOutcome(ok=True, message="done", result={"loss": 1.5})
+    view = JobView.from_entries(
         [
             entry(node_key("run", "b"), nodes[0], 4),
             entry(node_key("run", "a"), nodes[1], 5),
@@ -55,37 +55,37 @@ def test_view_has_every_record_and_its_revision() -> None:
 
 
 def test_empty_store_is_an_empty_view() -> None:
-    view = View.from_entries([], run="run", wanted=WANTED)
+    view = JobView.from_entries([], run="run", wanted=WANTED)
     assert (view.number, view.generation_revision, view.seating_revision) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("value", ["", "{", "[]", '{"node": 3}', '{"node": "a"}'])
 def test_garbled_record_is_named_by_its_key(value: str) -> None:
     with pytest.raises(CoordinatorError, match="run/nodes/a: not a readable record"):
-        View.from_entries([entry("run/nodes/a", value)], run="run", wanted=WANTED)
+        JobView.from_entries([entry("run/nodes/a", value)], run="run", wanted=WANTED)
 
 
 def test_record_with_impossible_values_is_refused() -> None:
     text = encode(fakes.node("a", fakes.worker("trainer/0"))).replace('"keep":2', '"keep":0')
     with pytest.raises(CoordinatorError, match=r"run/nodes/a.*keep is 0"):
-        View.from_entries([entry("run/nodes/a", text)], run="run", wanted=WANTED)
+        JobView.from_entries([entry("run/nodes/a", text)], run="run", wanted=WANTED)
 
 
 def test_unknown_record_is_named_by_its_key() -> None:
     with pytest.raises(CoordinatorError, match="run/weather: no record of this name"):
-        View.from_entries([entry("run/weather", "{}")], run="run", wanted=WANTED)
+        JobView.from_entries([entry("run/weather", "{}")], run="run", wanted=WANTED)
 
 
 def test_record_under_another_nodes_key_is_refused() -> None:
     with pytest.raises(CoordinatorError, match="run/nodes/a: holds the record of node b"):
-        View.from_entries([entry("run/nodes/a", fakes.node("b"))], run="run", wanted=WANTED)
+        JobView.from_entries([entry("run/nodes/a", fakes.node("b"))], run="run", wanted=WANTED)
 
 
 def test_unchanged_records_are_not_decoded_again() -> None:
     entries = [entry(node_key("run", name), fakes.node(name), 1) for name in ("a", "b")]
-    before = View.from_entries(entries, run="run", wanted=WANTED)
+    before = JobView.from_entries(entries, run="run", wanted=WANTED)
     entries[1] = entry(node_key("run", "b"), fakes.node("b", fenced=1), 2)
-    after = View.from_entries(entries, run="run", wanted=WANTED, before=before)
+    after = JobView.from_entries(entries, run="run", wanted=WANTED, before=before)
     assert after.nodes["a"] is before.nodes["a"]
     assert after.nodes["b"].fenced == 1
 
@@ -108,34 +108,34 @@ def test_seats_sort_by_number() -> None:
     assert sorted(names, key=seat_order) == ["rollout/1", "trainer/9", "trainer/10"]
 
 
-def put(key: str, value: object, revision: int) -> Event:
+def put(key: str, value: object, revision: int) -> KeyEvent:
     found = entry(key, value, revision)
-    return Event(kind=EventKind.PUT, key=key, value=found.value, revision=revision)
+    return KeyEvent(kind=EventKind.PUT, key=key, value=found.value, revision=revision)
 
 
 def test_a_view_takes_changes_and_leaves_what_is_older_than_it_knows() -> None:
     a, b = node_key("run", "a"), node_key("run", "b")
-    view = View.from_entries([entry(a, fakes.node("a"), 5)], run="run", wanted=WANTED)
+    view = JobView.from_entries([entry(a, fakes.node("a"), 5)], run="run", wanted=WANTED)
     late = put(a, fakes.node("a", fenced=9), 4)
     twice = [put(b, fakes.node("b", fenced=1), 6), put(b, fakes.node("b", fenced=2), 7)]
     after = view.after([late, *twice], revision=7)
     assert after.revision == 7
     assert {name: node.fenced for name, node in after.nodes.items()} == {"a": 0, "b": 2}
     assert after.nodes["a"] is view.nodes["a"]
-    gone = after.after([Event(kind=EventKind.DELETE, key=a, value="", revision=8)])
+    gone = after.after([KeyEvent(kind=EventKind.DELETE, key=a, value="", revision=8)])
     assert list(gone.nodes) == ["b"]
     assert list(view.nodes) == ["a"], "a view is a value"
 
 
 def test_nodes_stay_in_order_when_others_come() -> None:
-    view = View(run="run", nodes={}, wanted=WANTED)
+    view = JobView(run="run", nodes={}, wanted=WANTED)
     for revision, name in enumerate(("m", "z", "a"), start=1):
         view = view.after([put(node_key("run", name), fakes.node(name), revision)])
     assert list(view.nodes) == ["a", "m", "z"]
 
 
 def test_a_garbled_change_is_named_by_its_key() -> None:
-    view = View(run="run", nodes={}, wanted=WANTED)
+    view = JobView(run="run", nodes={}, wanted=WANTED)
     with pytest.raises(CoordinatorError, match="run/nodes/a: not a readable record"):
         view.after([put("run/nodes/a", "{", 1)])
 
@@ -147,7 +147,7 @@ def test_records_name_the_same_object_for_what_all_nodes_repeat() -> None:
         fakes.node(n.node, *n.workers, inventory=fakes.inventory(n.node, world, 3)) for n in nodes
     ]
     entries = [entry(node_key("run", node.node), node) for node in told]
-    a, b = View.from_entries(entries, run="run", wanted=WANTED).nodes.values()
+    a, b = JobView.from_entries(entries, run="run", wanted=WANTED).nodes.values()
     assert a.workers[0].spec is b.workers[0].spec
     assert a.inventory is not None
     assert b.inventory is not None

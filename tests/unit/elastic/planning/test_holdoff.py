@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.elastic.decisions.agree import Idle, Policy, Propose, Seen, decide, observe
+from holdfast.elastic.decisions.agree import (
+    AgreePatience,
+    FirstSeen,
+    Idle,
+    Propose,
+    decide,
+    observe,
+)
 from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobSpec,
@@ -12,13 +19,13 @@ from holdfast.elastic.membership.records import (
     Setback,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning import holdoff
-from holdfast.elastic.planning.holdoff import Patience, held_off, setbacks_after, strangers
+from holdfast.elastic.planning.holdoff import HoldoffPatience, held_off, setbacks_after, strangers
 from holdfast.elastic.testing import fakes
 
-PATIENCE = Patience(free_losses=1, first_s=2.0, most_s=10.0, forgive_s=100.0)
-POLICY = Policy(patience=PATIENCE)
+PATIENCE = HoldoffPatience(free_losses=1, first_s=2.0, most_s=10.0, forgive_s=100.0)
+POLICY = AgreePatience(patience=PATIENCE)
 
 
 def generation(*names: str, losses: dict[str, int] | None = None) -> GenerationRecord:
@@ -43,7 +50,7 @@ def test_wait_doubles_with_every_loss_beyond_the_free_ones() -> None:
     waits = [PATIENCE.wait_s(Setback(losses=losses)) for losses in range(6)]
     assert waits == [0.0, 0.0, 2.0, 4.0, 8.0, 10.0]
     assert PATIENCE.wait_s(None) == 0.0
-    assert Patience().wait_s(Setback(losses=10_000)) == 60.0
+    assert HoldoffPatience().wait_s(Setback(losses=10_000)) == 60.0
 
 
 def test_losses_are_counted_and_calm_time_forgives_them() -> None:
@@ -79,15 +86,15 @@ def test_node_waits_from_when_it_was_first_seen() -> None:
     assert held_off(view, since, now_s=14.0, patience=PATIENCE) == {}
 
 
-def ask(view: View, *, at_s: float, node: str = "a") -> tuple[object, str]:
-    seen = observe(view, Seen(), now_s=0.0)
+def ask(view: JobView, *, at_s: float, node: str = "a") -> tuple[object, str]:
+    seen = observe(view, FirstSeen(), now_s=0.0)
     return decide(view, observe(view, seen, now_s=at_s), node=node, now_s=at_s, policy=POLICY)
 
 
 def test_leaving_on_notice_does_not_count_and_is_known_after_the_node_is_gone() -> None:
     old = generation("a", "b", losses={"b": 1})
     told = msgspec.structs.replace(fakes.node("b"), leaving=1)
-    seen = observe(fakes.view(member("a"), told, generation=old), Seen(), now_s=0.0)
+    seen = observe(fakes.view(member("a"), told, generation=old), FirstSeen(), now_s=0.0)
     for now_s in (1.0, 2.0):
         back = fakes.view(member("a"), returned("b"), generation=old)
         seen = observe(back, seen, now_s=now_s)

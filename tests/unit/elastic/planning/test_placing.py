@@ -12,8 +12,8 @@ from holdfast.elastic.membership.records import (
     NodeRecord,
     WorkerRecord,
 )
-from holdfast.elastic.membership.view import View
-from holdfast.elastic.planning.holdings import Holdings, saved_mesh
+from holdfast.elastic.membership.view import JobView
+from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.meshes import choose_mesh, coordinates, rank_of
 from holdfast.elastic.planning.placing import Placer, form_cells
 from holdfast.elastic.planning.plan import plan
@@ -168,7 +168,7 @@ def test_the_sizes_along_the_axes_of_a_device_mesh() -> None:
         MeshSize(dp=12, ep=3, shard=4)
 
 
-def meshed(number: int, view: View, mesh: MeshSize) -> GenerationRecord:
+def meshed(number: int, view: JobView, mesh: MeshSize) -> GenerationRecord:
     record, _ = plan(view)
     assert record.mesh == mesh
     return msgspec.structs.replace(record, number=number)
@@ -231,7 +231,7 @@ def test_overlap_of_every_axis_counts() -> None:
     old = fakes.generation(1, nodes, ranks=[(n, fakes.worker(f"trainer/{n}")) for n in names])
     there = {n: fakes.node(n, inventory=fakes.inventory(n, old.snapshots, 5)) for n in names}
     point = fakes.held(old.snapshots, 5)
-    held = Holdings(point, nodes=there, saved=saved, mesh=wanted)
+    held = BlockHoldings(point, nodes=there, saved=saved, mesh=wanted)
     eighth = held.total_bytes / 8
     # rank 0 saved one half of the rows of the left half of the columns
     assert dict(held.of("a")) == pytest.approx({0: eighth, 1: eighth}, rel=0.01)

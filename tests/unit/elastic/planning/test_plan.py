@@ -13,7 +13,7 @@ from holdfast.elastic.membership.records import (
     Origin,
     WorkerRecord,
 )
-from holdfast.elastic.membership.view import View, identity
+from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
 from holdfast.elastic.testing import fakes
 
@@ -28,7 +28,7 @@ def three_nodes() -> GenerationRecord:
     return fakes.generation(3, nodes, ranks=[("a", trainer(0)), ("b", trainer(1))])
 
 
-def seats(view: View) -> list[tuple[str, str]]:
+def seats(view: JobView) -> list[tuple[str, str]]:
     return [(member.node, member.seat) for member in plan(view)[0].members]
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.elastic.decisions.agree import (
+    AgreePatience,
     Decision,
-    Fence,
+    FenceWorkers,
+    FirstSeen,
     Halt,
     Idle,
-    Policy,
     Propose,
-    Seen,
-    Wait,
+    WaitForFences,
     decide,
     faults,
     observe,
@@ -31,11 +31,11 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import View
+from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.reach import all_asked, broken_pairs, is_wondering, left_out, parted
 from holdfast.elastic.testing import fakes
 
-POLICY = Policy()
+POLICY = AgreePatience()
 
 
 def trainer(name: str, *, parked: bool = False, spec: JobSpec | None = None) -> WorkerRecord:
@@ -64,7 +64,7 @@ def generation(*names: str, spares: Iterable[str] = ()) -> GenerationRecord:
 
 def world(
     cuts: Mapping[str, str], *, inside: str = "abcd", spares: str = "", outside: str = ""
-) -> View:
+) -> JobView:
     """Return a view in which each key says of the letters of its value that it reaches them not."""
     record = generation(*inside, spares=spares)
     nodes = [node(n, cuts.get(n, ""), trains=n not in spares) for n in inside + spares + outside]
@@ -133,8 +133,8 @@ def test_no_broken_pair_stays_together(cuts: dict[str, str]) -> None:
 # -- when ------------------------------------------------------------------------------------------
 
 
-def ask(*moments: tuple[float, View], node: str = "a") -> tuple[Decision, str]:
-    seen, answer = Seen(), None
+def ask(*moments: tuple[float, JobView], node: str = "a") -> tuple[Decision, str]:
+    seen, answer = FirstSeen(), None
     for now_s, view in moments:
         seen = observe(view, seen, now_s=now_s)
         answer = decide(view, seen, node=node, now_s=now_s, policy=POLICY)
@@ -142,7 +142,7 @@ def ask(*moments: tuple[float, View], node: str = "a") -> tuple[Decision, str]:
     return answer
 
 
-def probed(view: View, *names: str) -> View:
+def probed(view: JobView, *names: str) -> JobView:
     nodes = {
         name: msgspec.structs.replace(each, probed=3 if name in names else 0)
         for name, each in view.nodes.items()
@@ -154,7 +154,7 @@ def test_the_others_are_heard_before_anyone_is_left_out() -> None:
     view = world({"a": "b"})
     assert ask((10.0, probed(view, "a", "b")))[0] == Idle(until_s=12.5)
     decision, reason = ask((10.0, probed(view, "a", "b", "c", "d")))
-    assert decision == Fence(generation=3)
+    assert decision == FenceWorkers(generation=3)
     assert reason == "node a and node b do not reach each other"
     assert faults(view) == [reason]
 
@@ -162,10 +162,10 @@ def test_the_others_are_heard_before_anyone_is_left_out() -> None:
 def test_but_not_for_longer_than_a_while_and_not_when_somebody_has_fenced() -> None:
     view = world({"a": "b"})
     assert ask((10.0, view), (12.4, view))[0] == Idle(until_s=12.5)
-    assert ask((10.0, view), (12.5, view))[0] == Fence(generation=3)
+    assert ask((10.0, view), (12.5, view))[0] == FenceWorkers(generation=3)
     fenced = msgspec.structs.replace(view.nodes["d"], fenced=3)
     now = fakes.view(*{**view.nodes, "d": fenced}.values(), generation=view.generation)
-    assert ask((10.0, now))[0] == Fence(generation=3)
+    assert ask((10.0, now))[0] == FenceWorkers(generation=3)
 
 
 def test_all_are_to_ask_when_one_gets_no_further_or_reaches_somebody_not() -> None:
@@ -181,7 +181,7 @@ def test_all_are_to_ask_when_one_gets_no_further_or_reaches_somebody_not() -> No
 
 
 def test_a_stall_is_one_only_when_all_have_asked_and_reach_each_other() -> None:
-    def view(cuts: Mapping[str, str], *asked: str) -> View:
+    def view(cuts: Mapping[str, str], *asked: str) -> JobView:
         found = probed(world(cuts, inside="ab", spares="s"), *asked)
         nodes = [
             msgspec.structs.replace(each, stalled=0 if each.node == "s" else 3)
@@ -197,7 +197,7 @@ def test_a_stall_is_one_only_when_all_have_asked_and_reach_each_other() -> None:
 # -- the next generation -------------------------------------------------------------------------
 
 
-def all_parked(cuts: Mapping[str, str], *, least: int = 1, names: str = "abc") -> View:
+def all_parked(cuts: Mapping[str, str], *, least: int = 1, names: str = "abc") -> JobView:
     record = generation(*names)
     spec = JobSpec(min_dp=least)
     nodes = [node(n, cuts.get(n, ""), parked=True, spec=spec) for n in names]
@@ -215,7 +215,7 @@ def test_the_next_generation_is_without_the_one_left_out_and_says_why() -> None:
 
 def test_with_too_few_on_one_side_the_job_waits_and_says_for_what() -> None:
     decision, reason = ask((10.0, all_parked({"c": "a"}, least=3)))
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, WaitForFences)
     assert reason == (
         "2 of 3 trainers are ready, waiting for 1 more "
         "(c left out: it and a do not reach each other)"
@@ -224,7 +224,7 @@ def test_with_too_few_on_one_side_the_job_waits_and_says_for_what() -> None:
 
 
 def test_who_is_back_in_reach_waits_as_a_node_that_comes_and_goes() -> None:
-    def two(cut: str, losses: int) -> View:
+    def two(cut: str, losses: int) -> JobView:
         record = generation("a", "b")
         record = msgspec.structs.replace(record, setbacks={"c": Setback(losses=losses)})
         nodes = [node("a", cut), node("b"), node("c", parked=True, fenced=2)]

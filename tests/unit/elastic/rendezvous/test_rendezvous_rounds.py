@@ -11,16 +11,16 @@ from holdfast.elastic.rendezvous.rounds import (
     Closed,
     Enter,
     Form,
-    Limits,
     Participant,
     Round,
+    RoundLimits,
     RoundView,
-    Wait,
+    WaitForNodes,
     decide,
     to_restart_for,
 )
 
-LIMITS = Limits(least=2, most=3, last_call_s=30.0, settle_s=0.3)
+LIMITS = RoundLimits(least=2, most=3, last_call_s=30.0, settle_s=0.3)
 
 
 def one(node: str, after: int | None = 0, host: str = "") -> Participant:
@@ -47,12 +47,12 @@ def formed(decision: object) -> tuple[str, ...]:
 
 
 def test_fewer_than_the_least_wait_without_limit() -> None:
-    assert ask(view(one("a")), "a", settled_s=1e9) == Wait()
+    assert ask(view(one("a")), "a", settled_s=1e9) == WaitForNodes()
 
 
 def test_the_first_round_waits_for_more_until_the_last_call_is_over() -> None:
     two = view(one("a"), one("b"))
-    assert ask(two, "a", settled_s=10.0) == Wait(seconds=20.0)
+    assert ask(two, "a", settled_s=10.0) == WaitForNodes(seconds=20.0)
     assert formed(ask(two, "a", settled_s=30.0)) == ("a", "b")
 
 
@@ -68,19 +68,19 @@ def test_members_enter_and_a_spare_goes_on_waiting() -> None:
     newest = round_of(1, "b", "a", "c")
     found = view(*map(one, "abcd"), newest=newest)
     assert ask(found, "a") == Enter(round=newest, rank=1)
-    assert ask(found, "d") == Wait()
+    assert ask(found, "d") == WaitForNodes()
 
 
 def test_a_round_is_entered_once() -> None:
     newest = round_of(1, "a", "b")
     found = view(one("a", 1), one("b", None), newest=newest)
-    assert ask(found, "a", after=1) == Wait()
+    assert ask(found, "a", after=1) == WaitForNodes()
 
 
 def test_workers_that_may_still_run_are_waited_for_and_lost_ones_are_not() -> None:
     newest = round_of(1, "a", "b", "c")
     working = view(one("a", 1), one("b", 1), one("c", None), newest=newest)
-    assert ask(working, "a", after=1, settled_s=1e9) == Wait()
+    assert ask(working, "a", after=1, settled_s=1e9) == WaitForNodes()
     lost = view(one("a", 1), one("b", 1), newest=newest)
     decision = ask(lost, "a", after=1, settled_s=0.3)
     assert formed(decision) == ("a", "b")
@@ -91,7 +91,7 @@ def test_workers_that_may_still_run_are_waited_for_and_lost_ones_are_not() -> No
 def test_a_member_that_has_not_yet_entered_counts_as_working() -> None:
     newest = round_of(2, "a", "b")
     found = view(one("a", 2), one("b", 1), newest=newest)
-    assert ask(found, "a", after=2, settled_s=1e9) == Wait()
+    assert ask(found, "a", after=2, settled_s=1e9) == WaitForNodes()
     assert isinstance(ask(found, "b", after=1), Enter)
 
 

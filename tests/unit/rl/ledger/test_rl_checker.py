@@ -12,26 +12,26 @@ import pytest
 
 from holdfast.adapters.rl.ledger.checker import (
     CheckConfig,
-    Checker,
     Consumer,
-    Observation,
-    Row,
+    ObservedStep,
+    SampleRow,
+    StepChecker,
     observe,
 )
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
-from holdfast.adapters.rl.samples.trajectory import Limits, Stamp
+from holdfast.adapters.rl.samples.trajectory import Stamp, TurnLimits
 
 GROUP = 2
 
 
-def row(ordinal: int, sample: int, *, version: int, generation: int = 1, **other: Any) -> Row:
+def row(ordinal: int, sample: int, *, version: int, generation: int = 1, **other: Any) -> SampleRow:
     stamps = (Stamp(generation=generation, version=version, count=3),)
     facts = {"tokens": 3, "logprobs": 3, "stamps": stamps, **other}
-    return Row(ordinal=ordinal, sample=sample, **facts)
+    return SampleRow(ordinal=ordinal, sample=sample, **facts)
 
 
-def step(number: int, **other: Any) -> Observation:
+def step(number: int, **other: Any) -> ObservedStep:
     """Return what is seen of a step of two ordinals, two more of which are open."""
     own = range(2 * number, 2 * number + 2)
     facts: dict[str, Any] = {
@@ -45,30 +45,30 @@ def step(number: int, **other: Any) -> Observation:
         "consumers": (Consumer(name="w", generation=1, version=number),),
         "pinned": False,
     }
-    return Observation(**(facts | other))
+    return ObservedStep(**(facts | other))
 
 
-def changed(seen: Observation, index: int, **other: Any) -> tuple[Row, ...]:
+def changed(seen: ObservedStep, index: int, **other: Any) -> tuple[SampleRow, ...]:
     rows = list(seen.rows)
     rows[index] = msgspec.structs.replace(rows[index], **other)
     return tuple(rows)
 
 
 def test_a_run_as_it_should_be_has_no_violation_and_the_count_survives_a_restore() -> None:
-    checker = Checker()
+    checker = StepChecker()
     for number in range(3):
         assert checker.check(step(number)) == []
-    restored = Checker()
+    restored = StepChecker()
     restored.load_state_dict(json.loads(json.dumps(checker.state_dict())))
     assert restored.check(step(3)) == []
     assert restored.check(step(3)), "the same step again"
     assert restored.count == len(restored.violations)
-    again = Checker()
+    again = StepChecker()
     again.load_state_dict(restored.state_dict())
     assert (again.count, again.violations) == (restored.count, restored.violations)
 
 
-PLANTED: dict[str, tuple[Callable[[Observation], dict[str, Any]], str]] = {
+PLANTED: dict[str, tuple[Callable[[ObservedStep], dict[str, Any]], str]] = {
     "trained again": (
         lambda seen: {"rows": tuple(row(o, s, version=1) for o in (2, 3) for s in (0, 1))},
         r"trains ordinals \[2, 3\] again",
@@ -138,7 +138,7 @@ PLANTED: dict[str, tuple[Callable[[Observation], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_violation_is_found(name: str) -> None:
     plant, said = PLANTED[name]
-    checker = Checker()
+    checker = StepChecker()
     assert checker.check(step(0)) == checker.check(step(1)) == []
     seen = step(2)
     found = checker.check(msgspec.structs.replace(seen, **plant(seen)))
@@ -147,14 +147,14 @@ def test_a_planted_violation_is_found(name: str) -> None:
 
 
 def test_pinned_consumers_may_go_back_for_work_that_another_lost() -> None:
-    checker = Checker()
+    checker = StepChecker()
     assert checker.check(step(0)) == checker.check(step(1)) == []
     back = (Consumer(name="w", generation=1, version=0),)
     assert checker.check(step(2, consumers=back, pinned=True)) == []
 
 
 def test_what_is_reused_on_purpose_is_no_violation() -> None:
-    checker = Checker()
+    checker = StepChecker()
     assert checker.check(step(0)) == []
     seen = step(1)
     rows = (row(0, 0, version=0), row(0, 1, version=0), *seen.rows)
@@ -163,7 +163,7 @@ def test_what_is_reused_on_purpose_is_no_violation() -> None:
 
 
 def test_any_order_is_right_where_none_was_promised_but_nothing_twice() -> None:
-    checker = Checker()
+    checker = StepChecker()
     loose: dict[str, Any] = {"in_order": False, "admitted": 4, "consumers": ()}
     states = dict.fromkeys(range(4), "ready")
     assert checker.check(step(1, states=states, **loose)) == []
@@ -173,7 +173,7 @@ def test_any_order_is_right_where_none_was_promised_but_nothing_twice() -> None:
 
 
 def test_log_probabilities_that_are_off_are_a_violation() -> None:
-    checker = Checker()
+    checker = StepChecker()
     assert checker.recomputed((3, 1), 9e-6, tolerance=1e-5) == []
     (found,) = checker.recomputed((3, 1), 2e-5, tolerance=1e-5)
     assert "sample (3, 1)" in found
@@ -181,16 +181,16 @@ def test_log_probabilities_that_are_off_are_a_violation() -> None:
 
 
 def test_words_are_bounded_and_the_count_is_not() -> None:
-    checker = Checker()
+    checker = StepChecker()
     for _ in range(300):
         checker.recomputed((0, 0), 1.0, tolerance=1e-5)
     assert (checker.count, len(checker.violations)) == (300, 100)
 
 
 def test_a_ledgers_step_is_seen_with_its_dropped_ordinals() -> None:
-    limits = Limits(end=10, context=8, max_new_tokens=4)
+    limits = TurnLimits(end=10, context=8, max_new_tokens=4)
     plan = BatchPlan(groups=2, group=2, eta=0, steps=2, limits=limits, mode=Mode.SYNC)
-    ledger, checker = Ledger(plan), Checker()
+    ledger, checker = Ledger(plan), StepChecker()
     ledger.resume(1, restored=0)
     ledger.admit(0, lambda ordinal: (1,) * (9 if ordinal else 3))
     for each in ledger.claim("w", free=4, version=None):

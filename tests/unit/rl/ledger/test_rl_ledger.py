@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
-from holdfast.adapters.rl.ledger.states import TRANSITIONS, Event, LedgerError, State
+from holdfast.adapters.rl.ledger.states import TRANSITIONS, LedgerError, OrdinalEvent, OrdinalState
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
 
-LIMITS = Limits(end=10, context=12, max_new_tokens=6)
+LIMITS = TurnLimits(end=10, context=12, max_new_tokens=6)
 PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)
 
 
@@ -76,7 +76,7 @@ def test_one_claim_is_of_one_version_and_the_earliest_ordinals() -> None:
 def test_a_batch_is_complete_ordered_and_trained_once() -> None:
     ledger = make_ledger()
     for ordinal, sample in [(1, 1), (0, 1), (1, 0)]:
-        assert ledger.deliver(sampled(ordinal, sample)) is Verdict.ACCEPTED
+        assert ledger.deliver(sampled(ordinal, sample)) is DeliveryVerdict.ACCEPTED
     assert ledger.batch(0) is None
     ledger.deliver(sampled(0, 0))
     batch = ledger.batch(0)
@@ -91,8 +91,8 @@ def test_a_batch_is_complete_ordered_and_trained_once() -> None:
 def test_duplicates_are_refused_and_counted_and_a_differing_one_is_a_violation() -> None:
     ledger = make_ledger()
     ledger.deliver(sampled(0, 0))
-    assert ledger.deliver(sampled(0, 0)) is Verdict.DUPLICATE
-    assert ledger.deliver(sampled(0, 0), again=True) is Verdict.DUPLICATE
+    assert ledger.deliver(sampled(0, 0)) is DeliveryVerdict.DUPLICATE
+    assert ledger.deliver(sampled(0, 0), again=True) is DeliveryVerdict.DUPLICATE
     assert (ledger.counters.duplicates_refused, ledger.counters.redelivered) == (1, 1)
     assert ledger.check() == []
     ledger.deliver(sampled(0, 0, tokens=tuple(b"zz\n")))
@@ -148,15 +148,15 @@ def test_samples_of_a_rolled_back_future_are_dropped() -> None:
     ledger.resume(2, restored=1)
     ledger.admit(1, prompt_of)
     ahead = sampled(4, 0, version=2, generation=1)
-    assert ledger.deliver(ahead) is Verdict.ROLLED_BACK
+    assert ledger.deliver(ahead) is DeliveryVerdict.ROLLED_BACK
     assert (
         ledger.recover(sampled(4, 0, tokens=tuple(b"a"), version=2, generation=1))
-        is Verdict.UNKNOWN
+        is DeliveryVerdict.UNKNOWN
     )
     assert not ledger.current(generation=1, version=2)
     assert ledger.current(generation=1, version=1)
     assert ledger.current(generation=2, version=2)
-    assert ledger.deliver(sampled(4, 0, generation=1)) is Verdict.ACCEPTED
+    assert ledger.deliver(sampled(4, 0, generation=1)) is DeliveryVerdict.ACCEPTED
 
 
 def test_a_job_that_is_started_again_counts_its_generations_anew() -> None:
@@ -172,7 +172,7 @@ def test_a_job_that_is_started_again_counts_its_generations_anew() -> None:
     assert again.cuts == {1: 2}
     assert again.current(generation=1, version=3), "the restores of the earlier start are no matter"
     assert all(again.valid(sample) for sample in again.samples())
-    assert again.deliver(sampled(4, 1, generation=1)) is Verdict.ACCEPTED
+    assert again.deliver(sampled(4, 1, generation=1)) is DeliveryVerdict.ACCEPTED
     again.resume(2, restored=2)
     assert not again.current(generation=1, version=3)
     assert all(again.valid(sample) for sample in again.samples())
@@ -215,8 +215,8 @@ def test_weights_and_ledger_must_come_from_one_snapshot() -> None:
 
 
 def test_every_state_but_the_last_is_left_by_some_event_and_none_leaves_the_last() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(State) - {State.TRAINED}
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {state for state, _ in TRANSITIONS} == set(OrdinalState) - {OrdinalState.TRAINED}
+    assert {event for _, event in TRANSITIONS} == set(OrdinalEvent)
 
 
 def test_an_answer_is_over_at_its_end_token_at_its_longest_or_where_the_context_ends() -> None:

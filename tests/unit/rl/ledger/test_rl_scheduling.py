@@ -10,14 +10,14 @@ import pytest
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
-from holdfast.adapters.rl.ledger.claim_order import Candidate, Lengths, queue, remaining
-from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
+from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.ledger.tail_figures import Tail, percentile
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Limits, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
 
 END = 10
 
@@ -31,7 +31,7 @@ def make_ledger(
         group=2,
         eta=eta,
         steps=steps,
-        limits=Limits(end=END, context=80, max_new_tokens=most),
+        limits=TurnLimits(end=END, context=80, max_new_tokens=most),
         mode=Mode.BOUNDED,
         scheduling=Scheduling(**scheduling),
     )
@@ -60,7 +60,7 @@ def finish(ledger: Ledger, *ordinals: int, version: int = 0, tokens: str = "ab\n
     for ordinal in ordinals:
         for sample in range(2):
             done = sampled(ordinal, sample, tokens, version=version)
-            assert ledger.deliver(done) is Verdict.ACCEPTED
+            assert ledger.deliver(done) is DeliveryVerdict.ACCEPTED
 
 
 def train(ledger: Ledger) -> list[int]:
@@ -82,7 +82,7 @@ def test_by_arrival_a_step_takes_the_groups_that_are_complete() -> None:
     finish(ledger, 5, 3)
     assert train(ledger) == [3, 5]
     assert ledger.taken(0) == (3, 5)
-    assert ledger.deliver(sampled(3, 0)) is Verdict.DUPLICATE
+    assert ledger.deliver(sampled(3, 0)) is DeliveryVerdict.DUPLICATE
     assert ledger.counts()["trained"] == 2
 
 
@@ -120,7 +120,7 @@ def test_a_sample_that_no_step_has_room_for_any_more_is_refused_and_done_again()
     finish(ledger, 0, 1)
     train(ledger)
     ledger.claim("w", free=4, version=0)  # 2 and 3 are due by step 1: it is full
-    assert ledger.deliver(sampled(4, 0, version=0)) is Verdict.TOO_OLD
+    assert ledger.deliver(sampled(4, 0, version=0)) is DeliveryVerdict.TOO_OLD
     assert ledger.hold("v", [(4, 1)], oldest={(4, 1): 0}) == {(4, 1)}
     assert ledger.hold("v", [(4, 1)], oldest={(4, 1): 1}) == set()
     assert ledger.counters.samples_too_old == 2
@@ -182,7 +182,7 @@ def run_with_long_tails(ledger: Ledger, *, slots: int) -> tuple[list[list[int]],
         for key in list(running):
             ticks[key] = ticks.get(key, 0) + 1
             if ticks[key] == len(running[key].tokens):
-                assert ledger.deliver(running.pop(key)) is Verdict.ACCEPTED
+                assert ledger.deliver(running.pop(key)) is DeliveryVerdict.ACCEPTED
         if ledger.batch(step) is not None:
             taken.append(train(ledger))
             let_in |= dict.fromkeys(range(len(let_in), ledger.admitted), len(taken))
@@ -294,10 +294,10 @@ def test_a_budget_is_shared_and_renewed() -> None:
 
 def test_what_is_waited_for_comes_first_then_the_longest_then_by_number() -> None:
     asked = [
-        Candidate(key=(0, 0), urgency=1, remaining=90.0),
-        Candidate(key=(1, 1), urgency=0, remaining=5.0),
-        Candidate(key=(2, 0), urgency=0, remaining=7.0),
-        Candidate(key=(1, 0), urgency=0, remaining=5.0),
+        ClaimCandidate(key=(0, 0), urgency=1, remaining=90.0),
+        ClaimCandidate(key=(1, 1), urgency=0, remaining=5.0),
+        ClaimCandidate(key=(2, 0), urgency=0, remaining=7.0),
+        ClaimCandidate(key=(1, 0), urgency=0, remaining=5.0),
     ]
     assert [each.key for each in queue(asked)] == [(2, 0), (1, 0), (1, 1), (0, 0)]
 
@@ -376,7 +376,7 @@ def test_the_tail_of_a_step_is_told() -> None:
     ("settings", "complaint"),
     [
         (
-            {"mode": Mode.FIXED_LAG, "scheduling": Scheduling(order=Order.ARRIVAL)},
+            {"mode": Mode.FIXED_LAG, "scheduling": Scheduling(order=GroupOrder.ARRIVAL)},
             "order 'arrival'",
         ),
         ({"mode": Mode.SYNC, "scheduling": Scheduling(token_budget=9)}, "token_budget in mode"),

@@ -9,14 +9,16 @@ import torch
 from loss_batches import CONFIG, make_batch
 
 from holdfast.adapters.rl.loss.advantages import group_advantages
-from holdfast.adapters.rl.loss.batch import Batch, packed_shape
+from holdfast.adapters.rl.loss.batch import TrainingBatch, packed_shape
 from holdfast.adapters.rl.loss.ppo import LossConfig, policy_loss, target_logprobs
 from holdfast.adapters.rl.policy.model import build_model
 
 torch.set_num_threads(1)
 
 
-def naive(logprobs: torch.Tensor, batch: Batch, config: LossConfig, anchor: torch.Tensor) -> float:
+def naive(
+    logprobs: torch.Tensor, batch: TrainingBatch, config: LossConfig, anchor: torch.Tensor
+) -> float:
     total, count = 0.0, 0
     for row in range(len(batch.tokens)):
         for at in range(batch.mask.shape[1]):
@@ -48,7 +50,7 @@ def test_the_loss_is_the_naive_one(moved: float) -> None:
 def test_microbatches_add_up_to_the_mean_over_the_tokens_of_the_batch() -> None:
     model, batch, parts = build_model(CONFIG.model, seed=1), make_batch(), 4
 
-    def gradient(batches: list[Batch], scale: float) -> torch.Tensor:
+    def gradient(batches: list[TrainingBatch], scale: float) -> torch.Tensor:
         model.zero_grad()
         for part in batches:
             logprobs = target_logprobs(model(part.tokens), part.tokens)
@@ -79,7 +81,7 @@ def test_a_batch_survives_packing_bit_for_bit() -> None:
     batch = make_batch(spare=2)
     packed = batch.pack()
     assert packed.shape == packed_shape(10, CONFIG.model.context)
-    again = Batch.unpack(packed)
+    again = TrainingBatch.unpack(packed)
     for name in ("tokens", "behavior", "mask", "versions", "rewards"):
         assert torch.equal(getattr(batch, name), getattr(again, name)), name
     assert again.sampled_by == [0, 1, 2]
@@ -89,7 +91,7 @@ def test_a_batch_survives_packing_bit_for_bit() -> None:
 def test_rows_of_dropped_prompts_and_trimmed_columns_change_nothing() -> None:
     model = build_model(CONFIG.model, seed=1)
 
-    def loss(batch: Batch) -> float:
+    def loss(batch: TrainingBatch) -> float:
         logprobs = target_logprobs(model(batch.tokens), batch.tokens)
         scale = 1 / batch.token_count
         return policy_loss(logprobs, batch, config=LossConfig(), step=2, scale=scale).item()

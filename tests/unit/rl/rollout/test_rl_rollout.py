@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from holdfast.adapters.rl.config import preset
-from holdfast.adapters.rl.rollout import claimant
+from holdfast.adapters.rl.rollout import sampling_client
 from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import Trajectory
-from holdfast.adapters.rl.server.messages import Answer, Exchange, ToldDigest
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.server.messages import Answer, ToldDigest, WorkerExchange
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.pull import RefusedWeights
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import RunKey
@@ -55,8 +55,8 @@ class Pulls:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(claimant, "_PULL_LIMIT_S", 0.05)
-    monkeypatch.setattr(claimant, "_MISSING_LIMIT_S", 0.2)
+    monkeypatch.setattr(sampling_client, "_PULL_LIMIT_S", 0.05)
+    monkeypatch.setattr(sampling_client, "_MISSING_LIMIT_S", 0.2)
     events: list[tuple[str, dict[str, Any]]] = []
     record: Any = SimpleNamespace(number=2)
     roster: Any = SimpleNamespace(generation=record)
@@ -82,7 +82,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def ask(worker: Any, monkeypatch: pytest.MonkeyPatch, *, protected: int, error: Exception) -> Pulls:
     pulls = Pulls(error)
-    monkeypatch.setattr(claimant, "pull", pulls)
+    monkeypatch.setattr(sampling_client, "pull", pulls)
     worker._sidecar = Sidecar(protected)
     return pulls
 
@@ -152,7 +152,7 @@ def test_refused_weights_are_told_and_fetched_elsewhere(
 )
 def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said: str) -> None:
     asked: list[Any] = []
-    place = Place(generation=1, step=6, version=4, slot=0)
+    place = WeightsPlace(generation=1, step=6, version=4, slot=0)
 
     def call(op: str, body: Any) -> Any:
         asked.append((op, body))
@@ -191,10 +191,10 @@ class Leader:
     """Stands for the connection to a leader: gives its answers in turn, then empty ones."""
 
     def __init__(self, *answers: Answer) -> None:
-        self.answers, self.heard = list(answers), list[Exchange]()
+        self.answers, self.heard = list(answers), list[WorkerExchange]()
 
     def call(self, op: str, body: Any) -> tuple[Any, None]:
-        self.heard.append(msgspec.convert(body, Exchange))
+        self.heard.append(msgspec.convert(body, WorkerExchange))
         answer = self.answers.pop(0) if self.answers else Answer(leading=True)
         return msgspec.to_builtins(answer), None
 

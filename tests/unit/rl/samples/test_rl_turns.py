@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.adapters.rl.ledger.ledger import Ledger, Verdict
+from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold
-from holdfast.adapters.rl.samples.trajectory import Delta, Limits, Stamp, Trajectory, Turn
+from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory, Turn, TurnLimits
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.sidecar.logs.frames import framed_bytes
 
-LIMITS = Limits(end=10, context=16, max_new_tokens=4, turns=True)
+LIMITS = TurnLimits(end=10, context=16, max_new_tokens=4, turns=True)
 EPISODE = Trajectory(
     ordinal=3,
     sample=1,
@@ -260,15 +260,15 @@ def stamped(trajectory: Trajectory, generation: int = 1) -> Trajectory:
 def test_the_ledger_counts_sampled_tokens_and_keeps_replies_with_a_partial_episode() -> None:
     ledger = make_ledger()
     partial = stamped(EPISODE.first(3))
-    assert ledger.recover(stamped(EPISODE.first(2))) is Verdict.ACCEPTED
-    assert ledger.recover(partial) is Verdict.ACCEPTED
+    assert ledger.recover(stamped(EPISODE.first(2))) is DeliveryVerdict.ACCEPTED
+    assert ledger.recover(partial) is DeliveryVerdict.ACCEPTED
     assert ledger.counters.tokens_recovered == 5
     state = msgspec.json.decode(msgspec.json.encode(ledger.state_dict()))
     again = make_ledger()
     again.load_state_dict(state)
     work = again.claim("w", free=16, version=None)
     assert partial in [each.trajectory for each in work]
-    assert again.deliver(stamped(EPISODE)) is Verdict.ACCEPTED
+    assert again.deliver(stamped(EPISODE)) is DeliveryVerdict.ACCEPTED
     assert again.counters.tokens_sampled == 6
 
 
@@ -279,7 +279,7 @@ def test_what_was_replied_to_tokens_of_an_undone_version_is_forgotten() -> None:
         stamps=(Stamp(generation=1, version=0, count=4), Stamp(generation=1, version=2, count=2)),
     )
     ledger.resume(2, restored=0)
-    assert ledger.deliver(mixed) is Verdict.ROLLED_BACK
+    assert ledger.deliver(mixed) is DeliveryVerdict.ROLLED_BACK
     (kept,) = [w.trajectory for w in ledger.claim("w", free=99, version=0) if w.trajectory.tokens]
     assert kept == mixed.first(4)
     assert kept.reward is None
@@ -295,7 +295,7 @@ def test_deliveries_differ_without_blame_only_where_a_call_was_given_up() -> Non
         decided, turns=(EPISODE.turns[0], Turn(end=11, observed=0, state="null", reward=0.25))
     )
     ledger.deliver(decided)
-    assert ledger.deliver(stamped(EPISODE), again=True) is Verdict.DUPLICATE
+    assert ledger.deliver(stamped(EPISODE), again=True) is DeliveryVerdict.DUPLICATE
     assert ledger.check() == []
     ledger.deliver(other, again=True)
     assert ledger.check() == ["sample (3, 1) was delivered in two versions"]

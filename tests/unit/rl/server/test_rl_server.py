@@ -9,34 +9,34 @@ import msgspec
 import pytest
 
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.ledger.order import Order
+from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.samples.token_record import encode_deltas
-from holdfast.adapters.rl.samples.trajectory import Delta, Limits, Stamp, Trajectory
+from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory, TurnLimits
 from holdfast.adapters.rl.server.messages import (
     DIGEST,
     EXCHANGE,
     Answer,
     AskDigest,
-    Exchange,
     ToldDigest,
-    Worker,
+    WorkerExchange,
+    WorkerIdentity,
 )
 from holdfast.adapters.rl.server.server import (
     LedgerState,
-    Patience,
     RolloutServer,
     Term,
+    WorkerPatience,
     rollout_workers,
 )
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import Client, RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.membership.records import NodeRecord, Roster, WorkerRecord, WorkerState
 
-LIMITS = Limits(end=10, context=12, max_new_tokens=6)
+LIMITS = TurnLimits(end=10, context=12, max_new_tokens=6)
 PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)
 STAMP = (Stamp(generation=1, version=0, count=3),)
 
@@ -46,15 +46,17 @@ class World:
 
     def __init__(self) -> None:
         self.key = RunKey.new()
-        self.server = RolloutServer(self.key, patience=Patience(announce_s=0.5, silence_s=0.6))
+        self.server = RolloutServer(
+            self.key, patience=WorkerPatience(announce_s=0.5, silence_s=0.6)
+        )
         self.alive: set[str] = set()
         self.logs: dict[tuple[str, str], list[bytes]] = {}
         self.events: list[dict[str, Json]] = []
         self.clients: list[Client] = []
         self.ledger = Ledger(PLAN)
-        self.found: list[Place] = []
+        self.found: list[WeightsPlace] = []
 
-    def digest_of(self, place: Place) -> str:
+    def digest_of(self, place: WeightsPlace) -> str:
         self.found.append(place)
         if place.version > 5:
             raise NotFoundError(f"version {place.version} is not kept")
@@ -79,7 +81,7 @@ class World:
         )
         return Roster(nodes=(node,))
 
-    def lead(self, generation: int = 1, former: tuple[Worker, ...] = ()) -> None:
+    def lead(self, generation: int = 1, former: tuple[WorkerIdentity, ...] = ()) -> None:
         term = Term(
             generation=generation,
             ledger=self.ledger,
@@ -107,12 +109,12 @@ def world() -> Iterator[World]:
     world.server.close()
 
 
-def worker(name: str) -> Worker:
-    return Worker(seat="rollout/0", incarnation=name, node="n")
+def worker(name: str) -> WorkerIdentity:
+    return WorkerIdentity(seat="rollout/0", incarnation=name, node="n")
 
 
 def ask(client: Client, name: str, generation: int = 1, **fields: object) -> Answer:
-    exchange = Exchange(worker=worker(name), generation=generation, **fields)
+    exchange = WorkerExchange(worker=worker(name), generation=generation, **fields)
     return msgspec.convert(client.call(EXCHANGE, msgspec.to_builtins(exchange))[0], Answer)
 
 
@@ -287,7 +289,7 @@ def test_the_log_of_a_lost_worker_is_dropped_once_all_it_may_hold_is_trained(
 BOUNDED = msgspec.structs.replace(
     PLAN,
     mode=Mode.BOUNDED,
-    scheduling=Scheduling(order=Order.ARRIVAL, over_provision=1.0, token_budget=8),
+    scheduling=Scheduling(order=GroupOrder.ARRIVAL, over_provision=1.0, token_budget=8),
 )
 
 
@@ -368,7 +370,7 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
 
 
 def digest(client: Client, version: int, *, of: int = 1, generation: int = 2) -> ToldDigest:
-    place = Place(generation=of, step=version, version=version)
+    place = WeightsPlace(generation=of, step=version, version=version)
     ask = AskDigest(generation=generation, place=place)
     return msgspec.convert(client.call(DIGEST, msgspec.to_builtins(ask))[0], ToldDigest)
 
@@ -377,7 +379,7 @@ def test_a_versions_digest_is_found_once_and_told_to_all(world: World) -> None:
     world.lead(generation=2)
     for client in (world.client(), world.client()):
         assert digest(client, 0) == ToldDigest(leading=True, digest="1/0")
-    assert world.found == [Place(generation=1, step=0, version=0)]
+    assert world.found == [WeightsPlace(generation=1, step=0, version=0)]
     assert digest(world.client(), 0, of=2).digest == "2/0"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast.adapters.rl.config import preset
-from holdfast.adapters.rl.ledger.checker import CheckConfig, Checker
+from holdfast.adapters.rl.ledger.checker import CheckConfig, StepChecker
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 from holdfast.adapters.rl.training.trainer import Trainer
@@ -37,7 +37,7 @@ class Step:
         self.trainer: Any = Trainer.__new__(Trainer)
         self.trainer._config = config
         run = SimpleNamespace(emit=lambda kind, **fields: self.events.append((kind, fields)))
-        self.checker = Checker()
+        self.checker = StepChecker()
         recheck = SimpleNamespace(difference=self.look)
         self.job: Any = SimpleNamespace(run=run, checker=self.checker, recheck=recheck)
         self.batch = collate([SAMPLE], torch.zeros(1), rows=4, length=config.model.context)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from holdfast.adapters.rl.policy.policy import parameter_names
-from holdfast.adapters.rl.weights.places import VERSIONS, Place, candidates, slot_of
+from holdfast.adapters.rl.weights.places import VERSIONS, WeightsPlace, candidates, slot_of
 from holdfast.adapters.rl.weights.retained import Retained
 from holdfast.ckpt.state.flatten import flatten
 
@@ -39,7 +39,7 @@ def test_it_is_stored_under_the_names_that_places_tell() -> None:
     names = parameter_names(linear())
     stored = flatten({"model": linear(), "retained": Retained([linear(), linear()])})
     places = [
-        Place(generation=1, step=step, version=5, slot=slot)
+        WeightsPlace(generation=1, step=step, version=5, slot=slot)
         for step, slot in candidates(5, retained=2)
     ]
     assert [place.step for place in places] == [5, 6, 7]

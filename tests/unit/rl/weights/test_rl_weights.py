@@ -14,7 +14,7 @@ from sidecar_group import SidecarGroup, sidecar_group
 from torch import nn
 
 from holdfast.adapters.rl.policy.policy import parameter_names
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.pull import (
     Pulled,
     Reader,
@@ -88,7 +88,7 @@ class Trainer:
     def pull(self, version: int, **options: Any) -> Pulled:
         return pull(self.names, version=version, reader=self.reader(), **options)
 
-    def published(self, place: Place) -> str:
+    def published(self, place: WeightsPlace) -> str:
         return published(self.names, place, reader=self.reader("a"))
 
 
@@ -109,8 +109,8 @@ def retaining(tmp_path: Path) -> Iterator[Trainer]:
         trainer.snapshots.close()
 
 
-def own(version: int) -> Place:
-    return Place(generation=1, step=version, version=version)
+def own(version: int) -> WeightsPlace:
+    return WeightsPlace(generation=1, step=version, version=version)
 
 
 def same(pulled: Pulled, wanted: dict[str, torch.Tensor]) -> bool:
@@ -158,7 +158,7 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
     trainer.publish(*trainer.names)
     asked = []
 
-    def expected(place: Place) -> str:
+    def expected(place: WeightsPlace) -> str:
         asked.append(place)
         return trainer.published(own(0))
 
@@ -172,7 +172,7 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
 def test_while_nobody_tells_a_digest_nothing_is_taken(trainer: Trainer) -> None:
     trainer.publish()
 
-    def silent(place: Place) -> str:
+    def silent(place: WeightsPlace) -> str:
         raise PeerError("the leader is gone")
 
     with pytest.raises(PeerError, match="the leader is gone"):
@@ -246,9 +246,9 @@ def test_a_version_that_is_no_snapshot_any_more_is_read_out_of_what_later_ones_r
     retaining: Trainer,
 ) -> None:
     versions = [retaining.publish(*retaining.names) for _ in range(5)]
-    replica, asked = Replica(), list[Place]()
+    replica, asked = Replica(), list[WeightsPlace]()
 
-    def expected(place: Place) -> str:
+    def expected(place: WeightsPlace) -> str:
         asked.append(place)
         return retaining.published(place)
 

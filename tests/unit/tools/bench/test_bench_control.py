@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from holdfast.tools.bench.control import control, show
-from holdfast.tools.bench.samples import Setup
+from holdfast.tools.bench.samples import BenchSetup
 
 
 def test_messages_of_a_change_grow_with_the_nodes_and_no_faster(tmp_path: Path) -> None:
     laps: list[int] = []
-    setup = Setup(
+    setup = BenchSetup(
         size_bytes=0, repeat=2, directory=tmp_path, lap=lambda: laps.append(1), quick=True
     )
     found = {figure.name: figure for figure in control(setup, worlds=(8, 32))}

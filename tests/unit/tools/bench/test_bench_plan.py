@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from holdfast.tools.bench.plan import TENSORS, plan, show, transformer
-from holdfast.tools.bench.samples import Setup
+from holdfast.tools.bench.samples import BenchSetup
 
 
 def test_figures_of_a_small_world_agree_with_the_peer() -> None:
     laps: list[None] = []
-    setup = Setup(size_bytes=1, repeat=1, directory=Path(), lap=lambda: laps.append(None))
+    setup = BenchSetup(size_bytes=1, repeat=1, directory=Path(), lap=lambda: laps.append(None))
     figures = {figure.name: figure for figure in plan(setup, worlds=(64,))}
     assert len(laps) == 4
     assert len(figures) == 10

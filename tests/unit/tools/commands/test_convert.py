@@ -19,7 +19,7 @@ from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.convert.interchange import TensorSource
 from holdfast.ckpt.testing.interchange import read_all
 from holdfast.tools.cli import main
-from holdfast.tools.commands.formats import FORMATS, Reading, source_format, target_format
+from holdfast.tools.commands.formats import FORMATS, SourceOptions, source_format, target_format
 
 TARGETS = {
     "holdfast": "root2",
@@ -53,7 +53,7 @@ def root(tmp_path: Path, net: Net) -> Path:
 
 @contextmanager
 def opened(path: Path, kind: str) -> Iterator[TensorSource]:
-    source = FORMATS[kind].source(str(path), Reading())
+    source = FORMATS[kind].source(str(path), SourceOptions())
     with closing(source):
         yield source
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.demo import kills as chaos
-from holdfast.tools.demo.kills import Nemesis
+from holdfast.tools.demo.kills import ScheduledKills
 from holdfast.tools.demo.schedule import Kill
 from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT, KILL_TRAINER
 from holdfast.tools.show.live_state import LiveState
@@ -32,7 +32,9 @@ class Scene:
             config=SimpleNamespace(wanted=WANTED),
             lose_machine=lambda node: self.hit.append([1, 2]) or [1, 2],
         )
-        self.nemesis = Nemesis(cast("Launcher", launcher), plan, seed=0, hold_file=run_dir / "hold")
+        self.nemesis = ScheduledKills(
+            cast("Launcher", launcher), plan, seed=0, hold_file=run_dir / "hold"
+        )
         for at, seat in enumerate(("trainer/0", "rollout/0", "trainer/1", "rollout/1")):
             self.tell("worker_started", seat=seat, node="ab"[at // 2], pid=10 + at)
         self.generation(1)

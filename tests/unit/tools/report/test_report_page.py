@@ -9,15 +9,21 @@ from self_contained import assert_self_contained
 from synthetic_run import hurt_job
 
 from holdfast.tools.report import charts, html, timeline
-from holdfast.tools.report.record import HeldOut, Report, fault_rows, recovery_rows, summarise
+from holdfast.tools.report.record import (
+    DemoReport,
+    HeldOutResult,
+    fault_rows,
+    recovery_rows,
+    summarise,
+)
 from holdfast.tools.report.snapshot_costs import Cost
 from holdfast.tools.report.svg import Scale, marks, text
 
 
-def make_report(**changes: object) -> Report:
+def make_report(**changes: object) -> DemoReport:
     story = timeline.build(hurt_job())
     rows = recovery_rows(story)
-    report = Report(
+    report = DemoReport(
         verdict=dict.fromkeys(html.CHECKS, True),
         failures=[],
         faults=fault_rows(story),
@@ -32,8 +38,8 @@ def make_report(**changes: object) -> Report:
         reward=[0.1, 0.4, 0.3],
         reference_reward=[0.1, 0.4, 0.3],
         heldout=[
-            HeldOut(step=0, exact_match=0.25, greedy=0.3),
-            HeldOut(step=18, exact_match=0.5, greedy=0.6),
+            HeldOutResult(step=0, exact_match=0.25, greedy=0.3),
+            HeldOutResult(step=18, exact_match=0.5, greedy=0.6),
         ],
         ledger={"trained": 288, "dropped": {"too long": 0}},
         generations=[],
@@ -125,7 +131,7 @@ def test_every_worker_has_a_lane_and_every_fault_a_cross() -> None:
 
 def test_the_report_survives_json() -> None:
     report = make_report()
-    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    again = msgspec.json.decode(msgspec.json.encode(report), type=DemoReport)
     assert again == report
     assert again.passed
 

@@ -19,7 +19,7 @@ from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.membership.view import node_key, run_prefix
 from holdfast.tools.chaos.faults.etcd.etcd_process import EtcdProcess
 from holdfast.tools.chaos.faults.etcd.own_etcd import OwnEtcd
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.network.sockets import ends
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
@@ -53,7 +53,7 @@ class CoordinatorInjector:
         self._slowing: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Find or start the etcd; three members where a leader is to be killed."""
         if not site.run:
             raise ScenarioError(
@@ -74,7 +74,7 @@ class CoordinatorInjector:
         self._pids = [process.pid for process in self._own.processes]
         return {ADDRESS: self._own.address}
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Do it. Raises ``ScenarioError`` for a job that uses another coordinator."""
         match strike.kind:
             case "coordinator-restart":
@@ -116,7 +116,7 @@ class CoordinatorInjector:
             raise MissedError("no member of etcd runs now")
         return found
 
-    def _check(self, site: Site) -> tuple[EtcdProcess, dict[bytes, int], int]:
+    def _check(self, site: JobAccess) -> tuple[EtcdProcess, dict[bytes, int], int]:
         """Return a member that answers, key → lease of all, and the revision."""
         for member in self._members():
             with contextlib.suppress(MissedError):
@@ -176,7 +176,7 @@ class CoordinatorInjector:
 
         return undo if strike.lasts_s else None
 
-    def _revoke(self, strike: Strike, victim: Victim, site: Site) -> None:
+    def _revoke(self, strike: Strike, victim: Victim, site: JobAccess) -> None:
         """Revoke the lease of a node's agent; of any, where the coordinator itself is hit."""
         member, entries, _ = self._check(site)
         ending = node_key(site.run, victim.node).encode() if victim.node else b""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, get_args
 
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.network.kept_up import KeptUp
 from holdfast.tools.chaos.faults.network.sockets import End, drop, ends, hear, pairs, reset
 from holdfast.tools.chaos.faults.preloaded.preload import CUT, DELAY, Preload
@@ -51,7 +51,7 @@ class NetworkInjector:
     def __init__(self) -> None:
         self._cuts: list[_Cut] = []
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Compile what is put before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.kind == "network-loss" and not 0 < (strike.amount or _LOSS) <= 1:
@@ -63,14 +63,14 @@ class NetworkInjector:
         self._preload = Preload(site)
         return self._preload.environment
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Do it now."""
         try:
             return self._strike(strike, victim, site)
         except PermissionError as error:
             raise ScenarioError(f"{victim.name}: {error.strerror}; {_REMEDY}") from error
 
-    def _strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def _strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         if not victim.pids:
             raise MissedError(f"{victim.name}: it has no process")
         if strike.kind == "network-delay":
@@ -96,7 +96,7 @@ class NetworkInjector:
 class _Cut:
     """A cut that is in force until its end: for new connections and new processes too."""
 
-    def __init__(self, strike: Strike, victim: Victim, site: Site, preload: Preload) -> None:
+    def __init__(self, strike: Strike, victim: Victim, site: JobAccess, preload: Preload) -> None:
         self._sides, self._victim, self._site = _SIDES[strike.kind], victim, site
         self._preload = preload
         self._share = 1.0
@@ -148,13 +148,13 @@ class _Cut:
             take_back()
 
 
-def _reset(victim: Victim, site: Site) -> None:
+def _reset(victim: Victim, site: JobAccess) -> None:
     crossing = pairs(ends(victim.pids), ends(_everybody(site) - set(victim.pids)))
     if not sum(reset(near) for near, _ in crossing):
         raise MissedError(f"{victim.name}: it has no connection to another")
 
 
-def _half_open(victim: Victim, site: Site) -> None:
+def _half_open(victim: Victim, site: JobAccess) -> None:
     """End the victim's side; the other hears nothing of it until it sends something."""
     crossing = pairs(ends(victim.pids), ends(_everybody(site) - set(victim.pids)))
     known = [(near, far) for near, far in crossing if far]
@@ -166,20 +166,20 @@ def _half_open(victim: Victim, site: Site) -> None:
         hear(far)
 
 
-def _other(strike: Strike, victim: Victim, site: Site) -> Victim:
+def _other(strike: Strike, victim: Victim, site: JobAccess) -> Victim:
     others = [each for each in site.victims("node") if each.name != victim.name]
     if not others:
         raise MissedError(f"{victim.name}: there is no other node")
     return others[int(strike.pick * len(others)) % len(others)]
 
 
-def _now(victim: Victim, site: Site) -> set[int]:
+def _now(victim: Victim, site: JobAccess) -> set[int]:
     """Return a victim's processes, those that were started since among them."""
     same = (each for each in site.victims(victim.part) if each.name == victim.name)
     return {*victim.pids, *(pid for each in same for pid in each.pids)}
 
 
-def _everybody(site: Site) -> set[int]:
+def _everybody(site: JobAccess) -> set[int]:
     """Return the processes of the job and this one, which may be its launcher."""
     parts: Iterable[Part] = get_args(Part)
     return {os.getpid(), *(pid for p in parts for each in site.victims(p) for pid in each.pids)}

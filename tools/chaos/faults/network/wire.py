@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.network.kept_up import KeptUp
 from holdfast.tools.chaos.faults.network.sockets import ends
 from holdfast.tools.chaos.faults.preloaded.preload import FLIP, Preload
@@ -38,7 +38,7 @@ class WireInjector:
         self._flips: list[_Flips] = []
         self._told: Path | None = None
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Compile what is put before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.amount is not None and strike.amount < 1:
@@ -49,7 +49,7 @@ class WireInjector:
         self._preload, self._told = Preload(site), site.folder / TOLD
         return self._preload.environment
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Begin now. Raises ``MissedError`` where there is no other node."""
         if not any(each.node != victim.node for each in site.victims("sidecar")):
             raise MissedError(f"{victim.name}: there is no sidecar of another node")
@@ -69,7 +69,7 @@ class WireInjector:
 class _Flips:
     """Flips that go on until their end, on new connections and of new processes too."""
 
-    def __init__(self, strike: Strike, victim: Victim, site: Site, preload: Preload) -> None:
+    def __init__(self, strike: Strike, victim: Victim, site: JobAccess, preload: Preload) -> None:
         self._victim, self._site, self._preload = victim, site, preload
         self._every_bytes = _EVERY_BYTES if strike.amount is None else strike.amount
         drawn = random.Random(strike.pick)
@@ -108,7 +108,7 @@ class _Flips:
         return self._preload.add(FLIP, pids, ports=ports, every_bytes=every, seed=seed)
 
 
-def _by_node(site: Site, part: Part) -> dict[str, Sequence[int]]:
+def _by_node(site: JobAccess, part: Part) -> dict[str, Sequence[int]]:
     return {each.node: each.pids for each in site.victims(part)}
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.preloaded.preload import CLOCK, Preload
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -24,12 +24,12 @@ KINDS: Final = frozenset({"clock-jump", "clock-skew"})
 class ClockInjector:
     """Sets the wall clock that processes see."""
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Compile what is put before the C library. Raises ``ScenarioError``."""
         self._preload = Preload(site)
         return self._preload.environment
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Put the rule in force."""
         if not victim.pids:
             raise MissedError(f"{victim.name}: it has no process")

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.tools.chaos.faults.injector import MissedError, Site, Undo, Victim
+from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.preloaded.preload import (
     FAIL,
     GROW,
@@ -40,7 +40,7 @@ KINDS: Final = frozenset({*_FAILING, "disk-slow", "disk-torn"})
 class DiskInjector:
     """Has calls of the C library fail, or take long."""
 
-    def prepare(self, site: Site, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
+    def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Compile what is put before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.kind == "disk-torn" and not 0 <= (strike.amount or 0) < 1:
@@ -51,7 +51,7 @@ class DiskInjector:
         self._preload = Preload(site)
         return self._preload.environment
 
-    def strike(self, strike: Strike, victim: Victim, site: Site) -> Undo | None:
+    def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Put the rule in force."""
         if not victim.pids:
             raise MissedError(f"{victim.name}: it has no process")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.tools.chaos.faults.environment import before
-from holdfast.tools.chaos.faults.injector import Site
+from holdfast.tools.chaos.faults.injector import JobAccess
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
 RULES: Final = "HOLDFAST_CHAOS_RULES"
@@ -62,7 +62,7 @@ _LOCK: Final = threading.Lock()
 class Preload:
     """The library and the rules of one run, below its folder."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: JobAccess) -> None:
         """Compile, unless another family of faults did. Raises ``ScenarioError``."""
         folder = site.folder / "preload"
         folder.mkdir(parents=True, exist_ok=True)

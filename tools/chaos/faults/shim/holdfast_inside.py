@@ -57,8 +57,8 @@ def start() -> None:
         return  # the run's folder is gone: nobody will order anything
     _fifos.append(fifo)
     threading.Thread(target=_listen, args=(fifo,), name="holdfast-chaos", daemon=True).start()
-    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    if not any(isinstance(finder, _ImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportHook())
         os.register_at_fork(after_in_child=_forked)
 
 
@@ -210,7 +210,7 @@ def _corrupt_gradients(optimizer: Any, bits: int, source: random.Random) -> None
         gradient.detach()[at] = flipped.view(gradient.dtype)[0].to(gradient.device)
 
 
-class _Watch(importlib.abc.MetaPathFinder):
+class _ImportHook(importlib.abc.MetaPathFinder):
     """Puts the hook where optimizers are imported; finds nothing itself."""
 
     def find_spec(

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
-from holdfast.ckpt.sidecar.core.book import Book, Commit, Instruction, Phase, Release, Snapshot
+from holdfast.ckpt.sidecar.core.book import (
+    Book,
+    CommitSnapshot,
+    Instruction,
+    Release,
+    Snapshot,
+    SnapshotPhase,
+)
 from holdfast.ckpt.testing.blocks import make_world
 
 
@@ -70,7 +77,7 @@ class Group:
 
     def perform(self, node: Node, instructions: list[Instruction]) -> None:
         for each in instructions:
-            if isinstance(each, Commit):
+            if isinstance(each, CommitSnapshot):
                 self.send_pieces(node, each.snapshot)
             elif isinstance(each, Release):
                 node.blocks = {b for b in node.blocks if b.step != each.key[1]}
@@ -102,7 +109,7 @@ class Group:
         if holder.book.is_gone(key) or key not in owner.book.snapshots:
             return
         snapshot = holder.book.snapshots.get(key)
-        if snapshot is None or snapshot.phase is Phase.SEALING:
+        if snapshot is None or snapshot.phase is SnapshotPhase.SEALING:
             self.network.append(lambda: self.piece(holder, parity, owner, columns))
             return
         place = (parity.step, parity.stripe, parity.row)
@@ -118,7 +125,7 @@ class Group:
             self.network.pop(self.rng.randrange(len(self.network)))()
 
     def check_protection(self) -> None:
-        believed = max(node.book.newest(Phase.PROTECTED) for node in self.nodes.values())
+        believed = max(node.book.newest(SnapshotPhase.PROTECTED) for node in self.nodes.values())
         if believed < 0:
             return
         for lost in combinations(self.nodes, self.world.parity):
@@ -159,5 +166,7 @@ def test_what_is_believed_protected_survives_any_m_losses(
         group.deliver()
     group.check_protection()
     for node in group.nodes.values():
-        assert node.book.newest(Phase.PROTECTED) == max(group.steps) or max(group.steps) == 0
+        assert (
+            node.book.newest(SnapshotPhase.PROTECTED) == max(group.steps) or max(group.steps) == 0
+        )
         assert len(node.book.snapshots) <= keep

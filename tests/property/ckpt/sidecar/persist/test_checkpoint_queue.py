@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ckpt.sidecar.persist.queue import Begin, Complete, Decision, Queue, Skip
+from holdfast.ckpt.sidecar.persist.queue import BeginWriting, Complete, Decision, Queue, Skip
 
 RANKS = 2
 EVENTS = st.lists(
@@ -41,7 +41,7 @@ def test_one_is_written_one_waits_and_none_is_forgotten(events: list[tuple[objec
             ended.add(key)
         for decision in apply(queue, event):
             match decision:
-                case Begin(key=which):
+                case BeginWriting(key=which):
                     begun.append(which)
                 case Skip(key=which, newer=newer):
                     assert newer > which
@@ -61,11 +61,11 @@ def test_one_is_written_one_waits_and_none_is_forgotten(events: list[tuple[objec
 
 def test_the_newest_waits_and_begins_when_the_one_before_has_ended() -> None:
     queue = Queue()
-    assert queue.due((1, 10), ranks=1) == [Begin(key=(1, 10))]
+    assert queue.due((1, 10), ranks=1) == [BeginWriting(key=(1, 10))]
     assert queue.due((1, 20), ranks=1) == []
     assert queue.due((1, 30), ranks=1) == [Skip(key=(1, 20), newer=(1, 30))]
     assert queue.receive((1, 10), 0, "a") == [Complete(key=(1, 10), receipts=("a",))]
-    assert queue.end((1, 10)) == [Begin(key=(1, 30))]
+    assert queue.end((1, 10)) == [BeginWriting(key=(1, 30))]
     assert queue.end((1, 10)) == []
     assert queue.due((1, 10), ranks=1) == []
 
@@ -73,4 +73,4 @@ def test_the_newest_waits_and_begins_when_the_one_before_has_ended() -> None:
 def test_packs_that_are_there_already_count() -> None:
     queue = Queue()
     decisions = queue.due((1, 10), ranks=2, receipts={1: "b", 0: "a"})
-    assert decisions == [Begin(key=(1, 10)), Complete(key=(1, 10), receipts=("a", "b"))]
+    assert decisions == [BeginWriting(key=(1, 10)), Complete(key=(1, 10), receipts=("a", "b"))]

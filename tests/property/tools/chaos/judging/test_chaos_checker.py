@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tools.chaos.judging.checker import CHECKS, Promises, Verdict, check
+from holdfast.tools.chaos.judging.checker import CHECKS, HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import of_events
 from holdfast.tools.chaos.judging.record import History
 
@@ -59,7 +59,9 @@ def job(seed: int, *, faults: int, resize: bool = True) -> list[Event]:
     return events
 
 
-def judged(events: list[Event], *, against: list[Event] | None = None, **more: Any) -> Verdict:
+def judged(
+    events: list[Event], *, against: list[Event] | None = None, **more: Any
+) -> HistoryVerdict:
     reference = None if against is None else of_events(against)
     return check(of_events(events), reference=reference, promises=Promises(**more))
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.ckpt.errors import FencedError, PeerError
 from holdfast.ckpt.memory.records import SidecarPeer
 from holdfast.ckpt.sidecar.core import links
-from holdfast.ckpt.sidecar.core.links import Link
+from holdfast.ckpt.sidecar.core.links import PeerQueue
 from holdfast.ckpt.transport import Client, RunKey
 
 KEY = RunKey.new()
@@ -22,12 +22,12 @@ def _wait(event: threading.Event) -> None:
 
 
 @pytest.fixture
-def open_link() -> Iterator[Callable[..., Link]]:
-    made: list[Link] = []
+def open_link() -> Iterator[Callable[..., PeerQueue]]:
+    made: list[PeerQueue] = []
 
-    def make(lanes: int = 1) -> Link:
+    def make(lanes: int = 1) -> PeerQueue:
         peer = SidecarPeer(node="b", address="tcp://127.0.0.1:1")
-        made.append(Link(peer, KEY, purpose="test", lanes=lanes))
+        made.append(PeerQueue(peer, KEY, purpose="test", lanes=lanes))
         return made[-1]
 
     yield make
@@ -35,7 +35,7 @@ def open_link() -> Iterator[Callable[..., Link]]:
         link.close()
 
 
-def test_jobs_are_done_in_order(open_link: Callable[..., Link]) -> None:
+def test_jobs_are_done_in_order(open_link: Callable[..., PeerQueue]) -> None:
     link, done, end = open_link(), list[int](), threading.Event()
     for number in range(50):
         link.put(lambda _client, n=number: done.append(n))
@@ -45,7 +45,7 @@ def test_jobs_are_done_in_order(open_link: Callable[..., Link]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "NotFoundError", "CorruptError"])
-def test_what_passes_is_repeated(open_link: Callable[..., Link], kind: str) -> None:
+def test_what_passes_is_repeated(open_link: Callable[..., PeerQueue], kind: str) -> None:
     link, tries, end = open_link(), list[int](), threading.Event()
 
     def fail_twice(_client: Client) -> None:
@@ -62,7 +62,9 @@ def test_what_passes_is_repeated(open_link: Callable[..., Link], kind: str) -> N
 @pytest.mark.parametrize(
     "error", [PeerError("no", kind="MismatchError"), FencedError("over")], ids=["refused", "fenced"]
 )
-def test_what_does_not_pass_is_done_with(open_link: Callable[..., Link], error: Exception) -> None:
+def test_what_does_not_pass_is_done_with(
+    open_link: Callable[..., PeerQueue], error: Exception
+) -> None:
     link, tries, end = open_link(), list[int](), threading.Event()
 
     def refuse(_client: Client) -> None:
@@ -75,7 +77,7 @@ def test_what_does_not_pass_is_done_with(open_link: Callable[..., Link], error: 
     assert len(tries) == 1
 
 
-def test_what_is_superseded_is_not_sent(open_link: Callable[..., Link]) -> None:
+def test_what_is_superseded_is_not_sent(open_link: Callable[..., PeerQueue]) -> None:
     link, gate, end = open_link(), threading.Event(), threading.Event()
     wanted, sent = [True], list[str]()
     link.put(lambda _client: _wait(gate))
@@ -88,7 +90,7 @@ def test_what_is_superseded_is_not_sent(open_link: Callable[..., Link]) -> None:
 
 
 def test_a_job_that_is_superseded_while_it_is_repeated_ends(
-    open_link: Callable[..., Link],
+    open_link: Callable[..., PeerQueue],
 ) -> None:
     link, end, wanted = open_link(), threading.Event(), [True]
 
@@ -106,7 +108,7 @@ def test_a_job_that_is_superseded_while_it_is_repeated_ends(
 
 
 def test_the_queue_is_bounded(
-    open_link: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    open_link: Callable[..., PeerQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "MAX_JOBS", 10)
     link, gate, end, done = open_link(), threading.Event(), threading.Event(), list[int]()
@@ -128,7 +130,7 @@ def test_the_queue_is_bounded(
     assert link.status()["dropped"]
 
 
-def test_lanes_work_side_by_side(open_link: Callable[..., Link]) -> None:
+def test_lanes_work_side_by_side(open_link: Callable[..., PeerQueue]) -> None:
     link, meet = open_link(lanes=2), threading.Barrier(2, timeout=5)
     met = [threading.Event(), threading.Event()]
 
@@ -141,7 +143,7 @@ def test_lanes_work_side_by_side(open_link: Callable[..., Link]) -> None:
     assert all(each.wait(5) for each in met)
 
 
-def test_a_closed_link_drops_what_is_queued(open_link: Callable[..., Link]) -> None:
+def test_a_closed_link_drops_what_is_queued(open_link: Callable[..., PeerQueue]) -> None:
     link, started, sent = open_link(), threading.Event(), list[int]()
 
     def hold(_client: Client) -> None:
@@ -159,7 +161,7 @@ def test_a_closed_link_drops_what_is_queued(open_link: Callable[..., Link]) -> N
 
 
 def test_a_job_that_fails_by_itself_does_not_end_the_queue(
-    open_link: Callable[..., Link],
+    open_link: Callable[..., PeerQueue],
 ) -> None:
     link, end = open_link(), threading.Event()
 

@@ -12,9 +12,9 @@ from holdfast.ckpt.sidecar.core.book import (
     SLOTS,
     Book,
     Instruction,
-    Phase,
     Release,
     SlotEvent,
+    SnapshotPhase,
     move_slot,
 )
 from holdfast.ckpt.testing.blocks import make_world
@@ -67,7 +67,7 @@ def test_a_snapshot_commits_with_the_last_rank_and_is_protected_with_the_last_ro
     assert told(book.seal(entry(1, 1))) == [("Commit", 1)]
     assert book.seal_row((1, 1), (0, 0)) == []
     assert told(book.seal_row((1, 1), (1, 0))) == [("Protect", 1)]
-    assert book.newest(Phase.PROTECTED) == 1
+    assert book.newest(SnapshotPhase.PROTECTED) == 1
 
 
 def test_rows_that_are_heard_of_before_the_seals_count_too() -> None:
@@ -123,7 +123,7 @@ def test_after_an_inventory_nothing_of_the_generation_is_taken_in() -> None:
         with pytest.raises(FencedError, match="inventory"):
             late()
     assert list(book.snapshots) == [(1, 1), (1, 2)]
-    assert book.newest(Phase.PROTECTED) == 1
+    assert book.newest(SnapshotPhase.PROTECTED) == 1
     book.adopt(make_world(NODES, parity=1, keep=1, generation=2), point(1))
     assert not book.is_closed
 

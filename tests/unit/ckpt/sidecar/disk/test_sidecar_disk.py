@@ -15,7 +15,7 @@ from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.memory.target import DiskTarget
-from holdfast.ckpt.sidecar.disk.directory import Held, SpillDirectory
+from holdfast.ckpt.sidecar.disk.directory import SpillDirectory, SpilledHoldings
 from holdfast.ckpt.testing.blocks import write_block
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.tracked.spilled import Choice, choose
@@ -192,7 +192,7 @@ def test_rows_that_are_released_while_they_are_spilled_keep_their_bytes(
     hold, spilling = threading.Event(), threading.Event()
     write = SpillDirectory.write
 
-    def slow(self: SpillDirectory, held: Held, **options: Any) -> Any:
+    def slow(self: SpillDirectory, held: SpilledHoldings, **options: Any) -> Any:
         spilling.set()
         assert hold.wait(20)
         return write(self, held, **options)

@@ -16,7 +16,7 @@ from holdfast.ckpt.memory.block import block_bytes
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SnapshotWorld, ancestor
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import RowFile
-from holdfast.ckpt.sidecar.disk.directory import KEEP, Held, SpillDirectory
+from holdfast.ckpt.sidecar.disk.directory import KEEP, SpillDirectory, SpilledHoldings
 from holdfast.ckpt.testing.blocks import make_index, make_world, random_payload
 
 RANKS, NBYTES = 2, 3001
@@ -45,14 +45,14 @@ def blocks_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> Blocks:
     return made
 
 
-def held_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> Held:
+def held_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> SpilledHoldings:
     blocks = blocks_of(arena, step, nbytes=nbytes)
     row = random_payload(nbytes, seed=(step, 100))
     rows = [
         ParityEntry(generation=1, step=step, stripe=0, row=0, nbytes=nbytes, crc32c=crc32c(row)),
         ParityEntry(generation=1, step=step, stripe=1, row=0, nbytes=0, crc32c=0),
     ]
-    return Held(
+    return SpilledHoldings(
         world=world_of(),
         step=step,
         blocks=blocks,

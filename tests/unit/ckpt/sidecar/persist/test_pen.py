@@ -12,7 +12,7 @@ from holdfast.ckpt.errors import CorruptError, GivenUpError, StoreError
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.priority import NICE
 from holdfast.ckpt.sidecar.persist import paced_writer
-from holdfast.ckpt.sidecar.persist.paced_writer import Pen
+from holdfast.ckpt.sidecar.persist.paced_writer import PacedWriter
 
 
 class Flaky:
@@ -41,27 +41,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_fails_is_tried_again_and_told() -> None:
     flaky = Flaky(3)
     target = CheckpointTarget(root="x", retries=3)
-    assert Pen().persevere(flaky.work, target, failed=flaky.failed) == "done"
+    assert PacedWriter().persevere(flaky.work, target, failed=flaky.failed) == "done"
     assert flaky.told == [1, 2, 3]
 
 
 def test_the_last_failure_is_raised() -> None:
     flaky = Flaky(4)
     with pytest.raises(StoreError, match="full"):
-        Pen().persevere(flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed)
+        PacedWriter().persevere(
+            flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed
+        )
     assert flaky.told == [1, 2, 3]
 
 
 def test_damage_is_not_tried_again() -> None:
     flaky = Flaky(1, CorruptError("flipped"))
     with pytest.raises(CorruptError):
-        Pen().persevere(flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed)
+        PacedWriter().persevere(
+            flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed
+        )
     assert flaky.told == []
 
 
 def test_closing_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced_writer, "BACKOFF_S", (60.0, 60.0))
-    writer, flaky = Pen(), Flaky(1)
+    writer, flaky = PacedWriter(), Flaky(1)
     threading.Timer(0.05, writer.close).start()
     with pytest.raises(GivenUpError):
         writer.persevere(flaky.work, CheckpointTarget(root="x", retries=1), failed=flaky.failed)
@@ -70,7 +74,7 @@ def test_closing_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pace_is_kept() -> None:
-    writer = Pen()
+    writer = PacedWriter()
     began_s = time.monotonic()
     for _ in range(20):
         writer.pace(10_000, bytes_per_s=1_000_000)
@@ -78,7 +82,7 @@ def test_the_pace_is_kept() -> None:
 
 
 def test_only_the_writing_thread_yields() -> None:
-    writer, found = Pen(), []
+    writer, found = PacedWriter(), []
 
     def work() -> None:
         writer.yield_to_others()

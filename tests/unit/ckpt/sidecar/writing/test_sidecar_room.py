@@ -22,7 +22,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.book import Book, Release
 from holdfast.ckpt.sidecar.core.slots import fits
-from holdfast.ckpt.sidecar.writing.room import Fit, Mode, fit
+from holdfast.ckpt.sidecar.writing.room import Fit, InFlightMode, fit
 from holdfast.ckpt.testing.blocks import (
     INDEX_ROOM_BYTES,
     make_block,
@@ -72,9 +72,9 @@ def test_the_larger_mode_that_fits_is_taken() -> None:
     full = memory_need(world, lengths, node="a", slots_per_rank=2 + FULL_IN_FLIGHT)
     small = memory_need(world, lengths, node="a", slots_per_rank=2 + SMALL_IN_FLIGHT)
     for room_bytes, wanted in (
-        (full.total, Fit(mode=Mode.FULL, need=full)),
-        (full.total - 1, Fit(mode=Mode.SMALL, need=small)),
-        (small.total, Fit(mode=Mode.SMALL, need=small)),
+        (full.total, Fit(mode=InFlightMode.FULL, need=full)),
+        (full.total - 1, Fit(mode=InFlightMode.SMALL, need=small)),
+        (small.total, Fit(mode=InFlightMode.SMALL, need=small)),
         (small.total - 1, small),
     ):
         assert fit(world, lengths, node="a", room_bytes=room_bytes) == wanted

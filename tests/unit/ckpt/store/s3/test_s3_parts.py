@@ -10,8 +10,8 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from holdfast.ckpt.errors import NotFoundError, StoreError
-from holdfast.ckpt.store.s3.calls import Connection, Deadline
-from holdfast.ckpt.store.s3.config import S3Config, Timing
+from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
+from holdfast.ckpt.store.s3.config import S3Config, S3Timing
 from holdfast.ckpt.store.s3.errors import is_missing, is_transient, refusal
 from holdfast.ckpt.store.s3.store import S3Store
 from holdfast.ckpt.store.s3.upload import _pieces
@@ -112,8 +112,8 @@ class Clock:
         self.pauses.append(pause_s)
         self.now_s += pause_s
 
-    def timing(self) -> Timing:
-        return Timing(
+    def timing(self) -> S3Timing:
+        return S3Timing(
             now=lambda: self.now_s,
             sleep=self.sleep,
             between=lambda low, high: low + self.chance * (high - low),
@@ -133,7 +133,7 @@ class Clock:
 
 def test_pauses_double_up_to_a_limit_and_are_drawn_from_zero() -> None:
     clock = Clock()
-    connection = Connection(config(pause_s=0.5, longest_pause_s=4.0), clock.timing())
+    connection = S3Connection(config(pause_s=0.5, longest_pause_s=4.0), clock.timing())
     request = clock.failing(6, refused(503, "SlowDown"))
     assert connection.send(request, where="s3://b/k", doing="read it") == "done"
     assert clock.pauses == [1.0, 2.0, 4.0, 4.0, 4.0, 4.0]
@@ -145,7 +145,7 @@ def test_pauses_double_up_to_a_limit_and_are_drawn_from_zero() -> None:
 @pytest.mark.parametrize("each_s", [0.0, 1.0, 20.0])
 def test_no_attempt_begins_that_could_outlast_the_deadline(each_s: float) -> None:
     clock = Clock(each_s)
-    connection = Connection(config(stall_s=20.0, deadline_s=100.0), clock.timing())
+    connection = S3Connection(config(stall_s=20.0, deadline_s=100.0), clock.timing())
     with pytest.raises(StoreError, match=r"s3://b/k: cannot read it: tried \d+ times in") as caught:
         connection.send(clock.failing(10**9, refused(503)), where="s3://b/k", doing="read it")
     assert 60.0 < clock.now_s - 100.0 <= 100.0
@@ -154,7 +154,7 @@ def test_no_attempt_begins_that_could_outlast_the_deadline(each_s: float) -> Non
 
 def test_what_will_not_pass_is_reported_at_once() -> None:
     clock = Clock()
-    connection = Connection(config(), clock.timing())
+    connection = S3Connection(config(), clock.timing())
     with pytest.raises(StoreError, match="AccessDenied"):
         connection.send(
             clock.failing(1, refused(403, "AccessDenied")), where="s3://b/k", doing="read it"
@@ -163,7 +163,7 @@ def test_what_will_not_pass_is_reported_at_once() -> None:
 
 
 def test_when_one_of_several_fails_the_others_have_ended() -> None:
-    connection, ended = Connection(config(threads=4)), list[int]()
+    connection, ended = S3Connection(config(threads=4)), list[int]()
 
     def action(number: int) -> Callable[[], int]:
         def run() -> int:

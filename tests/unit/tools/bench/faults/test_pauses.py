@@ -11,14 +11,14 @@ from rich.console import Console
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.faults import goodput, mttr, pauses, peers
-from holdfast.tools.bench.faults.recoveries import Recovery
-from holdfast.tools.bench.samples import Figure, Setup
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery
+from holdfast.tools.bench.samples import BenchSetup, Figure
 from holdfast.tools.bench.tempo import Tempo
 
 
-def recovery(pause_s: float, *, lost: int = 0) -> Recovery:
+def recovery(pause_s: float, *, lost: int = 0) -> MeasuredRecovery:
     ends = {"detected": 0.1, "proposed": 0.2, "reformed": 0.3, "restored": 0.4, "begun": pause_s}
-    return Recovery(
+    return MeasuredRecovery(
         began_s=0.0,
         ends_s=ends,
         step_s=pause_s + 1,
@@ -77,7 +77,7 @@ def test_a_job_that_does_not_survive_is_told_with_what_it_survived(tmp_path: Pat
         yield recovery(2.0), FakeJob()
         raise PeerError("the job ended with 1")
 
-    setup = Setup(size_bytes=1, repeat=1, directory=tmp_path, lap=lambda: None)
+    setup = BenchSetup(size_bytes=1, repeat=1, directory=tmp_path, lap=lambda: None)
     versus = pauses.figures("mttr", mttr.KILL, [recovery(0.5)], step_s=0.4)[0]
     with Tempo(setup, total=5) as tempo:
         found = by_name(mttr._under(mttr.TORCHRUN, way, faults=5, tempo=tempo, versus=versus))
@@ -138,7 +138,7 @@ def test_the_time_between_first_and_last_step_is_in_one_class_each() -> None:
 
 def test_the_rounds_of_a_section_are_shared_out_and_all_told_in_the_end(tmp_path: Path) -> None:
     laps: list[str] = []
-    setup = Setup(size_bytes=1, repeat=2, directory=tmp_path, lap=lambda: laps.append("lap"))
+    setup = BenchSetup(size_bytes=1, repeat=2, directory=tmp_path, lap=lambda: laps.append("lap"))
     with Tempo(setup, total=6) as tempo:
         for _ in range(4):
             tempo.beat()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.tools.chaos.judging.checker import Verdict, Violation
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Violation
 from holdfast.tools.chaos.judging.result import RESULT, Result, ResultError, Struck, load, save
 
 FOUND = Result(
@@ -16,7 +16,7 @@ FOUND = Result(
     only=(0, 3),
     held=False,
     seconds=12.5,
-    verdict=Verdict(
+    verdict=HistoryVerdict(
         attempts=2,
         steps=20,
         executed=22,

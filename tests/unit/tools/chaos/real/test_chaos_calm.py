@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.real import undisturbed, world
-from holdfast.tools.chaos.real.jobs import Ending, Place
+from holdfast.tools.chaos.real.jobs import Ending, JobFolders
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import Workload, parse
 
@@ -23,7 +23,7 @@ class Imagined:
     mark, run, coordinator = "no-process-has-this", "", ""
     nodes: tuple[str, ...] = ()
 
-    def __init__(self, workload: Workload, place: Place, *, source: Path) -> None:
+    def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         RUNS.append(workload.coordinator)
         self.folder, self._work = place.folder, place.work
 

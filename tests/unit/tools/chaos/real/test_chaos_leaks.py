@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.ckpt.checkpoints.catalog import step_folder
-from holdfast.ckpt.checkpoints.unreferenced import Kind, Unreferenced
+from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKind
 from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.membership.view import generation_key, node_key
-from holdfast.tools.chaos.real.jobs import Place, words
+from holdfast.tools.chaos.real.jobs import JobFolders, words
 from holdfast.tools.chaos.real.keys import keys_of, left_keys
 from holdfast.tools.chaos.real.objects import Objects, is_leak, places_named
 from holdfast.tools.chaos.scenarios.scenario import Workload
@@ -64,7 +64,7 @@ def test_places_are_found_in_the_words_of_a_job(tmp_path: Path) -> None:
         env={"ROOT": "file:///data/run"},
         settings={"checkpoint": "s3://bucket/other", "every": 5, "more": ["/data/third"]},
     )
-    place = Place.made(tmp_path, history="history", work="work")
+    place = JobFolders.made(tmp_path, history="history", work="work")
     named = places_named(words(load, place, source=tmp_path))
     assert named[1:] == [
         f"{place.work}/saved",
@@ -78,22 +78,22 @@ def test_places_are_found_in_the_words_of_a_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "ended_well", "hurt", "leak"),
     [
-        (Kind.FILE, True, True, True),
-        (Kind.FILE, False, True, True),
-        (Kind.SAVE, True, True, True),
-        (Kind.SAVE, False, True, False),
-        (Kind.ABANDONED, True, True, True),
-        (Kind.BEGUN, True, False, True),
-        (Kind.BEGUN, True, True, False),
+        (UnreferencedKind.FILE, True, True, True),
+        (UnreferencedKind.FILE, False, True, True),
+        (UnreferencedKind.SAVE, True, True, True),
+        (UnreferencedKind.SAVE, False, True, False),
+        (UnreferencedKind.ABANDONED, True, True, True),
+        (UnreferencedKind.BEGUN, True, False, True),
+        (UnreferencedKind.BEGUN, True, True, False),
     ],
 )
 def test_what_may_be_left_depends_on_how_a_job_ended(
-    kind: Kind, ended_well: bool, hurt: bool, leak: bool
+    kind: UnreferencedKind, ended_well: bool, hurt: bool, leak: bool
 ) -> None:
     each = Unreferenced(where="x", step=5, kind=kind)
     assert is_leak(each, ended_well=ended_well, hurt=hurt, not_saved=set()) is leak
     told = is_leak(each, ended_well=ended_well, hurt=hurt, not_saved={5})
-    assert told is (kind is Kind.FILE)
+    assert told is (kind is UnreferencedKind.FILE)
 
 
 def test_what_lies_among_the_checkpoints_of_a_job_is_told_unless_it_was_there(

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.real.due import Due
-from holdfast.tools.chaos.real.seen import Seen
+from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.targets import choose, part_of
-from holdfast.tools.chaos.scenarios.scenario import Target, When
+from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 WORKERS = [
@@ -23,8 +23,8 @@ WORKERS = [
 NODES = [Victim(name=f"node {name}", part="node", pids=(9,), node=name) for name in "abc"]
 
 
-def seen(*events: dict[str, Any]) -> Seen:
-    found = Seen()
+def seen(*events: dict[str, Any]) -> JobProgress:
+    found = JobProgress()
     found.take(events)
     return found
 
@@ -46,10 +46,10 @@ FIRST = When(step=1)
 
 def strike(when: When = FIRST, *, number: int = 0, pick: float = 0.0, **told: Any) -> Strike:
     kind = told.pop("kind", "kill")
-    return Strike(number=number, kind=kind, target=Target(**told), when=when, pick=pick)
+    return Strike(number=number, kind=kind, target=StrikeTarget(**told), when=when, pick=pick)
 
 
-def names(found: Strike, among: list[Victim], knowing: Seen | None = None) -> list[str]:
+def names(found: Strike, among: list[Victim], knowing: JobProgress | None = None) -> list[str]:
     knowing = knowing or seen(PROPOSED)
     return [each.name for each in choose(found, among, workers=WORKERS, seen=knowing)]
 

@@ -12,13 +12,13 @@ from synthetic_run import BEGIN
 from holdfast.tools.chaos.judging.checker import check
 from holdfast.tools.chaos.judging.history import of_events
 from holdfast.tools.chaos.judging.result import Result, Struck
-from holdfast.tools.chaos.report.run import Run, judged
+from holdfast.tools.chaos.report.run import ReportedRun, judged
 from holdfast.tools.chaos.report.story import tell
 
 
 def run_of(
     events: Sequence[Mapping[str, Any]], *strikes: Struck, problems: tuple[str, ...] = ()
-) -> Run:
+) -> ReportedRun:
     history = of_events(events)
     verdict = check(history)
     result = Result(

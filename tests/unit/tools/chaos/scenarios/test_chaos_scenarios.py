@@ -12,12 +12,12 @@ import pytest
 from tree import ROOT
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.testing.shrinking import Asked, fewest
+from holdfast.elastic.testing.shrinking import FailureOracle, fewest
 from holdfast.tools.chaos.faults.injectors import INJECTORS, for_kinds
-from holdfast.tools.chaos.judging.checker import Verdict, Violation
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Violation
 from holdfast.tools.chaos.judging.result import Result, Struck
 from holdfast.tools.chaos.real.targets import part_of
-from holdfast.tools.chaos.runs import Runs
+from holdfast.tools.chaos.runs import ScenarioRuns
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
 from holdfast.tools.chaos.scenarios.library import find, ready
 from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
@@ -98,7 +98,7 @@ def test_a_scenario_that_cannot_be_is_a_usage_error(
     assert "a job without workload.nodes has only workers" in capsys.readouterr().err
 
 
-class Imagined(Runs):
+class Imagined(ScenarioRuns):
     """Runs that break when strikes 2 and 5 come together."""
 
     def _in_world(self, seed: int, only: Collection[int] | None, folder: Path) -> Result:
@@ -113,7 +113,7 @@ class Imagined(Runs):
             only=None if only is None else tuple(sorted(only)),
             held=not broken,
             seconds=0.0,
-            verdict=Verdict(
+            verdict=HistoryVerdict(
                 attempts=1,
                 steps=1,
                 executed=1,
@@ -173,7 +173,7 @@ def test_of_what_fails_together_none_can_be_left_out() -> None:
 
     assert fewest("abcdefgh", fails=fails) == ("b", "g")
     assert fewest("ab", fails=lambda letters: True) == ()
-    limited = Asked(fails, 3)
+    limited = FailureOracle(fails, 3)
     before = len(asked)
     fewest("abcdefgh", fails=limited)
     assert len(asked) == before + 3

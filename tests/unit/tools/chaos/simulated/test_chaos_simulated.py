@@ -19,7 +19,7 @@ from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, par
 from holdfast.tools.chaos.scenarios.strikes import draw
 from holdfast.tools.chaos.simulated import run
 from holdfast.tools.chaos.simulated.translate import KINDS, config_of
-from holdfast.tools.chaos.simulated.world import Simulated, simulate
+from holdfast.tools.chaos.simulated.world import SimulatedResult, simulate
 
 NODES = {"left": {"trainer": 1}, "middle": {"trainer": 1}, "right": {"trainer": 1}}
 
@@ -41,7 +41,7 @@ def fault(kind: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "when": {"s": 1.0}, **more}
 
 
-def simulated(wanted: Scenario, *, seed: int = 0) -> Simulated:
+def simulated(wanted: Scenario, *, seed: int = 0) -> SimulatedResult:
     return simulate(wanted, draw(wanted, seed=seed), seed=seed)
 
 

@@ -11,18 +11,18 @@ import pytest
 
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.faults import bits
-from holdfast.tools.chaos.soak.striking import Striker
+from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     ENDING,
     MOMENTS,
     NODES,
-    Fault,
-    Kind,
-    Setup,
+    SoakFault,
+    SoakFaultKind,
+    SoakSetup,
     Stroke,
     strokes,
 )
-from holdfast.tools.chaos.soak.watching import Seen, outcries
+from holdfast.tools.chaos.soak.watching import SoakEvents, outcries
 
 RANKS = sum(NODES.values())
 
@@ -31,19 +31,19 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"kind": kind, "rank": 0, "t": 0.0, "generation": 1, **fields}
 
 
-def drawn(seed: int, *, kinds: tuple[Kind, ...] = tuple(Kind)) -> list[Stroke]:
+def drawn(seed: int, *, kinds: tuple[SoakFaultKind, ...] = tuple(SoakFaultKind)) -> list[Stroke]:
     return list(islice(strokes(seed, pause_s=(1.0, 6.0), kinds=kinds), 300))
 
 
 def test_a_seed_is_the_same_harm_again() -> None:
     assert drawn(7) == drawn(7) != drawn(8)
-    assert Setup.drawn(7) == Setup.drawn(7)
-    assert {Setup.drawn(seed).parity for seed in range(2)} == {1, 2}
+    assert SoakSetup.drawn(7) == SoakSetup.drawn(7)
+    assert {SoakSetup.drawn(seed).parity for seed in range(2)} == {1, 2}
 
 
 def test_every_kind_comes_alone_in_pairs_and_during_recoveries() -> None:
     found = drawn(0)
-    assert {stroke.first.kind for stroke in found} == set(Kind)
+    assert {stroke.first.kind for stroke in found} == set(SoakFaultKind)
     during = [stroke for stroke in found if stroke.moment]
     assert {stroke.moment for stroke in during} == set(MOMENTS)
     assert {stroke.first.kind for stroke in during} == set(ENDING)
@@ -52,14 +52,14 @@ def test_every_kind_comes_alone_in_pairs_and_during_recoveries() -> None:
 
 
 def test_only_what_was_asked_for_is_done() -> None:
-    kinds = (Kind.FLIP_SLOT, Kind.STOP_WORKER)
+    kinds = (SoakFaultKind.FLIP_SLOT, SoakFaultKind.STOP_WORKER)
     for stroke in drawn(0, kinds=kinds):
         assert {each.kind for each in (stroke.first, stroke.then) if each} <= set(kinds)
 
 
 def after(*harmed: str, parity: int, restored: int, durable: int = -1) -> list[str]:
     """What is wrong when a step was restored after nodes were harmed at protected step 90."""
-    seen = Seen(ranks=RANKS)
+    seen = SoakEvents(ranks=RANKS)
     events = [event("proposed", ranks=["trainer"] * RANKS)]
     events += [event("checkpoint_done", step=durable)] if durable >= 0 else []
     seen.take([*events, event("step", step=90), event("protected", step=90)])
@@ -83,7 +83,7 @@ def test_more_faults_may_cost_all_but_the_newest_checkpoint() -> None:
 
 
 def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all() -> None:
-    seen = Seen(ranks=RANKS)
+    seen = SoakEvents(ranks=RANKS)
     seen.take([event("proposed", ranks=["trainer"] * RANKS), event("step", step=10)])
     seen.expect({"a"}, parity=1)
     seen.take([event("protected", step=11)])
@@ -100,10 +100,10 @@ def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
 ) -> None:
     launcher = Mock(spec=Launcher, run="run-1")
     monkeypatch.setattr(bits, "arena_path", lambda run, node: tmp_path / run / node)
-    striker = Striker(launcher, tmp_path, fills=False)
+    striker = SoakStriker(launcher, tmp_path, fills=False)
     slot, row = (
-        Fault(kind=Kind.FLIP_SLOT, node="a", pick=0.5),
-        Fault(kind=Kind.FLIP_PARITY, node="a", pick=0.5),
+        SoakFault(kind=SoakFaultKind.FLIP_SLOT, node="a", pick=0.5),
+        SoakFault(kind=SoakFaultKind.FLIP_PARITY, node="a", pick=0.5),
     )
     path = tmp_path / "run-1" / "a" / "000001.slot"
     assert not striker.strike(slot)
@@ -112,7 +112,7 @@ def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
     assert striker.strike(slot) and not striker.strike(row)
     (byte,) = filter(None, path.read_bytes())
     assert byte.bit_count() == 1
-    assert striker.count == {Kind.FLIP_SLOT: 1}
+    assert striker.count == {SoakFaultKind.FLIP_SLOT: 1}
 
 
 def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None:

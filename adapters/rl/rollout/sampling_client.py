@@ -22,11 +22,11 @@ from holdfast.adapters.rl.server.messages import (
     EXCHANGE,
     Answer,
     AskDigest,
-    Exchange,
     ToldDigest,
-    Worker,
+    WorkerExchange,
+    WorkerIdentity,
 )
-from holdfast.adapters.rl.weights.places import Place
+from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.pull import Pulled, Reader, RefusedWeights, pull
 from holdfast.adapters.rl.weights.setup import require_same
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
@@ -34,7 +34,7 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.refresh import Replica
 from holdfast.ckpt.transport import Client, RunKey
 from holdfast.ckpt.types import Json
-from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import JobFailed
 from holdfast.elastic.membership.records import Roster
 
@@ -67,14 +67,14 @@ class Host(Protocol):
     def handed_over(self, *, generation: int, step: int) -> None:
         """Say that this worker has nothing any more that would be missed."""
 
-    def beat(self, *, step: int, phase: Phase) -> None:
+    def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """Show progress."""
 
     def emit(self, kind: str, **fields: Json) -> None:
         """Record an event."""
 
 
-class Work(Protocol):
+class SampledWork(Protocol):
     """What is sampled at the time, with the weights of one policy version: `Engine` and its like.
 
     ``pinned``: weights change only while nothing is at work. ``renewable``: newer ones may be
@@ -139,7 +139,7 @@ class _Link:
     client: Client
 
 
-class Claimant:
+class SamplingClient:
     """See the module's docstring; ``stopped`` tells when nothing is worth waiting for any more.
 
     ``names`` are the parameters that are pulled, ``frozen`` the digest of what else the policy has;
@@ -149,7 +149,7 @@ class Claimant:
     def __init__(
         self,
         host: Host,
-        engine: Work,
+        engine: SampledWork,
         names: Sequence[str],
         *,
         stopped: Callable[[], bool],
@@ -160,7 +160,7 @@ class Claimant:
         self._host, self._engine, self._stopped = host, engine, stopped
         self._names, self._frozen = names, frozen
         self._retained, self._most_tokens = retained, most_tokens
-        self._worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        self._worker = WorkerIdentity(seat=host.seat, incarnation=host.incarnation, node=host.node)
         self._log = TokenLog(self._client, self._worker.log)
         self._replica = Replica()
         self._refused = 0
@@ -236,7 +236,7 @@ class Claimant:
     def _introduce(self) -> None:
         """Be who the host says, whose log may have become another."""
         host = self._host
-        worker = Worker(seat=host.seat, incarnation=host.incarnation, node=host.node)
+        worker = WorkerIdentity(seat=host.seat, incarnation=host.incarnation, node=host.node)
         if worker != self._worker:
             self._worker, self._log = worker, TokenLog(self._client, worker.log)
 
@@ -263,7 +263,7 @@ class Claimant:
             self._obey(answer)
 
     def _call(self, **fields: Any) -> Answer | None:
-        """Hand in what the leader has yet to get, with more ``fields`` of `Exchange`.
+        """Hand in what the leader has yet to get, with more ``fields`` of `WorkerExchange`.
 
         None: it must be tried again.
         """
@@ -271,7 +271,7 @@ class Claimant:
         assert link is not None
         sent = sorted(self._unsent & self._held.keys())
         aside = sorted(self._aside_unsent & self._aside.keys())
-        exchange = Exchange(
+        exchange = WorkerExchange(
             worker=self._worker,
             generation=link.generation,
             finished=tuple(self._held[key] for key in sent),
@@ -279,7 +279,7 @@ class Claimant:
             set_aside=tuple(self._aside[key] for key in aside),
             **{"left": self._left, **fields},
         )
-        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        self._host.beat(step=self._ticks, phase=WorkerPhase.WAIT)
         try:
             body, _ = link.client.call(EXCHANGE, msgspec.to_builtins(exchange))
             answer = msgspec.convert(body, Answer)
@@ -307,7 +307,7 @@ class Claimant:
                 self._engine.drop(set(self._engine.progress()))
                 self._host.handed_over(generation=link.generation, step=self._ticks)
                 self._tell(0)
-        self._host.beat(step=self._ticks, phase=Phase.IDLE)
+        self._host.beat(step=self._ticks, phase=WorkerPhase.IDLE)
         time.sleep(RETRY_S)
 
     def _is_full(self) -> bool:
@@ -418,7 +418,7 @@ class Claimant:
             retained=self._retained,
         )
 
-    def _published(self, place: Place) -> str:
+    def _published(self, place: WeightsPlace) -> str:
         """Ask the leader for the digest of weights. Raises ``PeerError`` where it tells none."""
         link = self._link
         assert link is not None
@@ -493,7 +493,7 @@ class Claimant:
 
         Returns the newest one that is: if it is newer, the version is not coming any more.
         """
-        self._host.beat(step=self._ticks, phase=Phase.WAIT)
+        self._host.beat(step=self._ticks, phase=WorkerPhase.WAIT)
         try:
             reached = self._client().protected_step(
                 generation=generation, at_least=version, timeout_s=_AWAIT_VERSION_S

@@ -27,7 +27,7 @@ from holdfast.ckpt.geometry.layout import (
 from holdfast.ckpt.state import torch_dtypes
 
 
-class Part:
+class TensorShard:
     """This rank's box of a larger tensor that is no DTensor: a stack of experts, a hand-made shard.
 
     Stands anywhere in a state where a tensor may. ``tensor`` is the local one (any strides), which
@@ -42,7 +42,7 @@ class Part:
     def __init__(
         self, tensor: torch.Tensor, *, shape: Sequence[int], offset: Sequence[int]
     ) -> None:
-        _check_local("Part", tensor)
+        _check_local("TensorShard", tensor)
         self.tensor, self.shape, self.offset = tensor, tuple(shape), tuple(offset)
         if not len(self.shape) == len(self.offset) == tensor.ndim or any(
             o < 0 or o + n > s
@@ -57,7 +57,7 @@ class Part:
         return f"Part({list(self.tensor.shape)} at {list(self.offset)} of {list(self.shape)})"
 
 
-class FlatPart:
+class FlatShard:
     """This rank's contiguous range of a flattened tensor, as FSDP1 and ZeRO hold it.
 
     Stands anywhere in a state where a tensor may. ``tensor`` (1-D) has the elements from ``start``
@@ -70,7 +70,7 @@ class FlatPart:
     __slots__ = ("shape", "start", "tensor")
 
     def __init__(self, tensor: torch.Tensor, *, shape: Sequence[int], start: int) -> None:
-        _check_local("FlatPart", tensor)
+        _check_local("FlatShard", tensor)
         self.tensor, self.shape, self.start = tensor, tuple(shape), start
         if tensor.ndim != 1 or not 0 <= start <= prod(self.shape) - tensor.numel():
             raise StateError(
@@ -84,14 +84,14 @@ class FlatPart:
         return f"FlatPart({self.start} to {end} of {list(self.shape)})"
 
 
-Leaf: TypeAlias = torch.Tensor | Part | FlatPart
+Leaf: TypeAlias = torch.Tensor | TensorShard | FlatShard
 """What may stand for a tensor in a state."""
 
-LEAVES = (torch.Tensor, Part, FlatPart)
+LEAVES = (torch.Tensor, TensorShard, FlatShard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LocalBox:
     """A box that this rank holds, and the view of live memory (of the box's shape) it is in."""
 
     box: Box
@@ -111,25 +111,26 @@ def spec_of(fqn: str, leaf: Leaf) -> TensorSpec:
 
 def local_of(leaf: Leaf) -> torch.Tensor:
     """Return the tensor in this process's memory; shares version and memory."""
-    if isinstance(leaf, Part | FlatPart):
+    if isinstance(leaf, TensorShard | FlatShard):
         return leaf.tensor
     return leaf._local_tensor if isinstance(leaf, DTensor) else leaf
 
 
-def held(fqn: str, leaf: Leaf) -> tuple[Held, ...]:
+def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
     """Return the boxes this rank holds, none of them empty, without communication.
 
     Raises ``StateError`` naming ``fqn`` for placements that are not regions (Partial).
     """
     return tuple(
-        Held(box=region.box, local=view_of(leaf, region).detach()) for region in regions(fqn, leaf)
+        LocalBox(box=region.box, local=view_of(leaf, region).detach())
+        for region in regions(fqn, leaf)
     )
 
 
 def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
     """Return the memory in which this rank holds ``region`` of a tensor, in the box's shape."""
     local, box = local_of(leaf), region.box
-    if isinstance(leaf, FlatPart):
+    if isinstance(leaf, FlatShard):
         local = local.detach()[region.at[0] : region.at[0] + box.size].view(box.shape)
     elif local.shape != box.shape:
         local = local.detach()
@@ -141,20 +142,20 @@ def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
 def regions(fqn: str, leaf: Leaf) -> tuple[Region, ...]:
     """Return where each box lies that this rank holds: see `held`.
 
-    The offset in a `FlatPart` is a single number, in elements.
+    The offset in a `FlatShard` is a single number, in elements.
     """
-    if isinstance(leaf, FlatPart):
+    if isinstance(leaf, FlatShard):
         return _flat_regions(leaf)
     local = tuple(local_of(leaf).shape)
     if not isinstance(leaf, DTensor):
         if 0 in local:
             return ()
-        offset = leaf.offset if isinstance(leaf, Part) else (0,) * len(local)
+        offset = leaf.offset if isinstance(leaf, TensorShard) else (0,) * len(local)
         return (Region(box=Box(offset=offset, shape=local), at=(0,) * len(local)),)
     return regions_of(_runs(fqn, leaf))
 
 
-def _flat_regions(leaf: FlatPart) -> tuple[Region, ...]:
+def _flat_regions(leaf: FlatShard) -> tuple[Region, ...]:
     found, at = [], 0
     for box in flat_boxes(leaf.shape, start=leaf.start, length=leaf.tensor.numel()):
         found.append(Region(box=box, at=(at,)))
@@ -213,7 +214,7 @@ def like(fqn: str, leaf: Leaf, tensor: torch.Tensor) -> Leaf:
 
     Scalars are whole. Raises ``StateError`` where a part's state has another shape than the part.
     """
-    if not isinstance(leaf, Part | FlatPart) or tensor.ndim == 0:
+    if not isinstance(leaf, TensorShard | FlatShard) or tensor.ndim == 0:
         return tensor
     if tensor.shape != leaf.tensor.shape:
         raise StateError(
@@ -221,9 +222,9 @@ def like(fqn: str, leaf: Leaf, tensor: torch.Tensor) -> Leaf:
             f"holds {leaf!r}: where it lies cannot be known; keep such state in an object with "
             "state_dict() that gives it as Part"
         )
-    if isinstance(leaf, Part):
-        return Part(tensor, shape=leaf.shape, offset=leaf.offset)
-    return FlatPart(tensor, shape=leaf.shape, start=leaf.start)
+    if isinstance(leaf, TensorShard):
+        return TensorShard(tensor, shape=leaf.shape, offset=leaf.offset)
+    return FlatShard(tensor, shape=leaf.shape, start=leaf.start)
 
 
 def empty_like(leaf: Leaf, *, dtype: torch.dtype) -> Leaf:

@@ -18,7 +18,15 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.ckpt.errors import StateError
-from holdfast.ckpt.state.held import FlatPart, Held, Part, empty_like, held, like, spec_of
+from holdfast.ckpt.state.local_boxes import (
+    FlatShard,
+    LocalBox,
+    TensorShard,
+    empty_like,
+    held,
+    like,
+    spec_of,
+)
 
 STRIDED = _StridedShard
 
@@ -27,7 +35,7 @@ def numbered(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(prod(shape), dtype=torch.int64).reshape(shape)
 
 
-def box_of(full: torch.Tensor, part: Held) -> torch.Tensor:
+def box_of(full: torch.Tensor, part: LocalBox) -> torch.Tensor:
     spans = zip(part.box.offset, part.box.shape, strict=True)
     return full[..., *(slice(o, o + n) for o, n in spans)]
 
@@ -148,11 +156,11 @@ def test_views_are_of_the_live_memory() -> None:
     held("w", weight)[0].local.fill_(1)  # and autograd does not mind
     assert weight.sum() == 2
     base = torch.zeros(6, 4)
-    (part,) = held("t", Part(base[:, 1:3], shape=(6, 8), offset=(0, 4)))
+    (part,) = held("t", TensorShard(base[:, 1:3], shape=(6, 8), offset=(0, 4)))
     part.local.fill_(1)
     assert base.sum() == 12
     flat = torch.zeros(11)
-    for part in held("t", FlatPart(flat, shape=(4, 5), start=3)):
+    for part in held("t", FlatShard(flat, shape=(4, 5), start=3)):
         part.local.copy_(box_of(numbered((4, 5)).float(), part))
     assert torch.equal(flat, torch.arange(3.0, 14.0))
 
@@ -162,7 +170,7 @@ def test_every_flat_range_is_a_few_contiguous_boxes(shape: tuple[int, ...]) -> N
     full, count = numbered(shape), prod(shape)
     for start, end in itertools.combinations_with_replacement(range(count + 1), 2):
         local = torch.arange(start, end)
-        parts = held("t", FlatPart(local, shape=shape, start=start))
+        parts = held("t", FlatShard(local, shape=shape, start=start))
         assert len(parts) <= max(2 * len(shape) - 1, 1)
         assert sum(part.local.numel() for part in parts) == end - start
         for part in parts:
@@ -173,29 +181,29 @@ def test_every_flat_range_is_a_few_contiguous_boxes(shape: tuple[int, ...]) -> N
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     for wrong in (
-        lambda: Part(torch.ones(2, 2), shape=(4, 2), offset=(3, 0)),
-        lambda: Part(torch.ones(2, 2), shape=(4, 2), offset=(-1, 0)),
-        lambda: Part(torch.ones(2), shape=(4, 2), offset=(0, 0)),
+        lambda: TensorShard(torch.ones(2, 2), shape=(4, 2), offset=(3, 0)),
+        lambda: TensorShard(torch.ones(2, 2), shape=(4, 2), offset=(-1, 0)),
+        lambda: TensorShard(torch.ones(2), shape=(4, 2), offset=(0, 0)),
     ):
         with pytest.raises(StateError, match="does not lie within a tensor of shape"):
             wrong()
     for wrong in (
-        lambda: FlatPart(torch.ones(2, 2), shape=(4, 2), start=0),
-        lambda: FlatPart(torch.ones(3), shape=(4, 2), start=6),
-        lambda: FlatPart(torch.ones(3), shape=(4, 2), start=-1),
+        lambda: FlatShard(torch.ones(2, 2), shape=(4, 2), start=0),
+        lambda: FlatShard(torch.ones(3), shape=(4, 2), start=6),
+        lambda: FlatShard(torch.ones(3), shape=(4, 2), start=-1),
     ):
         with pytest.raises(StateError, match="does not lie within a flattened tensor"):
             wrong()
     with rank_of(0, (2,)) as world:
         tensor = distribute_tensor(torch.ones(2), world, [Shard(0)], src_data_rank=None)
         with pytest.raises(StateError, match="a DTensor knows its place"):
-            Part(tensor, shape=(2,), offset=(0,))
+            TensorShard(tensor, shape=(2,), offset=(0,))
 
 
 def test_state_of_a_part_lies_as_the_part() -> None:
-    part = Part(torch.zeros(2, 3), shape=(4, 3), offset=(2, 0))
+    part = TensorShard(torch.zeros(2, 3), shape=(4, 3), offset=(2, 0))
     state = like("s", part, torch.ones(2, 3))
-    assert isinstance(state, Part)
+    assert isinstance(state, TensorShard)
     assert (state.offset, state.shape) == ((2, 0), (4, 3))
     step = torch.tensor(3.0)
     assert like("s", part, step) is step
@@ -203,7 +211,7 @@ def test_state_of_a_part_lies_as_the_part() -> None:
         StateError, match=r"s: a state of shape \[2, 1\].*Part\(\[2, 3\] at \[2, 0\]"
     ):
         like("s", part, torch.ones(2, 1))
-    room = empty_like(FlatPart(torch.ones(5), shape=(3, 3), start=4), dtype=torch.bfloat16)
-    assert isinstance(room, FlatPart)
+    room = empty_like(FlatShard(torch.ones(5), shape=(3, 3), start=4), dtype=torch.bfloat16)
+    assert isinstance(room, FlatShard)
     assert (room.start, spec_of("r", room).dtype) == (4, "bfloat16")
     assert repr(room) == "FlatPart(4 to 9 of [3, 3])"
