@@ -64,7 +64,7 @@ def point(step: int, world: SnapshotWorld = PAIR) -> RestorePoint:
 def test_a_snapshot_commits_with_the_last_rank_and_is_protected_with_the_last_row() -> None:
     book = in_world()
     assert book.seal(entry(0, 1)) == []
-    assert told(book.seal(entry(1, 1))) == [("Commit", 1)]
+    assert told(book.seal(entry(1, 1))) == [("CommitSnapshot", 1)]
     assert book.seal_row((1, 1), (0, 0)) == []
     assert told(book.seal_row((1, 1), (1, 0))) == [("Protect", 1)]
     assert book.newest(SnapshotPhase.PROTECTED) == 1
@@ -75,12 +75,12 @@ def test_rows_that_are_heard_of_before_the_seals_count_too() -> None:
     for stripe in (0, 1):
         book.seal_row((1, 1), (stripe, 0))
     book.seal(entry(0, 1))
-    assert told(book.seal(entry(1, 1))) == [("Commit", 1), ("Protect", 1)]
+    assert told(book.seal(entry(1, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
 
 
 def test_without_parity_committed_is_protected() -> None:
     book = in_world(make_world({"a": "tcp://a"}))
-    assert told(book.seal(entry(0, 1))) == [("Commit", 1), ("Protect", 1)]
+    assert told(book.seal(entry(0, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
 
 
 def test_the_keep_newest_protected_steps_stay() -> None:
