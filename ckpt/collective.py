@@ -9,14 +9,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.ckpt import errors
-from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.errors import CkptError, HoldfastError, code_of, from_peer
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong on a rank."""
 
-    kind: str
+    code: str
     message: str
 
 
@@ -71,7 +70,7 @@ class Agreed:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # an interrupt: this process ends, which the others notice
-        mine = RankFailure(kind=type(error).__name__, message=str(error)) if error else None
+        mine = RankFailure(code=code_of(error), message=_said(error)) if error else None
         everyone = self._world.gather(mine)
         if error is not None:
             return
@@ -80,9 +79,9 @@ class Agreed:
                 raise _error(rank, msgspec.convert(found, RankFailure))
 
 
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+
+
 def _error(rank: int, failure: RankFailure) -> CkptError:
-    kind = getattr(errors, failure.kind, None)
-    text = f"rank {rank}: {failure.message}"
-    if isinstance(kind, type) and issubclass(kind, CkptError):
-        return kind(text)
-    return PeerError(f"rank {rank}: {failure.kind}: {failure.message}", kind=failure.kind)
+    return from_peer(failure.code, f"rank {rank}: {failure.message}")

@@ -1,56 +1,167 @@
-"""What can go wrong with the bytes of the state, grouped by what a caller would do about it.
+"""The root of Holdfast's errors, and the errors about the bytes of the state.
+
+The tree is grouped by what a caller would do. The first sentence of a class's docstring is its
+meaning, ``remedy`` is what helps in general, and ``code`` names it for other processes and other
+versions: a code is never given a second meaning. A class without a code of its own is for its
+handlers the same as its parent. `docs/hooks/errors_page.py` makes the page of the reference.
 
 Every message says what was found, what was needed and what to do. None of these is a bug in
-Holdfast: a command-line tool prints the message as one paragraph and exits, without a traceback.
+Holdfast, `InternalError` excepted: a command-line tool prints the message as one paragraph and
+exits, without a traceback.
 """
 
+from __future__ import annotations
 
-class CkptError(Exception):
-    """Any error about captured, stored or restored state."""
+from typing import ClassVar, Final
+
+
+class HoldfastError(Exception):
+    """Holdfast cannot do what it was asked to do, and no other class says more."""
+
+    code: ClassVar[str] = "HF001"
+    remedy: ClassVar[str] = "Follow the message, which says what was found and what was needed."
+
+
+class InternalError(HoldfastError):
+    """Something failed inside Holdfast that no part of it handles.
+
+    Its subclasses are signals between modules: one that reaches a caller is a bug.
+    """
+
+    code = "HF002"
+    remedy = "Report it, with the traceback."
+
+
+class CkptError(HoldfastError):
+    """Captured, stored or restored state cannot be had, and no other class says more.
+
+    Holds all errors about bytes: code around the training loop handles them as one, apart from the
+    errors that end a generation or a job.
+    """
+
+    code = "HF003"
+    remedy = "Follow the message, which names the step, the file or the peer."
 
 
 class StateError(CkptError):
-    """The caller's state cannot be captured: change the state at the path the message names."""
+    """The state of the caller cannot be captured."""
+
+    code = "HF004"
+    remedy = "Change the state at the path that the message names."
 
 
 class MismatchError(CkptError):
-    """Saved and wanted state differ in keys, shapes or dtypes: load into the right model."""
+    """Saved and wanted state differ in keys, shapes or dtypes."""
+
+    code = "HF005"
+    remedy = "Load into the model that was saved, or name the differences that are meant."
 
 
 class CorruptError(CkptError):
-    """Bytes are not what was written (checksum, truncation, malformed): use another copy."""
+    """Bytes are not those that were written: a checksum differs, or some are missing."""
+
+    code = "HF006"
+    remedy = "Use another copy or another step."
 
 
 class NotFoundError(CkptError):
-    """Nothing is there under that name or step: correct the path or choose a listed step."""
+    """Nothing is there under that name or step."""
+
+    code = "HF007"
+    remedy = "Correct the path, or choose a step that is listed."
 
 
 class StoreError(CkptError):
-    """The store refused (full, read-only, no permission): make room or correct the target."""
+    """The store refused: it is full, read-only or permits too little."""
+
+    code = "HF008"
+    remedy = "Make room, correct the target, or give the permission."
+
+
+class ImmutableError(StoreError, ValueError):
+    """A checkpoint was to be changed through Zarr.
+
+    A ``ValueError`` too, which is what zarr-python expects.
+    """
+
+    code = "HF009"
+    remedy = "Save another step, or copy the group elsewhere."
 
 
 class CapacityError(CkptError):
-    """There is no room for this snapshot now: it is left out, training goes on."""
+    """There is no room for this snapshot now; it is left out, and training goes on."""
+
+    code = "HF010"
+    remedy = "None is needed for a single snapshot; raise the memory budget where it happens often."
 
 
 class BudgetError(CapacityError):
-    """Declared host memory can never hold the state: raise the budget or keep fewer snapshots."""
+    """The declared host memory can never hold the state."""
+
+    code = "HF011"
+    remedy = "Raise the budget, or keep fewer snapshots."
 
 
 class FencedError(CkptError):
-    """The caller's generation is older than the sink's: stop acting, a newer one has taken over."""
+    """A sink refused the caller, whose generation is older than the sink's."""
+
+    code = "HF012"
+    remedy = "Stop acting: a newer generation has taken over."
 
 
 class GivenUpError(CkptError):
-    """Another rank gave this step's snapshot up: go on, the next one is not affected."""
+    """Another rank gave up the snapshot of this step."""
+
+    code = "HF013"
+    remedy = "Go on: the next snapshot is not affected."
 
 
 class PeerError(CkptError):
-    """A peer cannot be reached, timed out or refused: choose another source.
+    """A peer cannot be reached, did not answer in time, or refused.
 
-    ``kind`` is the class name of the error the peer raised, empty when none reached us.
+    ``peer_code`` is the code of the error that the peer raised, empty when none reached us.
     """
 
-    def __init__(self, message: str, *, kind: str = "") -> None:
+    code = "HF014"
+    remedy = "Choose another source, or ask again."
+
+    def __init__(self, message: str, *, peer_code: str = "") -> None:
         super().__init__(message)
-        self.kind = kind
+        self.peer_code = peer_code
+
+
+class BusyError(PeerError):
+    """A peer did nothing for the request, because too many bytes are under way to it."""
+
+    code = "HF015"
+    remedy = "Ask again later."
+
+
+_ACROSS: Final = {
+    kind.code: kind
+    for kind in (
+        StateError,
+        MismatchError,
+        CorruptError,
+        NotFoundError,
+        StoreError,
+        CapacityError,
+        BudgetError,
+        FencedError,
+        GivenUpError,
+    )
+}
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code by which other processes know ``error``."""
+    return error.code if isinstance(error, HoldfastError) else InternalError.code
+
+
+def from_peer(code: str, message: str) -> CkptError:
+    """Return the error that a peer raised, of the same class where the peer's class fits here.
+
+    Any other code, one of a newer version included, becomes a `PeerError` with the message.
+    """
+    kind = _ACROSS.get(code)
+    return PeerError(message, peer_code=code) if kind is None else kind(message)

@@ -4,10 +4,9 @@ from .data.loaders import Loader as Loader
 from .data.order import Weighted as Weighted
 from .errors import ConfigError as ConfigError
 from .errors import CoordinatorError as CoordinatorError
-from .errors import ElasticError as ElasticError
-from .errors import Fenced as Fenced
-from .errors import JobFailed as JobFailed
-from .errors import LeaseExpired as LeaseExpired
+from .errors import GenerationOverError as GenerationOverError
+from .errors import JobFailedError as JobFailedError
+from .errors import LeaseExpiredError as LeaseExpiredError
 from .errors import Stopped as Stopped
 from .groups.alltoall import all_to_all as all_to_all
 from .loop.generations import resilient as resilient

@@ -1,45 +1,80 @@
-"""What can go wrong around the training loop, grouped by what a caller would do about it."""
+"""The errors around the training loop, grouped by what a caller would do. Pure.
+
+`holdfast.ckpt.errors` has the root of the tree, and says what ``code`` and ``remedy`` are.
+"""
+
+from __future__ import annotations
+
+from holdfast.ckpt.errors import HoldfastError
 
 
-class ElasticError(Exception):
-    """Any error of membership, coordination or the training loop."""
+class Stopped(Exception):
+    """The job is over for this worker: release everything and return.
+
+    Control flow, as ``KeyboardInterrupt`` is: nothing went wrong. So it is no `HoldfastError`, has
+    no code, and a handler of errors in a user's loop lets it pass.
+    """
 
 
-class Fenced(ElasticError):
-    """This worker's generation is over: unwind, then wait for the next one."""
+class GenerationOverError(HoldfastError):
+    """The generation of this worker is over.
+
+    Raised in the worker itself, so that it unwinds and waits for the next generation. A
+    `holdfast.ckpt.errors.FencedError` comes from outside, from a sink that knows a newer one.
+    """
+
+    code = "HF016"
+    remedy = "Let it pass: the loop enters the next generation."
 
 
-class RollBack(Fenced):
+class RollBackError(GenerationOverError):
     """All ranks leave the generation to go on from ``at_most`` complete steps or fewer."""
+
+    code = "HF017"
+    remedy = "Let it pass: the loop restores an earlier step."
 
     def __init__(self, message: str, *, at_most: int) -> None:
         super().__init__(message)
         self.at_most = at_most
 
 
-class Anew(ElasticError):
-    """The state may be half restored, and nothing is left to restore: it has to be built again."""
+class StateLostError(HoldfastError):
+    """The state may be half restored, and nothing is left to restore."""
+
+    code = "HF018"
+    remedy = "Let it pass: the loop builds the state again."
 
 
-class Stopped(ElasticError):
-    """The job is over for this worker: release everything and return."""
+class ConfigError(HoldfastError):
+    """A setting is wrong or contradicts another."""
+
+    code = "HF019"
+    remedy = "Correct the field that the message names."
 
 
-class ConfigError(ElasticError):
-    """A setting is wrong or contradicts another: correct the named field."""
+class CoordinatorError(HoldfastError):
+    """The coordinator cannot be reached, or refused."""
+
+    code = "HF020"
+    remedy = "Check its address, and that it runs."
 
 
-class CoordinatorError(ElasticError):
-    """The coordinator cannot be reached or refused: check its address and that it runs."""
+class LeaseExpiredError(HoldfastError):
+    """The lease ran out."""
+
+    code = "HF021"
+    remedy = "Stop acting before you ask for a new lease."
 
 
-class LeaseExpired(ElasticError):
-    """The lease ran out: the holder must stop acting before it asks for a new one."""
+class JobFailedError(HoldfastError):
+    """The job cannot go on: its own code fails, or too few nodes are left."""
+
+    code = "HF022"
+    remedy = "Remove the cause that the message names, then start the job again."
 
 
-class JobFailed(ElasticError):
-    """The job cannot go on (its own code fails, or too few nodes are left): see the reason."""
+class NotFiniteError(JobFailedError):
+    """A gradient is NaN or infinite, and the same step on the same weights would give it again."""
 
-
-class NotFinite(JobFailed):
-    """A gradient is NaN or infinite: repeating the step on the same weights would not help."""
+    code = "HF023"
+    remedy = "Find the parameter that the message names; lower the learning rate, or clip."

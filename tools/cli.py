@@ -22,8 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Final, Protocol, cast
 
-from holdfast.ckpt.errors import CkptError
-from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.ckpt.errors import HoldfastError, InternalError
+from holdfast.elastic.errors import ConfigError
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -226,10 +226,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] == OURS:
             raise
         report(missing_package(error, chosen))
+    except InternalError:
+        raise
     except ConfigError as error:
         report(str(error))
         return EXIT_USAGE
-    except (CkptError, ElasticError) as error:
+    except HoldfastError as error:
         report(str(error) or type(error).__name__)
     except OSError as error:
         report(describe_os_error(error))

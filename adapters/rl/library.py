@@ -38,7 +38,7 @@ from holdfast.adapters.rl.server.serving import Serving
 from holdfast.adapters.rl.weights.pull import weights_of
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 
 __all__ = ["BatchPlan", "Mode", "Rollouts", "Sample", "Trajectory", "TurnLimits"]
 
@@ -298,7 +298,7 @@ class Rollouts:
         for what in found:
             self._run.emit("violation", step=step + 1, what=what)
         if found and self._fatal:
-            raise JobFailed(f"{found[0]} (fatal is set)")
+            raise JobFailedError(f"{found[0]} (fatal is set)")
 
     def _release(self, protected: int) -> None:
         """Let go of what is trained and protected; drop logs that have nothing else."""

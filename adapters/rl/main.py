@@ -22,11 +22,11 @@ import msgspec
 import torch
 
 from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
 from holdfast.elastic.channel.solo import SoloChannel
-from holdfast.elastic.errors import ConfigError, ElasticError, Stopped
+from holdfast.elastic.errors import ConfigError, Stopped
 from holdfast.elastic.membership.records import TRAINER, Roster
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _roll_out(channel, config)
     except Stopped:
         return 0
-    except (ElasticError, CkptError) as error:
+    except HoldfastError as error:
         channel.fail(str(error), user_error=isinstance(error, ConfigError))
         sys.stderr.write(f"holdfast: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
@@ -147,7 +147,7 @@ def _sample(worker: RolloutWorker, server: RolloutServer) -> None:
     """Be the rollout worker; what ends it ends the trainer, which would wait for it forever."""
     try:
         worker.run()
-    except (ElasticError, CkptError) as error:
+    except HoldfastError as error:
         server.give_up(error)
 
 

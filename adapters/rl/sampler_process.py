@@ -28,7 +28,7 @@ from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory,
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WorkerPhase
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.membership.records import Roster
 
 __all__ = ["Sample", "Sampler", "attach"]
@@ -52,7 +52,7 @@ def attach(
     sample, and copies what it is given: `nn.Module.load_state_dict`, or what an engine has for it.
     Only `Sampler.take` and `Sampler.samples` call it. ``node`` names the node whose sidecar has the
     log: to be given where nodes are machines, so that it is the one this process runs on. A loss of
-    the process costs the tokens since the last ``log_every_tokens``. Raises ``JobFailed`` when
+    the process costs the tokens since the last ``log_every_tokens``. Raises ``JobFailedError`` when
     nobody serves the directory for ``wait_s``, here and in those calls.
     """
     if log_every_tokens < 1:
@@ -89,12 +89,12 @@ class _SamplerPlace:
             time.sleep(RETRY_S)
 
     def require_leader(self) -> None:
-        """Raise ``JobFailed`` when none was there for too long."""
+        """Raise ``JobFailedError`` when none was there for too long."""
         now_s = time.monotonic()
         if self._meeting.led():
             self._led_s = now_s
         elif now_s > self._led_s + self._wait_s:
-            raise JobFailed(
+            raise JobFailedError(
                 f"{self._directory}: no loop has served it for {self._wait_s:.0f} s; start the "
                 "loop, or attach to the directory that it gives to Rollouts.serve"
             )

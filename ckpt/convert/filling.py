@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import InternalError, StateError
 from holdfast.ckpt.geometry.layout import Box
 
 Piece: TypeAlias = tuple[str, Box]
 
 
-class _AbandonedError(Exception):
+class _AbandonedError(InternalError):
     """Raised in the consumer, so that it unwinds and leaves nothing."""
 
 

@@ -489,6 +489,6 @@ def _kind_of(error: CkptError) -> ReadFaultKind:
     """Say what an error makes of a block: a peer that answers, with whatever, can be reached."""
     if isinstance(error, CorruptError):
         return ReadFaultKind.DAMAGED
-    if isinstance(error, PeerError) and not error.kind:
+    if isinstance(error, PeerError) and not error.peer_code:
         return ReadFaultKind.UNREACHABLE
     return ReadFaultKind.MISSING

@@ -2,20 +2,19 @@
 
 A `SidecarClient` may be shared between threads; each call under way has a connection of its own,
 so one that waits does not hold up the others. Errors that the sidecar raised come back as their
-own kind where that is one of `holdfast.ckpt.errors`.
+own class, which their code names (`holdfast.ckpt.errors.from_peer`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.ckpt import errors
-from holdfast.ckpt.errors import CkptError, CorruptError, PeerError
+from holdfast.ckpt.errors import CorruptError, PeerError, from_peer
 from holdfast.ckpt.memory.records import (
     BlockEntry,
     BlockSource,
@@ -64,20 +63,6 @@ __all__ = ["BlockHandle", "SidecarClient", "SlotGrant"]
 _T = TypeVar("_T")
 _LONG_S = 60.0
 """Deadline of calls whose work grows with the state: verify, rebuild, read."""
-
-_KINDS: dict[str, Callable[[str], CkptError]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.StateError,
-        errors.MismatchError,
-        errors.CorruptError,
-        errors.NotFoundError,
-        errors.StoreError,
-        errors.CapacityError,
-        errors.BudgetError,
-        errors.GivenUpError,
-    )
-}
 
 
 class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +125,10 @@ class SidecarClient:
                     op, unparse(body or Nothing()), frames, timeout_s=timeout_s, bulk=bulk
                 )
             except PeerError as error:
-                if (kind := _KINDS.get(error.kind)) is not None:
-                    raise kind(str(error)) from error
-                raise
+                found = from_peer(error.peer_code, str(error))
+                if isinstance(found, PeerError):
+                    raise
+                raise found from error
 
     def _ask(
         self, op: str, body: Message | None, kind: type[_T], *, timeout_s: float | None = None

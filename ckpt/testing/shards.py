@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.errors import CorruptError, InternalError
 from holdfast.ckpt.format.checked_copy import copy_chunk
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
@@ -35,7 +35,7 @@ def capture(
     return index, payload
 
 
-class _Collected(Exception):
+class _CollectedError(InternalError):
     """The first half of an exchange is done."""
 
 
@@ -50,10 +50,10 @@ def capture_world(
 
     def offer(mine: Any) -> list[Any]:
         offers.append(msgspec.json.decode(msgspec.json.encode(mine)))
-        raise _Collected
+        raise _CollectedError
 
     for rank, state in enumerate(states):
-        with suppress(_Collected):
+        with suppress(_CollectedError):
             capture(state, rank=rank, world_size=len(states), gather=offer)
     return [
         capture(

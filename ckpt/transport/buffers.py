@@ -9,15 +9,11 @@ from collections import Counter, defaultdict, deque
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.errors import BusyError
 
 _Block = NDArray[np.uint8]
 
 _SMALL_BYTES = 64 << 10
-
-
-class Exhausted(PeerError):
-    """More bytes are under way than allowed: ask again later."""
 
 
 class Buffers:
@@ -56,7 +52,7 @@ class Buffers:
         return lease.data
 
     def check(self, nbytes: int, *, owner: bytes) -> None:
-        """Raise `Exhausted` where ``owner`` may not have ``nbytes`` more just now."""
+        """Raise `BusyError` where ``owner`` may not have ``nbytes`` more just now."""
         if self._limit_bytes is None:
             return
         whole, share = self._limit_bytes, self._limit_bytes // 4
@@ -64,7 +60,7 @@ class Buffers:
             self._collect()
             lent, held = self._lent_bytes, self._held.get(owner, 0)
         if lent + nbytes > whole or held + nbytes > share:
-            raise Exhausted(
+            raise BusyError(
                 f"{lent:,} bytes are unanswered, {held:,} of them by this client; at most "
                 f"{whole:,} and {share:,} may be: ask again later"
             )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import zmq
 
-from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.errors import BusyError, PeerError
 from holdfast.ckpt.transport import refused
 from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.connection import Connection
@@ -19,7 +19,6 @@ from holdfast.ckpt.transport.envelope import (
     MessageKind,
     parse_sealed,
 )
-from holdfast.ckpt.transport.request import BUSY
 from holdfast.ckpt.transport.sealing import Sealer
 from holdfast.ckpt.transport.sessions import Ask, SessionGrant
 
@@ -49,11 +48,11 @@ class BulkClient:
     def call(
         self, op: str, body: Any, frames: Sequence[Any], *, deadline_s: float
     ) -> tuple[MessageHeader, list[memoryview]]:
-        """Return the answer to a request. Raises ``Lost`` without one, ``PeerError``."""
+        """Return the answer to a request. Raises ``NoAnswerError`` without one, ``PeerError``."""
         pause_s, longest_s = _BACKOFF_S
         while True:
             header, answer = self._call(op, body, frames, deadline_s=deadline_s)
-            if header.error_kind != BUSY or monotonic() + pause_s >= deadline_s:
+            if header.code != BusyError.code or monotonic() + pause_s >= deadline_s:
                 return header, answer
             sleep(pause_s)  # nothing was done for it
             pause_s = min(2 * pause_s, longest_s)

@@ -10,7 +10,8 @@ from typing import Any
 
 import zmq
 
-from holdfast.ckpt.transport.buffers import Buffers, Exhausted
+from holdfast.ckpt.errors import BusyError
+from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.envelope import (
     Envelope,
     EnvelopeError,
@@ -114,7 +115,7 @@ class BulkServer:
         take = functools.partial(self._buffers.take, owner=envelope.session)
         try:
             self._buffers.check(sum(header.lengths), owner=envelope.session)
-        except Exhausted as error:
+        except BusyError as error:
             self._sessions.take(envelope.session, counter)  # first: it must be answered only once
             Request(header, [], peer=envelope.session, answer=answer).refuse(error)
             raise EnvelopeError(Reason.BUSY, str(error)) from None

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.errors import BusyError, FencedError, PeerError
 from holdfast.ckpt.transport.bulk_client import BulkClient
-from holdfast.ckpt.transport.connection import LOST, REFUSED, Connection, Lost
+from holdfast.ckpt.transport.connection import LOST, REFUSED, Connection, NoAnswerError
 from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
@@ -24,7 +24,6 @@ from holdfast.ckpt.transport.envelope import (
     encode_header,
 )
 from holdfast.ckpt.transport.keys import RunKey
-from holdfast.ckpt.transport.request import BUSY
 from holdfast.ckpt.transport.sessions import SESSION, Ask, SessionGrant
 from holdfast.ckpt.types import Json
 
@@ -91,7 +90,7 @@ class Client:
                     header, answer = self._bulk.call(op, body, frames, deadline_s=deadline_s)
                 else:
                     header, answer = self._call_control(op, body, frames, deadline_s=deadline_s)
-            except Lost as lost:
+            except NoAnswerError as lost:
                 self._bulk.disconnect()
                 why = str(lost) or f"no answer to {op} within {wait_s:g} s"
                 raise PeerError(f"{self.address}: {why}") from None
@@ -121,9 +120,11 @@ class Client:
         self._control.events()  # of before this call
         try:
             if not self._control.send([text, *frames]):
-                raise Lost(f"the connection is refused: {op} was not sent; check the run's key")
+                raise NoAnswerError(
+                    f"the connection is refused: {op} was not sent; check the run's key"
+                )
             return self._await(number, op, deadline_s)
-        except Lost:
+        except NoAnswerError:
             # A server that comes back must not work off what its clients gave up long ago.
             self._control.close()
             self._control = self._connect()
@@ -138,7 +139,7 @@ class Client:
                 events = self._control.events()
                 refusals += events.count(REFUSED)
                 if LOST in events or refusals >= _REFUSALS:
-                    raise Lost(f"nobody serves there any more: no answer to {op}")
+                    raise NoAnswerError(f"nobody serves there any more: no answer to {op}")
                 continue
             try:
                 header = decode_header(parts[0])
@@ -159,7 +160,7 @@ def _body(header: MessageHeader) -> Json:
     """Return what an answer says, or raise the error it is."""
     if header.error is None:
         return header.body
-    if header.error_kind == "fenced":
+    if header.code == FencedError.code:
         raise FencedError(header.error)
-    kind = header.error_kind or ""
-    raise PeerError(header.error, kind="" if kind == BUSY else kind)  # as no answer: it passes
+    busy = header.code == BusyError.code
+    raise PeerError(header.error, peer_code="" if busy else header.code)  # as no answer: it passes

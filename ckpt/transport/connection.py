@@ -10,6 +10,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from holdfast.ckpt.errors import InternalError
+
 LOST, REFUSED = int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_CONNECT_RETRIED)
 DENIED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
@@ -18,7 +20,7 @@ QUEUED = 16
 """Messages that wait to be sent at most; one is under way at a time."""
 
 
-class Lost(Exception):
+class NoAnswerError(InternalError):
     """No answer came; says why. Inside the transport only."""
 
 
@@ -61,14 +63,14 @@ class Connection:
     def receive(self, deadline_s: float) -> list[memoryview] | None:
         """Return the next message, None when something has happened to the connection first.
 
-        Raises `Lost` once the deadline has passed.
+        Raises `NoAnswerError` once the deadline has passed.
         """
         left_s = deadline_s - monotonic()
         ready = dict(self._poller.poll(max(0, math.ceil(left_s * 1000))))
         if self.socket in ready:
             return [part.buffer for part in self.socket.recv_multipart(copy=False)]
         if not ready:
-            raise Lost("")
+            raise NoAnswerError("")
         return None
 
     def events(self) -> list[int]:

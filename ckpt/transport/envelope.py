@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.ckpt.types import Json, learn
 
 HEADER_BYTES: Final = 32 << 20
@@ -58,7 +59,7 @@ class Reason(Enum):
     BUSY = "busy"
 
 
-class EnvelopeError(Exception):
+class EnvelopeError(InternalError):
     """A message is refused: ``reason`` is what it is counted as. Not for users of the package."""
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -67,7 +68,7 @@ class EnvelopeError(Exception):
 
 
 class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a message says, beside its frames; ``error`` only in an answer.
+    """What a message says, beside its frames; ``error`` and its ``code`` only in an answer.
 
     ``lengths`` are those of the frames of a sealed message.
     """
@@ -76,7 +77,7 @@ class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
     op: str = ""
     body: Json = None
     error: str | None = None
-    error_kind: str | None = None
+    code: str = ""
     lengths: tuple[int, ...] = ()
 
 

@@ -6,13 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from holdfast.ckpt.errors import FencedError, PeerError
-from holdfast.ckpt.transport.buffers import Exhausted
+from holdfast.ckpt.errors import PeerError, code_of
 from holdfast.ckpt.transport.envelope import EnvelopeError, MessageHeader
 from holdfast.ckpt.types import Json
-
-BUSY = "busy"
-"""Kind of the refusal of a request for which nothing was done: it may be sent again."""
 
 Answer: TypeAlias = Callable[[MessageHeader, Sequence[Any]], None]
 """Sends an answer back the way its request came; callable from any thread, but only once."""
@@ -52,16 +48,13 @@ class Request:
             raise
 
     def refuse(self, error: Exception) -> None:
-        """Answer with an error; it is raised at the client as its kind (see `Client.call`)."""
+        """Answer with an error; the client raises what its code says (see `Client.call`)."""
         if self._once.acquire(blocking=False):
             self._answer(_refusal(self._number, error), ())
 
 
 def _refusal(number: int, error: Exception) -> MessageHeader:
-    kind = "fenced" if isinstance(error, FencedError) else type(error).__name__
-    if isinstance(error, Exhausted):
-        kind = BUSY
-    return MessageHeader(id=number, error=str(error) or type(error).__name__, error_kind=kind)
+    return MessageHeader(id=number, error=str(error) or type(error).__name__, code=code_of(error))
 
 
 Handler = Callable[[Request], None]

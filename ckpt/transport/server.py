@@ -13,7 +13,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.errors import HoldfastError, PeerError
 from holdfast.ckpt.transport.bulk_server import BulkServer
 from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
@@ -44,8 +44,8 @@ class Server:
     """Serves a handler on a control socket and a bulk socket, each with a thread of its own.
 
     ``handler(request)`` replies or keeps the request for later; it is never called twice at once.
-    Errors of the package's own tree that it raises are sent back; anything else is logged and sent
-    back as an internal error. ``tick`` is called every ``tick_s`` for work that must share the
+    A `HoldfastError` that it raises is sent back; anything else is logged, and sent back as a
+    refusal. ``tick`` is called every ``tick_s`` for work that must share the
     handler's state. ``refusals`` counts by reason what was not let in.
     """
 
@@ -57,10 +57,9 @@ class Server:
         bind: str = "tcp://127.0.0.1:*",
         tick: Callable[[], None] | None = None,
         tick_s: float = 0.05,
-        errors: tuple[type[Exception], ...] = (CkptError,),
         limits: TransportLimits | None = None,
     ) -> None:
-        self._handler, self._key, self._errors = handler, key, errors
+        self._handler, self._key = handler, key
         self._tick, self._tick_s = tick, tick_s
         self._limits = limits or TransportLimits()
         self._sessions = Sessions(self._limits)
@@ -212,7 +211,7 @@ class Server:
         try:
             with self._handling:
                 self._handler(request)
-        except self._errors as error:
+        except HoldfastError as error:
             request.refuse(error)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the server
             _log.exception("handler of %r failed", request.op)

@@ -15,7 +15,7 @@ from zarr.abc.store import (
 )
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from holdfast.ckpt.errors import CorruptError, StoreError
+from holdfast.ckpt.errors import CorruptError, ImmutableError
 from holdfast.ckpt.format.zarr_metadata import Stored
 from holdfast.ckpt.native.isal import crc32c
 
@@ -26,10 +26,6 @@ _REFUSAL = (
     "store was opened in read-only mode and does not support writing: a checkpoint is immutable; "
     "save another step, or copy the group elsewhere"
 )
-
-
-class ImmutableError(StoreError, ValueError):
-    """A checkpoint was to be changed through Zarr; ``ValueError`` is what zarr-python expects."""
 
 
 class Ranges(Protocol):

@@ -28,7 +28,7 @@ from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.weights import warm_up
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.demo.job import DemoJobRecord, run_job
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-learning-") as place:
             _COMMANDS[options.which](options, Path(place))
-    except (ConfigError, JobFailed) as error:
+    except (ConfigError, JobFailedError) as error:
         sys.stderr.write(f"learning: {error}\n")
         return 1
     return 0
@@ -142,7 +142,7 @@ def _kills(options: argparse.Namespace, place: Path) -> None:
     print(f"kills {told['kills']}, same curve and weights: {told['same']}")
     _write(options.out / "kills.json", told)
     if not told["same"]:
-        raise JobFailed("the hurt job's curve or weights are not the undisturbed one's")
+        raise JobFailedError("the hurt job's curve or weights are not the undisturbed one's")
 
 
 def _bounded(options: argparse.Namespace, place: Path) -> None:
@@ -254,7 +254,7 @@ def _alone(name: str, config: RLConfig, place: Path) -> Curve:
     done = subprocess.run([*_MAIN, *files], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise JobFailed(f"{name} failed: {done.stderr[-2000:]}")
+        raise JobFailedError(f"{name} failed: {done.stderr[-2000:]}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return _curve(name, config, _result(place), cpu_s=cpu_s)
 
@@ -289,7 +289,7 @@ def _job(
     )
     ledger = record.result["ledger"]
     if not ledger["ok"] or record.kills_pending:
-        raise JobFailed(f"{name}: {record.kills_pending} kills left, {ledger['violations']}")
+        raise JobFailedError(f"{name}: {record.kills_pending} kills left, {ledger['violations']}")
     return record
 
 

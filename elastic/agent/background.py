@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.inbox import Inbox
-from holdfast.elastic.errors import ElasticError
 
 _T = TypeVar("_T")
 _Job: TypeAlias = Callable[[], None]
@@ -36,7 +35,7 @@ class Background:
         def run() -> None:
             try:
                 result = job()
-            except (CkptError, ElasticError, OSError) as error:
+            except (HoldfastError, OSError) as error:
                 caught = error
                 self._inbox.post(lambda: failed(caught))
             else:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import msgspec
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable
@@ -19,7 +20,6 @@ from holdfast.elastic.decisions.detect import (
     silence_limit_s,
     stall_limit_s,
 )
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
@@ -139,7 +139,7 @@ class Crew:
     def _receive(self, worker: SeatProcess) -> None:
         try:
             arrived, closed = worker.receive()
-        except (ElasticError, msgspec.MsgspecError) as error:
+        except (HoldfastError, msgspec.MsgspecError) as error:
             worker.error = f"it does not speak the worker protocol: {error}"
             worker.child.kill()
             self._selector.unregister(worker.socket)

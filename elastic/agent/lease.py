@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.coordinator.base import Coordinator
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 
 class LeaseKeeper:
@@ -54,7 +54,7 @@ class LeaseKeeper:
             asked = time.monotonic()
             try:
                 self._coordinator.keep_alive(self.lease)
-            except LeaseExpired:
+            except LeaseExpiredError:
                 self._give_up()
                 return
             except CoordinatorError:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from holdfast.elastic.coordinator.base import Coordinator
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord, Seating
 from holdfast.elastic.membership.view import (
     encode,
@@ -36,7 +36,7 @@ class Registry:
         try:
             key = node_key(self._run, record.node)
             self._revision = self._coordinator.put(key, encode(record), lease=lease)
-        except (CoordinatorError, LeaseExpired):
+        except (CoordinatorError, LeaseExpiredError):
             return False
         self._published = record, lease
         return True

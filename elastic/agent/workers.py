@@ -226,7 +226,7 @@ class SeatProcess:
     def receive(self) -> tuple[list[messages.FromWorker], bool]:
         """Return the messages that have arrived, and whether the worker's end is closed.
 
-        Raises ``ElasticError`` or ``msgspec.DecodeError`` when it does not speak the protocol.
+        Raises ``HoldfastError`` or ``msgspec.DecodeError`` when it does not speak the protocol.
         """
         arrived: list[messages.FromWorker] = []
         try:

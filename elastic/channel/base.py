@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ElasticError, Stopped
+from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
@@ -314,7 +315,7 @@ class AgentChannel:
     def _send(self, message: messages.FromWorker) -> None:
         line = messages.encode(message)
         if len(line) > messages.MAX_LINE_BYTES:
-            raise ElasticError(
+            raise HoldfastError(
                 f"a message of {len(line)} bytes to the agent exceeds {messages.MAX_LINE_BYTES}: "
                 "announce or emit less"
             )

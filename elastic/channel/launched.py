@@ -31,7 +31,7 @@ from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.channel.sidecar_file import SidecarFile
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV, Surroundings, surroundings
 from holdfast.elastic.channel.unwatched import Unwatched
-from holdfast.elastic.errors import ConfigError, JobFailed, Stopped
+from holdfast.elastic.errors import ConfigError, JobFailedError, Stopped
 from holdfast.elastic.events import EventWriter
 from holdfast.elastic.membership.records import (
     TRAINER,
@@ -98,7 +98,8 @@ class LaunchedChannel(Unwatched):
     def await_generation(self, *, after: int) -> GenerationRecord:
         """Meet all ranks and return the generation they form.
 
-        Raises ``ConfigError`` when they contradict each other, ``JobFailed`` when not all come.
+        Raises ``ConfigError`` when they contradict each other, ``JobFailedError`` when not all
+        come.
         """
         if self.stopped():
             raise Stopped("the launcher of this process has ended")
@@ -167,7 +168,9 @@ class LaunchedChannel(Unwatched):
             except RuntimeError:  # all of torch's errors of connections are
                 pass
             time.sleep(_POLL_S)
-        raise JobFailed(f"rank 0 was not found through {self._where.master}: look at its output")
+        raise JobFailedError(
+            f"rank 0 was not found through {self._where.master}: look at its output"
+        )
 
     def _board_of(self, *, serve: bool) -> TCPStore:
         host, _, port = self._where.master.rpartition(":")
@@ -383,7 +386,7 @@ def _explained(where: Surroundings) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise JobFailed(
+        raise JobFailedError(
             f"rank {where.rank} of {where.size} did not meet the others through {where.master} "
             f"within {_MEET_S:g} s ({error}): check that all of them started"
         ) from error

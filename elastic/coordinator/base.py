@@ -52,7 +52,7 @@ class Coordinator(Protocol):
         """
 
     def keep_alive(self, lease: int) -> None:
-        """Start the lease's time anew. Raises ``LeaseExpired`` when it has ended."""
+        """Start the lease's time anew. Raises ``LeaseExpiredError`` when it has ended."""
 
     def revoke(self, lease: int) -> None:
         """End a lease now and delete its keys; nothing happens when it has ended already."""
@@ -64,14 +64,14 @@ class Coordinator(Protocol):
         """Return the entries whose keys start so, in key order, and the store's revision."""
 
     def put(self, key: str, value: str, *, lease: int | None = None) -> int:
-        """Write and return the revision. Raises ``LeaseExpired`` when the lease has ended."""
+        """Write and return the revision. Raises ``LeaseExpiredError`` when the lease has ended."""
 
     def compare_and_set(
         self, key: str, value: str, *, expected: int, lease: int | None = None
     ) -> bool:
         """Write if the entry's revision is ``expected`` (0: the key is absent); say if it was.
 
-        Raises ``LeaseExpired`` when the lease has ended.
+        Raises ``LeaseExpiredError`` when the lease has ended.
         """
 
     def delete(self, key: str) -> bool:

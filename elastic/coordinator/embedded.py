@@ -27,14 +27,14 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.transport import Client, Request, RunKey, Server
 from holdfast.ckpt.types import Json
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
 from holdfast.elastic.coordinator.journal import Journal
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.errors import CoordinatorError, ElasticError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 TICK_S = 0.02
 PAUSE_S = 0.3
@@ -95,14 +95,7 @@ class EmbeddedServer:
             self._close_journal()
             raise
         try:
-            self._server = Server(
-                self._handle,
-                key=key,
-                bind=bind,
-                tick=self._tick,
-                tick_s=TICK_S,
-                errors=(CkptError, ElasticError),
-            )
+            self._server = Server(self._handle, key=key, bind=bind, tick=self._tick, tick_s=TICK_S)
         except PeerError as error:
             self._close_journal()
             raise CoordinatorError(f"the coordinator {error}") from error
@@ -292,9 +285,9 @@ def _ask(client: Client, op: str, body: Json, *, timeout_s: float) -> Json:
     try:
         return client.call(op, body, timeout_s=timeout_s)[0]
     except PeerError as error:
-        if error.kind == LeaseExpired.__name__:
-            raise LeaseExpired(str(error)) from None
-        if error.kind:
+        if error.peer_code == LeaseExpiredError.code:
+            raise LeaseExpiredError(str(error)) from None
+        if error.peer_code:
             raise CoordinatorError(str(error)) from None
         raise CoordinatorError(f"the coordinator does not answer: {error}") from error
 

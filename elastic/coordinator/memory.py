@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
 from holdfast.elastic.coordinator.journal import ChangeKind, TableChange
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 MAX_VALUE_BYTES = 64 << 20
 MAX_HISTORY_EVENTS = 10_000
@@ -61,7 +61,7 @@ class KeyValueTable:
         return lease
 
     def keep_alive(self, lease: int, *, now_s: float) -> None:
-        """Start the lease's time anew. Raises ``LeaseExpired``."""
+        """Start the lease's time anew. Raises ``LeaseExpiredError``."""
         found = self._live(lease)
         found.ends_s = now_s + found.ttl_s
 
@@ -99,7 +99,7 @@ class KeyValueTable:
         return [self._entries[key] for key in keys], self.revision
 
     def put(self, key: str, value: str, *, lease: int | None = None) -> int:
-        """Write and return the revision. Raises ``LeaseExpired``."""
+        """Write and return the revision. Raises ``LeaseExpiredError``."""
         if len(value) > MAX_VALUE_BYTES:
             raise CoordinatorError(
                 f"{key}: value of {len(value)} bytes, at most {MAX_VALUE_BYTES} are taken"
@@ -121,7 +121,10 @@ class KeyValueTable:
     def compare_and_set(
         self, key: str, value: str, *, expected: int, lease: int | None = None
     ) -> bool:
-        """Write if the entry's revision is ``expected`` (0: absent). Raises ``LeaseExpired``."""
+        """Write if the entry's revision is ``expected`` (0: absent).
+
+        Raises ``LeaseExpiredError``.
+        """
         if lease is not None:
             self._live(lease)
         entry = self._entries.get(key)
@@ -183,7 +186,7 @@ class KeyValueTable:
 
     def _live(self, lease: int) -> _Lease:
         if (found := self._leases.get(lease)) is None:
-            raise LeaseExpired(f"lease {lease} has ended: stop acting, then ask for a new one")
+            raise LeaseExpiredError(f"lease {lease} has ended: stop acting, then ask for a new one")
         return found
 
     def _detach(self, key: str) -> None:

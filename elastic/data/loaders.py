@@ -34,7 +34,7 @@ from holdfast.elastic.data.plan import (
 )
 from holdfast.elastic.data.samples import Requests, SeededSamples
 from holdfast.elastic.data.streams import Shard, ShardPlan, Shards, ShardStep
-from holdfast.elastic.data.workers.feed import DataWorkerDied, Feed, WorkerStart
+from holdfast.elastic.data.workers.feed import DataWorkerDiedError, Feed, WorkerStart
 from holdfast.elastic.data.workers.starting import Starting
 from holdfast.elastic.errors import ConfigError
 
@@ -154,14 +154,14 @@ class Loader(ABC):
         return Feed(made, first_batch_s=self._loading.first_batch_s * self._starting.patience)
 
     def _get(self) -> Any:
-        """Return the feed's next item. Raises ``DataWorkerDied`` after closing it."""
+        """Return the feed's next item. Raises ``DataWorkerDiedError`` after closing it."""
         feed = self._feed
         if feed is None:
             feed = self._feed = self._open()
         start = time.perf_counter()
         try:
             item = feed.get(self._site.check, beat=self._site.beat)
-        except DataWorkerDied as died:
+        except DataWorkerDiedError as died:
             self.close()
             self._starting.failed(died, gave=feed.gave)
             raise
@@ -253,7 +253,7 @@ class MapLoader(Loader):
         while len(self._batches) <= number:
             try:
                 self._batches.append(self._get())
-            except DataWorkerDied:
+            except DataWorkerDiedError:
                 continue
         return self._handed_out(self._batches[number])
 
@@ -374,7 +374,7 @@ class StreamLoader(Loader):
         while True:
             try:
                 return [row for _ in range(self._processes()) for row in self._get()]
-            except DataWorkerDied:
+            except DataWorkerDiedError:
                 continue
 
     def _processes(self) -> int:

@@ -104,8 +104,8 @@ class Gradients:
         """Make the mean gradients, or drop them and return False: then repeat the pass.
 
         ``agree`` is a number that must be the same on all ranks (of whatever the pass did);
-        ``wished`` is afterwards the largest ``wish`` of any rank. Raises ``NotFinite`` on all ranks
-        alike.
+        ``wished`` is afterwards the largest ``wish`` of any rank. Raises ``NotFiniteError`` on all
+        ranks alike.
         """
         self._wrapped.reshard()
         parameters = [(n, p) for n, p in self._wrapped.parameters() if p.requires_grad]

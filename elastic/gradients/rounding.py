@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.ckpt.state.names import clean
 from holdfast.elastic.config import Exact
-from holdfast.elastic.errors import ConfigError, NotFinite
+from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.exact import (
     FLOAT32,
     INT64,
@@ -184,7 +184,7 @@ class Rounding:
     def judge(self, peaks: Mapping[str, float]) -> bool:
         """Update the bounds by all ranks' peaks; say whether the pass kept to them.
 
-        Raises ``NotFinite``, naming the parameter.
+        Raises ``NotFiniteError``, naming the parameter.
         """
         for name, peak in peaks.items():
             self._refuse_too_large(name, peak)
@@ -208,12 +208,12 @@ class Rounding:
 
     def _refuse_too_large(self, name: str, peak: float) -> None:
         if peak == math.inf:
-            raise NotFinite(
+            raise NotFiniteError(
                 f"the gradient of {name} is not finite: lower the learning rate or look at "
                 "the data; a repetition would meet the same"
             )
         if exponent_above(peak) > self._method(name).largest_peak(terms=self._terms):
-            raise NotFinite(
+            raise NotFiniteError(
                 f"the gradient of {name} is as large as {peak:.3g}, so that the sum of "
                 f"{self._terms} may overflow: lower the learning rate, scale the loss down, or "
                 'set exact="int64", whose sums do not'

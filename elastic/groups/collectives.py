@@ -2,9 +2,9 @@
 
 gloo cannot be aborted: a rank whose peer stopped waits out the timeout, whatever is done to the
 group. So each collective is started asynchronously underneath, and waiting for it means looking
-at the fence every few milliseconds. A fenced rank leaves with `Fenced`; the abandoned operation
-may still write its buffers when the stopped peer wakes, so the group and everything it touched
-are kept, never used again, and never destructed while an operation is under way.
+at the fence every few milliseconds. A fenced rank leaves with `GenerationOverError`; the abandoned
+operation may still write its buffers when the stopped peer wakes, so the group and everything it
+touched are kept, never used again, and never destructed while an operation is under way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import (
 )
 
 from holdfast.elastic.channel.base import WORKER_ENV
-from holdfast.elastic.errors import Fenced
+from holdfast.elastic.errors import GenerationOverError
 
 BACKEND = "holdfast"
 
@@ -103,9 +103,9 @@ class WaitGuard:
         return self._fenced()
 
     def check(self) -> None:
-        """Raise ``Fenced`` when the generation is over."""
+        """Raise ``GenerationOverError`` when the generation is over."""
         if self._fenced():
-            raise Fenced(f"generation {self.generation} is over")
+            raise GenerationOverError(f"generation {self.generation} is over")
 
     @contextmanager
     def wait(self) -> Iterator[None]:
@@ -155,13 +155,16 @@ class WaitGuard:
         return box[0]
 
     def reraise(self, error: Exception) -> NoReturn:
-        """Raise the error, or ``Fenced`` when a fence explains it."""
+        """Raise the error, or ``GenerationOverError`` when a fence explains it."""
         if self.explained():
-            raise Fenced(f"generation {self.generation} is over: {error}") from error
+            raise GenerationOverError(f"generation {self.generation} is over: {error}") from error
         raise error
 
     def await_work(self, work: Work, *, timeout_s: float = 0.0) -> None:
-        """Wait for a gloo operation; its error becomes ``Fenced`` when a fence explains it."""
+        """Wait for a gloo operation.
+
+        Its error becomes ``GenerationOverError`` when a fence explains it.
+        """
         deadline = time.monotonic() + timeout_s if timeout_s else None
         poll = timedelta(seconds=POLL_S)
         try:

@@ -112,7 +112,7 @@ class NcclGroup:
         self._ending: threading.Thread | None = None
 
     def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
-        """Start an operation. Raises ``Fenced`` when the generation is over."""
+        """Start an operation. Raises ``GenerationOverError`` when the generation is over."""
         self.guard.check()
         operation = functools.partial(getattr(self._nccl, name), *args, **kwargs)
         enqueue = functools.partial(self._enqueue, operation)
@@ -221,10 +221,11 @@ def connect(
     *,
     device: torch.device,
 ) -> NcclGroup:
-    """Make the ranks' communicator on ``device``. Raises ``Fenced`` when the generation is over.
+    """Make the ranks' communicator on ``device``.
 
-    It blocks until all ranks came, so it happens here and not in the first collective, where no
-    fence could interrupt it. A thread that is left behind in it ends when its peers do.
+    Raises ``GenerationOverError`` when the generation is over. It blocks until all ranks came, so
+    it happens here and not in the first collective, where no fence could interrupt it. A thread
+    that is left behind in it ends when its peers do.
     """
     tame(os.environ)  # torch reads it when it makes the group
     from torch.distributed import ProcessGroupNCCL  # not there in a build for CPUs
@@ -253,7 +254,8 @@ class Marker(Protocol):
 def settle(mark: Marker, guard: WaitGuard, *, timeout_s: float) -> None:
     """Wait until the device has come to ``mark``; what it computed then is whole.
 
-    Raises ``Fenced`` when the generation is over, ``TimeoutError`` after ``timeout_s``.
+    Raises ``GenerationOverError`` when the generation is over, ``TimeoutError`` after
+    ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     with guard.wait():

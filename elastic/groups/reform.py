@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import HoldfastError, StateError
 from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.groups import collectives, devices
 from holdfast.elastic.groups.collectives import Connect, WaitGuard
 from holdfast.elastic.groups.shards import counts_here
@@ -196,7 +195,8 @@ class GenerationWorld(Peers):
     def gather_plans(self, value: Json) -> list[Json]:
         """Gather as `gather` does, but apart from all collectives: a rank may come alone.
 
-        Raises ``StateError`` where the others do not come, ``Fenced`` when the generation is over.
+        Raises ``StateError`` where the others do not come, ``GenerationOverError`` when the
+        generation is over.
         """
         found: list[Json] | StateError = self.guard.call(lambda: self._planned(value), name="plan")
         if isinstance(found, StateError):
@@ -212,8 +212,9 @@ class GenerationWorld(Peers):
     def settle(self) -> None:
         """Wait until this rank's device has done what it was told, so that it can be kept.
 
-        What comes from an aborted collective looks like any other number. Raises ``Fenced`` when
-        the generation is over, ``TimeoutError`` when it takes longer than a collective may.
+        What comes from an aborted collective looks like any other number. Raises
+        ``GenerationOverError`` when the generation is over, ``TimeoutError`` when it takes longer
+        than a collective may.
         """
         if self.mesh.device_type == "cuda":
             from holdfast.elastic.groups import nccl
@@ -246,18 +247,18 @@ def form(
     """Meet the other members of ``record`` and return the world they make.
 
     ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
-    node has more ranks than such devices, ``Fenced`` as soon as the generation is over, whatever
-    the others do.
+    node has more ranks than such devices, ``GenerationOverError`` as soon as the generation is
+    over, whatever the others do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
-        raise ElasticError(f"generation {record.number} does not contain worker {incarnation}")
+        raise HoldfastError(f"generation {record.number} does not contain worker {incarnation}")
     connect = _take_device(record, rank) if device == "cuda" else None
     collectives.use(guard, host=host, connect=connect)
     meeting = str(record.members[0].info.get("store", ""))
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
-        raise ElasticError(f"rank 0 of generation {record.number} announced store {meeting!r}")
+        raise HoldfastError(f"rank 0 of generation {record.number} announced store {meeting!r}")
     store = guard.call(
         lambda: TCPStore(
             address, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S)
@@ -266,7 +267,7 @@ def form(
     )
     size = len(record.members)
     if record.mesh.ranks != size:
-        raise ElasticError(
+        raise HoldfastError(
             f"generation {record.number} has {size} members for a mesh of {record.mesh.text}"
         )
     init_group(

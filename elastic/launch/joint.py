@@ -28,7 +28,7 @@ from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
-from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, outcome_key
@@ -225,7 +225,7 @@ class JointLauncher(Launcher):
             return
         try:
             self._claim([self._number])
-        except LeaseExpired:
+        except LeaseExpiredError:
             self._presence = None
         except CoordinatorError:
             pass  # asked again in a moment

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
@@ -27,7 +28,7 @@ from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, r
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
-from holdfast.elastic.errors import ConfigError, CoordinatorError, ElasticError
+from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import EVENTS_PATTERN, EventWriter, events_file
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.membership.view import JobView, encode, node_key, outcome_key, run_prefix
@@ -156,7 +157,7 @@ class Launcher:
         try:
             self._prepare_run_dir()
             self._connect()
-        except ElasticError:
+        except HoldfastError:
             if self._temporary:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             raise

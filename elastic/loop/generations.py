@@ -19,6 +19,8 @@ from holdfast.ckpt.errors import (
     BudgetError,
     CkptError,
     FencedError,
+    HoldfastError,
+    InternalError,
     MismatchError,
     StateError,
     StoreError,
@@ -32,12 +34,11 @@ from holdfast.elastic.channel.base import WORKER_ENV, Channel, WorkerPhase, conn
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Mesh, Settings
 from holdfast.elastic.errors import (
-    Anew,
     ConfigError,
-    ElasticError,
-    Fenced,
-    JobFailed,
-    RollBack,
+    GenerationOverError,
+    JobFailedError,
+    RollBackError,
+    StateLostError,
     Stopped,
 )
 from holdfast.elastic.groups import devices, reform
@@ -54,7 +55,7 @@ _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-USER_ERRORS = (BudgetError, ConfigError, JobFailed, MismatchError, StateError, StoreError)
+USER_ERRORS = (BudgetError, ConfigError, JobFailedError, MismatchError, StateError, StoreError)
 """What no retry can help: the job ends at once with the message."""
 
 _AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
@@ -237,7 +238,7 @@ class Loop:
             except Exception as error:
                 if not _explained(error, guard):
                     raise
-                asked = {RESTORE_AT_MOST: error.at_most} if isinstance(error, RollBack) else {}
+                asked = {RESTORE_AT_MOST: error.at_most} if isinstance(error, RollBackError) else {}
                 _forget(error)
             busy = reform.leave()
             _log.info("generation %d is over; %d groups still busy", record.number, busy)
@@ -260,7 +261,7 @@ class Loop:
         channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
         try:
             return self._enter(body, world)
-        except Anew as error:
+        except StateLostError as error:
             anew = str(error)
             _log.warning("the state is built anew: %s", anew)
             _forget(error)
@@ -313,7 +314,7 @@ def _explained(error: Exception, guard: WaitGuard) -> bool:
 
     A peer's death shows first as a broken connection, then as a fence.
     """
-    if isinstance(error, Fenced) or guard.fenced:
+    if isinstance(error, GenerationOverError) or guard.fenced:
         return True
     if isinstance(error, USER_ERRORS):
         return False
@@ -337,7 +338,8 @@ def show_plainly() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, ElasticError | CkptError) and not isinstance(error, FencedError):
+        is_ours = isinstance(error, HoldfastError | Stopped)
+        if is_ours and not isinstance(error, FencedError | InternalError):
             if not getattr(error, "_said", False):
                 sys.stderr.write(f"holdfast: {error}\n")
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from holdfast.elastic.errors import JobFailed, RollBack
+from holdfast.elastic.errors import JobFailedError, RollBackError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, longest, value_of
 
@@ -37,8 +37,8 @@ class LossWatch:
         """Say whether the step is to leave the weights as they are.
 
         ``wrong`` says what else is not finite. ``tell`` is called with what is wrong and what
-        becomes of it. Raises ``RollBack`` to go back, ``JobFailed`` when that is over, and
-        ``ConfigError`` where the loop does not log the number.
+        becomes of it. Raises ``RollBackError`` to go back, ``JobFailedError`` when that is over,
+        and ``ConfigError`` where the loop does not log the number.
         """
         guard = self._guard
         loss = value_of(metrics, guard=guard)
@@ -49,9 +49,9 @@ class LossWatch:
         told = f"step {step}: {why}"
         match action:
             case LossAction.ROLL_BACK:
-                raise RollBack(told, at_most=max(0, step - guard.steps_back))
+                raise RollBackError(told, at_most=max(0, step - guard.steps_back))
             case LossAction.STOP:
-                raise JobFailed(
+                raise JobFailedError(
                     f"{told}: look at the data and the learning rate, or change what "
                     f"LossGuard(nonfinite={guard.nonfinite!r}, spike={guard.spike!r}, "
                     f"then={guard.then!r}, limit={guard.limit}) does"

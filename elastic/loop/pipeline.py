@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.elastic import randomness
 from holdfast.elastic.data.loaders import LoadedMicrobatch
-from holdfast.elastic.errors import ConfigError, Fenced
+from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.seeding import seed_all
 
@@ -42,7 +42,7 @@ Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 def _is_no_fence(_: logging.LogRecord) -> bool:
-    return not isinstance(sys.exc_info()[1], Fenced)
+    return not isinstance(sys.exc_info()[1], GenerationOverError)
 
 
 # Where a generation ends under a schedule, that would log an error and all that it had planned.
@@ -71,7 +71,10 @@ class Stage(PipelineStage):
         self._check, self._exact = check, exact
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run one microbatch under its own seed; raise ``Fenced`` when the generation is over."""
+        """Run one microbatch under its own seed.
+
+        Raises ``GenerationOverError`` when the generation is over.
+        """
         self._check()
         seed_all(self.seeds[fwd_chunk_id])
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import CkptError, InternalError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.snapshot.store_gather import StoreGather
@@ -36,7 +36,7 @@ from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
-from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.groups.reform import AXES, GenerationWorld
@@ -58,11 +58,11 @@ _PROTECTED_WAIT_S: Final = 10.0
 _AGAIN_S: Final = 5.0
 
 
-class _FirstStep(ElasticError):
+class _FirstStepError(InternalError):
     """The rehearsal is complete: the function has come to its first step."""
 
 
-class _TooLong(ElasticError):
+class _TooLongError(InternalError):
     """The rehearsal took too long."""
 
 
@@ -135,7 +135,7 @@ class StageKeeper(StateKeeper):
 
     def begin(self, count: int) -> None:
         """End the rehearsal."""
-        raise _FirstStep(f"the first of {count} steps would begin now")
+        raise _FirstStepError(f"the first of {count} steps would begin now")
 
 
 class WarmJoin:
@@ -173,8 +173,8 @@ class WarmJoin:
                 record, rank = found
                 told |= {"rank": rank, "world": len(record.members)}
                 self._rehearse(body, record, rank=rank, donors=donors)
-        except (_FirstStep, _TooLong) as error:
-            told["error"] = "" if isinstance(error, _FirstStep) else str(error)
+        except (_FirstStepError, _TooLongError) as error:
+            told["error"] = "" if isinstance(error, _FirstStepError) else str(error)
         except Exception as error:  # noqa: BLE001 - told; in earnest it ends the worker
             told |= {"error": f"{type(error).__name__}: {error}", "over": not self._goes_on()}
         reform.leave()
@@ -276,14 +276,14 @@ def _train_once(world: GenerationWorld) -> None:
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Have `_TooLong` raised in the body when the time is up; on the main thread only."""
+    """Have `_TooLongError` raised in the body when the time is up; on the main thread only."""
     main = threading.main_thread()
     if threading.current_thread() is not main or main.ident is None:
         yield
         return
 
     def over(*_: object) -> None:
-        raise _TooLong(f"the first step was not reached within {limit_s:g} s")
+        raise _TooLongError(f"the first step was not reached within {limit_s:g} s")
 
     signal.signal(SIGNAL, over)
     left = threading.Event()

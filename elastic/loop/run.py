@@ -25,7 +25,7 @@ from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
-from holdfast.elastic.errors import ConfigError, JobFailed, NotFinite
+from holdfast.elastic.errors import ConfigError, JobFailedError, NotFiniteError
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
@@ -149,7 +149,10 @@ class Run:
         self._channel.emit(kind, **fields)
 
     def check(self) -> None:
-        """Raise ``Fenced`` when this generation is over; call it in long work of your own."""
+        """Raise ``GenerationOverError`` when this generation is over.
+
+        Call it in long work of your own.
+        """
         self._pulse.beat()
         self._world.guard.check()
 
@@ -361,7 +364,7 @@ class Run:
             self._work.sharing.end(self._backwards)
             if self._end_pass(len(pieces)):
                 return
-        raise JobFailed(
+        raise JobFailedError(
             f"step {self.completed}: the gradients grew {_MAX_PASSES} times over: what a "
             "microbatch computes must depend on nothing but the tracked state and the microbatch"
         )
@@ -440,7 +443,7 @@ class Run:
             if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
                 self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)
                 return False
-        except NotFinite as error:
+        except NotFiniteError as error:
             if self._losses is None:
                 raise
             wrong = str(error)

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
 
 MAX_LINE_BYTES = 64 << 20
@@ -106,7 +106,7 @@ class LineReader:
         self._held = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that ``data`` completes. Raises ``ElasticError`` past the limit."""
+        """Return the lines that ``data`` completes. Raises ``HoldfastError`` past the limit."""
         lines: list[bytes] = []
         *complete, rest = data.split(b"\n")
         for part in complete:
@@ -116,7 +116,7 @@ class LineReader:
             self._parts.append(rest)
             self._held += len(rest)
         if self._held > self._limit:
-            raise ElasticError(
+            raise HoldfastError(
                 f"a message of more than {self._limit} bytes without an end: the peer is broken"
             )
         return lines

@@ -21,7 +21,7 @@ from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
-from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
 from holdfast.elastic.membership.view import encode
 from holdfast.elastic.rendezvous.rounds import CLOSED, NODES, ROUND, Participant, Round, RoundView
 
@@ -232,11 +232,11 @@ class RendezvousLink:
             try:
                 coordinator = self._connected()
                 if self._lease is None:
-                    raise LeaseExpired("there is none")
+                    raise LeaseExpiredError("there is none")
                 coordinator.keep_alive(self._lease)
                 if coordinator.get(self._key_of(self._said)) is None:
-                    raise LeaseExpired("the table was lost")  # the number may be another's now
-            except LeaseExpired:
+                    raise LeaseExpiredError("the table was lost")  # the number may be another's now
+            except LeaseExpiredError:
                 self._lease = None
                 self._register()
             except CoordinatorError:
@@ -304,7 +304,7 @@ class RendezvousLink:
             return
         try:
             self._connected().put(self._key_of(self._said), encode(self._said), lease=self._lease)
-        except LeaseExpired as error:  # the keeper says it under a new one in a moment
+        except LeaseExpiredError as error:  # the keeper says it under a new one in a moment
             raise CoordinatorError(str(error)) from error
 
     def _key_of(self, participant: Participant) -> str:

@@ -48,7 +48,7 @@ def hand_over(
     """Stand at the end of ``step`` until the generation is over, at most `HOLD_S`.
 
     Every rank has a snapshot of it. ``stored``: it was given to the store, and is safe when it is
-    there. Raises ``Fenced``.
+    there. Raises ``GenerationOverError``.
     """
     deadline_s, halted, handed = time.monotonic() + HOLD_S, False, False
     with world.guard.wait():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.errors import HoldfastError, StoreError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
@@ -17,7 +17,7 @@ from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
-from holdfast.elastic.errors import ConfigError, ElasticError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.elastic.tracked.handover import Wish, hand_over
@@ -79,7 +79,7 @@ class StateKeeper:
         self._state = {**state, KEY: self.cursor}
         restored = self._restore()
         if restored.step != self.cursor.step:
-            raise ElasticError(
+            raise HoldfastError(
                 f"the snapshot labelled step {restored.step} holds the state after "
                 f"{self.cursor.step} steps"
             )
@@ -260,7 +260,7 @@ class StateKeeper:
             LastSave(self._channel, self.client, root=str(root)).wait(
                 step, limit_s=settings.checkpoint_wait_s, check=self._world.guard.check
             )
-        except JobFailed as failed:
+        except JobFailedError as failed:
             if settings.on_checkpoint_error != "skip":
                 raise
             _log.warning("%s", failed)

@@ -41,7 +41,7 @@ from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, restore
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel
-from holdfast.elastic.errors import Anew, JobFailed
+from holdfast.elastic.errors import JobFailedError, StateLostError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.opening import Opening
 from holdfast.elastic.tracked.spilled import spilled_points
@@ -104,8 +104,8 @@ class Restorer(Closing):
     def restore(self, state: Mapping[str, Any], *, root: str | None) -> Restored:
         """Overwrite ``state`` with the newest that can be read; collective.
 
-        Raises ``Anew`` where an attempt may have changed the state and nothing is left to restore
-        from, ``JobFailed`` where there are checkpoints and none of them can be read.
+        Raises ``StateLostError`` where an attempt may have changed the state and nothing is left to
+        restore from, ``JobFailedError`` where there are checkpoints and none of them can be read.
         """
         if self._world.record.mesh.pp > 1:
             self._elsewhere = self._world.unite(sorted(live_keys(flatten(state))))
@@ -254,7 +254,7 @@ class Restorer(Closing):
                 tiers={"checkpoint": {"bytes": nbytes, "seconds": seconds}},
             )
         if self._touched:
-            raise Anew(
+            raise StateLostError(
                 f"{why}there is no checkpoint; training starts anew ({'; '.join(course.reasons)})"
             )
         return Restored(tier="none", how=f"{why}nothing to restore", step=0)
@@ -286,7 +286,7 @@ class Restorer(Closing):
             if step is None:
                 if failed:
                     before = "".join(f"; {reason}" for reason in course.reasons)
-                    raise JobFailed(
+                    raise JobFailedError(
                         f"{root}: no checkpoint can be read in full: {failed}{before}; bring back "
                         "a good one, or choose another directory"
                     )
@@ -315,7 +315,7 @@ class Restorer(Closing):
                 damage = f"{root}: no checkpoint can be trusted: {error}"
         chosen: tuple[int | None, str] = self._world.gather((step, damage))[0]
         if chosen[1]:
-            raise JobFailed(chosen[1])
+            raise JobFailedError(chosen[1])
         return chosen[0]
 
 

@@ -15,7 +15,7 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WORKER_ENV, Channel
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class CheckpointWatch:
         threading.Thread(target=self._follow, name="checkpoint-news", daemon=True).start()
 
     def check(self) -> None:
-        """Raise ``JobFailed`` once more checkpoints failed than the job is to bear."""
+        """Raise ``JobFailedError`` once more checkpoints failed than the job is to bear."""
         if self._fatal:
-            raise JobFailed(self._fatal)
+            raise JobFailedError(self._fatal)
 
     def settle(self) -> None:
         """Tell what there is still to tell; nothing follows."""
@@ -89,14 +89,14 @@ class LastSave:
     def wait(self, step: int, *, limit_s: float, check: Callable[[], None]) -> None:
         """Return when ``step`` is durable; ``check`` is called often and may raise.
 
-        Raises ``JobFailed`` that names what was not saved, and what is.
+        Raises ``JobFailedError`` that names what was not saved, and what is.
         """
         began_s = said_s = time.monotonic()
         while not self._is_durable(step):
             check()
             now_s = time.monotonic()
             if now_s - began_s > limit_s:
-                raise JobFailed(
+                raise JobFailedError(
                     f"step {step} was not saved: writing it to {self._root} is at "
                     f"{self._progress(step):.0%} after {limit_s:g} s; {newest(self._newest())}; "
                     "raise checkpoint_wait_s, or checkpoint_bandwidth if it is limited"
@@ -109,7 +109,7 @@ class LastSave:
         try:
             return self._client.durable_step(at_least=step, timeout_s=_POLL_S) >= step
         except StoreError as error:
-            raise JobFailed(
+            raise JobFailedError(
                 f"step {step} was not saved: {error}; {newest(self._newest())}"
             ) from error
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from holdfast.elastic.config import Batch, Mesh, Settings
-from holdfast.elastic.errors import Fenced
+from holdfast.elastic.errors import GenerationOverError
 from holdfast.elastic.groups import devices, reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.generations import Loop
@@ -87,7 +87,7 @@ def go_on_alone(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
             assert world.gather(turn) == [turn] * world.size
             if turn == 20:
                 (folder / f"warm-{rank}").touch()
-    except Fenced:
+    except GenerationOverError:
         fenced_at = time.time()
     busy_s = time.monotonic()
     while reform.leave():

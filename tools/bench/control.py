@@ -21,13 +21,13 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry
 from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.coordinator.base import EventKind
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree, seating
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobSpec,
@@ -228,13 +228,13 @@ class _Plane:
                     members = {member.incarnation for member in record.members}
                     self._publish_all(lambda r: _entered(r, members))  # noqa: B023
                 case agree.Finish(outcome=outcome):
-                    raise ElasticError(f"the simulated job ended: {outcome.message}")
+                    raise HoldfastError(f"the simulated job ended: {outcome.message}")
                 case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                     if not self._follow():
                         if until_s is None:
                             return
                         self._now_s = max(self._now_s, until_s)
-        raise ElasticError("the simulated control plane does not come to rest; report this")
+        raise HoldfastError("the simulated control plane does not come to rest; report this")
 
     def _look(self) -> agree.Decision:
         """Read what changed, decode and decide as an agent does."""

@@ -19,12 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key, shared_key_file
 from holdfast.elastic.channel.sidecar_file import SidecarFile, sidecar_file
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
-from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
 from holdfast.elastic.rendezvous.link import address_towards
 
@@ -257,10 +258,10 @@ def _start(args: argparse.Namespace, path: Path) -> int:
         while not _serves(path, keeper.pid):
             if keeper.poll() is not None:
                 said.seek(0)
-                raise ElasticError(f"the sidecar did not start: {said.read().decode().strip()}")
+                raise HoldfastError(f"the sidecar did not start: {said.read().decode().strip()}")
             if time.monotonic() > deadline_s:
                 keeper.kill()
-                raise ElasticError(f"the sidecar did not start within {_START_S:g} s")
+                raise HoldfastError(f"the sidecar did not start within {_START_S:g} s")
             time.sleep(_POLL_S)
     print(f"export {SIDECAR_ENV}={shlex.quote(str(path))}")
     return 0
@@ -289,7 +290,7 @@ def _stop(path: Path) -> int:
         os.close(pidfd)
     if not gone:
         end_processes([found.pid], mark="sidecar")
-        raise ElasticError(f"process {found.pid} did not end within {_STOP_S:g} s and was killed")
+        raise HoldfastError(f"process {found.pid} did not end within {_STOP_S:g} s and was killed")
     return 0
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import LaunchConfig, Launcher
 from holdfast.tools.demo.display import make_display
@@ -46,7 +46,7 @@ def run_job(
     """Run a job to its end, carrying out ``plan`` on the way.
 
     The job begins no step while ``hold_file`` is there; rank 0 writes ``result_file`` at its end.
-    Raises ``JobFailed`` with the reason and the end of the guilty log when the job fails.
+    Raises ``JobFailedError`` with the reason and the end of the guilty log when the job fails.
     """
     launcher = Launcher(config)
     reader, state = EventReader(launcher.run_dir), LiveState()
@@ -68,7 +68,7 @@ def run_job(
     finally:
         nemesis.close()
     if not outcome.ok:
-        raise JobFailed(f"{title} failed: {outcome.message}. {_evidence(launcher.run_dir)}")
+        raise JobFailedError(f"{title} failed: {outcome.message}. {_evidence(launcher.run_dir)}")
     return DemoJobRecord(
         events=[dict(event) for event in state.history],
         result=_read_result(result_file),
@@ -82,7 +82,7 @@ def _read_result(path: Path) -> dict[str, Json]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Json])
     except (OSError, msgspec.DecodeError) as error:
-        raise JobFailed(f"the job ended well but left no readable result: {error}") from error
+        raise JobFailedError(f"the job ended well but left no readable result: {error}") from error
 
 
 def _evidence(run_dir: Path) -> str:

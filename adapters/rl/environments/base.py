@@ -14,6 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from holdfast.adapters.rl.samples.trajectory import SampleId
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.types import Json, learn
 
 HELD_OUT: Final = 1 << 40
@@ -75,11 +76,15 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 Reply = Observation | Failed
 
 
-class ToolError(Exception):
-    """A tool failed and may do better when it is called again: raised by environments.
+class ToolError(HoldfastError):
+    """A tool failed, and may do better when it is called again.
 
-    Any other error of an environment is taken for a fault of its code and ends the worker.
+    Environments raise it. Any other error of an environment is taken for a fault of its code and
+    ends the worker.
     """
+
+    code = "HF026"
+    remedy = "Call the tool again; the rollout worker does so by itself."
 
 
 @runtime_checkable

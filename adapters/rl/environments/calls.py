@@ -26,7 +26,7 @@ from holdfast.adapters.rl.environments.base import (
 )
 from holdfast.adapters.rl.environments.waits import Waits
 from holdfast.adapters.rl.samples.trajectory import SampleId
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 _HUNG_PER_THREAD = 4
 
@@ -76,8 +76,8 @@ class ThreadedCalls:
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
         """Return, once each, the replies that came; wait up to ``wait_s`` for the first.
 
-        Raises ``JobFailed`` when the environment raised what is no `ToolError`, or when too many
-        calls hang.
+        Raises ``JobFailedError`` when the environment raised what is no `ToolError`, or when too
+        many calls hang.
         """
         self._start()
         found = list(self._take(wait_s))
@@ -146,7 +146,7 @@ class ThreadedCalls:
             if reply is not None:
                 yield call.action.key, reply
         if len(self._hung) > _HUNG_PER_THREAD * self._threads:
-            raise JobFailed(
+            raise JobFailedError(
                 f"{len(self._hung)} calls of the environment hang, each for more than "
                 f"{self._limit_s:g} s: see to its tools, or give it a longer limit_s"
             )
@@ -160,8 +160,8 @@ class ThreadedCalls:
         action, environment = call.action, type(self._environment).__name__
         where = f"{environment}.respond for turn {action.turn} of sample {action.key}"
         if isinstance(found, Exception):
-            raise JobFailed(f"{where}: {type(found).__name__}: {found}") from found
-        raise JobFailed(f"{where} returned {found!r}, needed: an Observation")
+            raise JobFailedError(f"{where}: {type(found).__name__}: {found}") from found
+        raise JobFailedError(f"{where} returned {found!r}, needed: an Observation")
 
     def _again(self, call: _PendingCall, why: str) -> Failed | None:
         self._waits.failed += 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from holdfast.elastic.errors import ElasticError
+from holdfast.ckpt.errors import HoldfastError
 
 
-class LedgerError(ElasticError):
-    """The ledger was asked for what its state does not allow: a bug, or a state of another job."""
+class LedgerError(HoldfastError):
+    """The ledger was asked for something that its state does not allow."""
+
+    code = "HF024"
+    remedy = "Load the state of the same job; where it is, report this."
 
 
 class OrdinalState(StrEnum):

@@ -27,7 +27,7 @@ from holdfast.adapters.rl.server.messages import (
     WorkerIdentity,
 )
 from holdfast.adapters.rl.weights.places import WeightsPlace
-from holdfast.adapters.rl.weights.pull import Pulled, Reader, RefusedWeights, pull
+from holdfast.adapters.rl.weights.pull import Pulled, Reader, RefusedWeightsError, pull
 from holdfast.adapters.rl.weights.setup import require_same
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.sidecar.client import SidecarClient
@@ -35,7 +35,7 @@ from holdfast.ckpt.state.refresh import Replica
 from holdfast.ckpt.transport import Client, RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WorkerPhase
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.membership.records import Roster
 
 _EXCHANGE_TIMEOUT_S = 0.5
@@ -390,7 +390,7 @@ class SamplingClient:
                     return self._without(version, error)
                 continue
             except CkptError as error:
-                if isinstance(error, RefusedWeights):
+                if isinstance(error, RefusedWeightsError):
                     avoid = self._refuse(error)
                 if time.monotonic() > deadline_s:
                     return self._without(version, error)
@@ -432,7 +432,7 @@ class SamplingClient:
             )
         return told.digest
 
-    def _refuse(self, error: RefusedWeights) -> frozenset[int]:
+    def _refuse(self, error: RefusedWeightsError) -> frozenset[int]:
         """Count and tell weights that are not to be sampled with; return whose blocks to avoid."""
         self._refused += 1
         self._host.emit(
@@ -474,7 +474,7 @@ class SamplingClient:
     def _without(self, version: int, error: CkptError) -> bool:
         """Go on without a version that is not to be had; False.
 
-        Raises ``JobFailed`` when the same one was missing for long, whatever the leader did.
+        Raises ``JobFailedError`` when the same one was missing for long, whatever the leader did.
         """
         now_s = time.monotonic()
         if self._missed is None or self._missed[0] != version:
@@ -482,7 +482,7 @@ class SamplingClient:
         missing_s = now_s - self._missed[1]
         self._host.emit("version_unavailable", version=version, seconds=missing_s, why=str(error))
         if missing_s > _MISSING_LIMIT_S:
-            raise JobFailed(
+            raise JobFailedError(
                 f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
                 f"of trying: {error}; keep more snapshots than eta (resilient(keep=...))"
             )

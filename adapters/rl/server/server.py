@@ -39,10 +39,9 @@ from holdfast.adapters.rl.server.messages import (
 from holdfast.adapters.rl.server.salvage import LogReader, read_log, take_over
 from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.publisher import Publisher
-from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError
 from holdfast.ckpt.transport import Request, RunKey, Server
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.membership.records import Roster, WorkerState
 
 _log = logging.getLogger(__name__)
@@ -269,7 +268,7 @@ class RolloutServer:
 
     def _leading(self) -> Term:
         if self._term is None:
-            raise ElasticError("this rollout server leads no generation")
+            raise HoldfastError("this rollout server leads no generation")
         return self._term
 
     # -- the workers' side (I/O thread) ------------------------------------------------------

@@ -40,7 +40,7 @@ from holdfast.adapters.rl.weights.setup import Policies, require_same
 from holdfast.adapters.rl.weights.warm_up import load_warm_start
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 _WAIT_S = 0.05
 _HELD_POLL_S = 0.01
@@ -303,7 +303,7 @@ class Trainer:
         for what in found:
             run.emit("violation", step=step + 1, what=what)
         if found and self._config.check.fatal:
-            raise JobFailed(f"{found[0]} (check.fatal is set)")
+            raise JobFailedError(f"{found[0]} (check.fatal is set)")
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))

@@ -36,11 +36,14 @@ Expected: TypeAlias = Callable[[WeightsPlace], str]
 """Returns the digest that was published for the weights at a place."""
 
 
-class RefusedWeights(CorruptError):
-    """A version's weights are not those that were published, or are damaged: fetch them elsewhere.
+class RefusedWeightsError(CorruptError):
+    """The weights of a version are damaged, or are not those that were published.
 
     ``ranks`` are those whose blocks are to be avoided.
     """
+
+    code = "HF025"
+    remedy = "Fetch them from other ranks."
 
     def __init__(self, message: str, *, version: int, ranks: frozenset[int]) -> None:
         super().__init__(message)
@@ -107,8 +110,9 @@ def pull(
     They are in the version's own snapshot, or in a later one of a job whose snapshots have the
     ``retained`` versions before them. With a ``replica`` only what differs from it is read, and its
     tensors are those returned; what is retained is read whole.
-    Raises `RefusedWeights` where their digest is not the ``expected`` one, or a block is damaged:
-    the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild from parity.
+    Raises `RefusedWeightsError` where their digest is not the ``expected`` one, or a block is
+    damaged: the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild
+    from parity.
 
     Raises ``NotFoundError`` while the version is not protected, or when it is no longer kept, as
     far as this node's sidecar knows; with ``everywhere`` the others are asked as well: a node that
@@ -122,7 +126,7 @@ def pull(
     with reader.source(_rebuilt(point, frozenset(avoid), reader)) as source:
         found = digest(source.indexes(), fqns)
         if expected is not None and (wanted := expected(place)) != found:
-            raise RefusedWeights(
+            raise RefusedWeightsError(
                 f"{source.origin}: the digest of the weights is {found}, published was {wanted}",
                 version=version,
                 ranks=frozenset(range(len(point.sources))),
@@ -134,7 +138,7 @@ def pull(
             with suppress(CkptError):
                 source.distrust()
             ranks = frozenset(fault.rank for fault in source.faults)
-            raise RefusedWeights(str(error), version=version, ranks=ranks) from error
+            raise RefusedWeightsError(str(error), version=version, ranks=ranks) from error
         if place.slot is not None:
             _require(place, replica.tensors[VERSIONS], origin=source.origin)
     return Pulled(
@@ -183,7 +187,7 @@ def weights_of(
         except CkptError as error:
             if time.monotonic() > deadline_s:
                 raise
-            avoid = error.ranks if isinstance(error, RefusedWeights) else avoid
+            avoid = error.ranks if isinstance(error, RefusedWeightsError) else avoid
             time.sleep(_RETRY_S)
 
 

@@ -20,9 +20,9 @@ from holdfast.adapters.rl.policy.policy import build_policy, fill, parameter_nam
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.state.restore import read_tensors
-from holdfast.elastic.errors import ConfigError, ElasticError
+from holdfast.elastic.errors import ConfigError
 
 _FIRST_ORDINAL = 1 << 23
 """Warm-up prompts lie far behind those the reinforcement will see."""
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         prepare(load_config(options.config))
-    except (ElasticError, CkptError) as error:
+    except HoldfastError as error:
         sys.stderr.write(f"holdfast: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
 
-from holdfast.ckpt.errors import CkptError, PeerError
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from holdfast.ckpt.memory.records import SidecarPeer
 from holdfast.ckpt.transport import Client, RunKey
 from holdfast.ckpt.types import Json
@@ -25,7 +25,7 @@ MAX_JOBS = 4096
 """More are not kept for one peer: the oldest go."""
 
 _BACKOFF_S = (0.005, 0.5)
-_WORTH_REPEATING = ("", "NotFoundError", "CorruptError")
+_WORTH_REPEATING = ("", NotFoundError.code, CorruptError.code)
 """Refusals that pass: no answer, a peer that is not that far yet, bytes lost on the way."""
 
 
@@ -134,7 +134,7 @@ class PeerQueue:
 
 def is_passing(error: PeerError) -> bool:
     """Return whether what was refused is worth repeating."""
-    return error.kind in _WORTH_REPEATING
+    return error.peer_code in _WORTH_REPEATING
 
 
 def send(client: Client, op: str, body: Json) -> None:

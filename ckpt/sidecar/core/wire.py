@@ -21,7 +21,7 @@ def split_checked(
     Raises ``CorruptError`` when bytes changed on the way, ``PeerError`` for no such answer at all.
     """
     if not isinstance(body, list) or len(body) != len(lengths) or len(frames) != 1:
-        raise PeerError(f"{origin}: malformed answer to a read", kind="CorruptError")
+        raise PeerError(f"{origin}: malformed answer to a read", peer_code=CorruptError.code)
     if frames[0].nbytes != sum(lengths):
         raise CorruptError(f"{origin}: sent {frames[0].nbytes} bytes, not {sum(lengths)}; retry")
     ends = list(accumulate(lengths))

@@ -22,7 +22,14 @@ from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
-from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, PeerError
+from holdfast.ckpt.errors import (
+    CapacityError,
+    CkptError,
+    CorruptError,
+    GivenUpError,
+    MismatchError,
+    PeerError,
+)
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import ParityEntry
 from holdfast.ckpt.native.isal import crc32c
@@ -192,7 +199,7 @@ class Builder:
             try:
                 job(client)
             except PeerError as error:
-                if error.kind in ("GivenUpError", "CorruptError"):
+                if error.peer_code in (GivenUpError.code, CorruptError.code):
                     self._note(build, str(error))
                 raise
 
@@ -351,9 +358,9 @@ class Builder:
                 answer, frames = client.call("column_bytes", unparse(body), bulk=True)
                 parts = split_checked(answer, frames, lengths, origin=f"{owner}: column_bytes")
             except CorruptError as error:
-                raise PeerError(str(error), kind="CorruptError") from error
+                raise PeerError(str(error), peer_code=CorruptError.code) from error
             except PeerError as error:
-                if error.kind == "MismatchError":  # the base was released meanwhile
+                if error.peer_code == MismatchError.code:  # the base was released meanwhile
                     self._again(build, by_wire=build.by_wire)
                 raise
             done = self._work(build, self._add, column, batch, parts)

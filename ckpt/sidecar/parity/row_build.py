@@ -121,7 +121,7 @@ def parse_column(
 
 
 def _malformed(why: str) -> PeerError:
-    return PeerError(f"malformed answer about a column: {why}", kind="CorruptError")
+    return PeerError(f"malformed answer about a column: {why}", peer_code=CorruptError.code)
 
 
 def cut_row(nbytes: int) -> list[tuple[int, int]]:

@@ -241,7 +241,7 @@ class Sources:
         try:
             return split_checked(answer, frames, [nbytes], origin=f"{node}: {op}")[0]
         except CorruptError as error:  # on the way: not a fragment that is wrong where it lies
-            raise PeerError(str(error), kind="CorruptError") from error
+            raise PeerError(str(error), peer_code=CorruptError.code) from error
 
     def _connections(self, node: str) -> queue.SimpleQueue[Client]:
         """Return the connections to a node that are not in use, made when first needed."""

@@ -17,7 +17,7 @@ from botocore.config import Config
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.s3.config import S3Config, S3Timing
-from holdfast.ckpt.store.s3.errors import FAILURES, Overdue, is_transient, refusal, said
+from holdfast.ckpt.store.s3.errors import FAILURES, OverdueError, is_transient, refusal, said
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class Deadline:
         return self._within_s - self.spent_s()
 
     def check(self) -> None:
-        """Raise ``Overdue`` once there is no time left."""
+        """Raise ``OverdueError`` once there is no time left."""
         if self.left_s() <= 0:
-            raise Overdue(f"not through within {self._within_s:g} s, though bytes were moving")
+            raise OverdueError(f"not through within {self._within_s:g} s, though bytes were moving")
 
 
 class S3Connection:
@@ -71,7 +71,7 @@ class S3Connection:
         for failed in itertools.count(1):
             try:
                 return request(deadline)
-            except Overdue as error:
+            except OverdueError as error:
                 raise refusal(error, where=where, doing=doing) from error
             except FAILURES as error:
                 if not is_transient(error):

@@ -8,7 +8,7 @@ import urllib3.exceptions
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from holdfast.ckpt.errors import CkptError, NotFoundError, StoreError
+from holdfast.ckpt.errors import CkptError, InternalError, NotFoundError, StoreError
 
 FAILURES: Final = (
     boto.BotoCoreError,
@@ -90,7 +90,7 @@ _REMEDIES: Final = {
 }
 
 
-class Overdue(Exception):
+class OverdueError(InternalError):
     """The deadline passed while bytes were still moving."""
 
 
@@ -132,7 +132,7 @@ def said(error: BaseException) -> str:
         message = str(found.get("Message") or "").strip().rstrip(".")
         words = " ".join(filter(None, (code_of(error), f"({message})" if message else "")))
         return f"the server says {status_of(error)} {words}".strip()
-    if isinstance(error, Overdue):
+    if isinstance(error, OverdueError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(".")
 
@@ -151,7 +151,7 @@ def _remedy(error: BaseException) -> str:
         return _REGION
     if isinstance(error, boto.SSLError):
         return "trust the server's certificate (AWS_CA_BUNDLE) or correct the endpoint"
-    if isinstance(error, boto.ConnectionError | boto.HTTPClientError | Overdue):
+    if isinstance(error, boto.ConnectionError | boto.HTTPClientError | OverdueError):
         return "check the endpoint (AWS_ENDPOINT_URL_S3) and the network, then try again"
     remedy = _REMEDIES.get(code_of(error)) or _REMEDIES.get(str(status_of(error)))
     if remedy == _REGION and (region := _region_of(error)):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.errors import InternalError, NotFoundError, StoreError
 from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
 from holdfast.ckpt.store.s3.errors import status_of
 from holdfast.ckpt.store.s3.unfinished import UploadTarget
@@ -20,8 +20,8 @@ _BLOCK_BYTES: Final = 256 << 10
 Views = Sequence[memoryview]
 
 
-class CutOff(OSError):
-    """A reply ended before all its bytes had come."""
+class CutOffError(InternalError, OSError):
+    """A reply ended before all its bytes had come; an ``OSError``, as it passes like one."""
 
 
 class Sink:
@@ -32,13 +32,15 @@ class Sink:
         self.done, self.nbytes = 0, sum(view.nbytes for view in views)
 
     def receive(self, reply: dict[str, Any], deadline: Deadline) -> None:
-        """Take the body of ``reply`` until full. Raises ``CutOff`` where it ends before."""
+        """Take the body of ``reply`` until full. Raises ``CutOffError`` where it ends before."""
         with reply["Body"] as stream:
             while self.done < self.nbytes:
                 deadline.check()
                 block = stream.read1(min(self.nbytes - self.done, _BLOCK_BYTES))
                 if not block:
-                    raise CutOff(f"the reply was cut off after {self.done} of {self.nbytes} bytes")
+                    raise CutOffError(
+                        f"the reply was cut off after {self.done} of {self.nbytes} bytes"
+                    )
                 self._take(memoryview(block))
 
     def _take(self, block: memoryview) -> None:

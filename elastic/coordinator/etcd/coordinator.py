@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure
-from holdfast.elastic.coordinator.etcd.link import EtcdLink, Line, Metadata, RequestFailed
+from holdfast.elastic.coordinator.etcd.link import EtcdLink, Line, Metadata, RequestFailedError
 from holdfast.elastic.coordinator.etcd.stream import (
-    Compacted,
-    StreamBroken,
+    CompactedError,
+    StreamBrokenError,
     WatchStream,
     prefix_end,
 )
 from holdfast.elastic.coordinator.etcd.stubs import rpc
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 _PAUSE_S = 0.05
 _LEAST_WATCH_S = 0.1
@@ -64,7 +64,9 @@ class EtcdCoordinator:
         if not self._renewed(lease):
             self._revision()  # returns when the member has seen every grant there was
             if not self._renewed(lease):
-                raise LeaseExpired(f"lease {lease} has ended: stop acting, then ask for a new one")
+                raise LeaseExpiredError(
+                    f"lease {lease} has ended: stop acting, then ask for a new one"
+                )
 
     def _renewed(self, lease: int) -> bool:
         request = rpc.LeaseKeepAliveRequest(ID=lease)
@@ -88,7 +90,7 @@ class EtcdCoordinator:
         request = rpc.LeaseRevokeRequest(ID=lease)
         try:
             self._ask(lambda line: line.lease.LeaseRevoke, request, repeatable=True)
-        except RequestFailed as error:
+        except RequestFailedError as error:
             if not error.failure.lease_gone:
                 raise
 
@@ -134,9 +136,9 @@ class EtcdCoordinator:
             start_by_s = (failing_s or time.monotonic()) + self._timeout_s
             try:
                 return self._follow(full, after, until_s=until_s, start_by_s=start_by_s)
-            except Compacted:
+            except CompactedError:
                 return self._reset(prefix)
-            except StreamBroken as broken:
+            except StreamBrokenError as broken:
                 failure = broken.failure
             if self._closed:
                 raise CoordinatorError(f"{self.address}: this connection is closed")
@@ -164,10 +166,10 @@ class EtcdCoordinator:
         try:
             taken_at = stream.await_start(start_by_s)
             if not stream.proven and taken_at < after and self._revision() < after:
-                raise Compacted  # the store was replaced by one that knows less
+                raise CompactedError  # the store was replaced by one that knows less
             stream.proven = True
             events = [self._event(event) for event in stream.take(until_s)]
-        except StreamBroken as broken:
+        except StreamBrokenError as broken:
             self._link.note(stream.line, broken.failure, stream.said)
             self._give_up(stream)
             raise
@@ -244,9 +246,9 @@ class EtcdCoordinator:
         """Write once: whether a write whose answer was lost took effect, only a read can tell."""
         try:
             return self._ask(pick, request, repeatable=False)
-        except RequestFailed as error:
+        except RequestFailedError as error:
             if error.failure.lease_gone:
-                raise LeaseExpired(
+                raise LeaseExpiredError(
                     f"lease {lease} has ended: stop acting, then ask for a new one"
                 ) from None
             raise

@@ -40,7 +40,7 @@ _WITH_LEADER: Metadata = (("hasleader", "true"),)
 """Has a member that lost its majority say so, instead of answering from what it last knew."""
 
 
-class RequestFailed(CoordinatorError):
+class RequestFailedError(CoordinatorError):
     """A request to etcd failed; ``failure`` says what is known of it."""
 
     def __init__(self, message: str, failure: RequestFailure) -> None:
@@ -107,7 +107,7 @@ class EtcdLink:
     def call(self, ask: Ask, *, repeatable: bool) -> Any:
         """Return the answer, from whichever member gives one in time.
 
-        ``repeatable``: doing it twice is as good as once. Raises ``RequestFailed``.
+        ``repeatable``: doing it twice is as good as once. Raises ``RequestFailedError``.
         """
         return self._call(ask, repeatable=repeatable, metadata=self.metadata)
 
@@ -170,11 +170,13 @@ class EtcdLink:
         if failure.connection_fails:
             line.retire()
 
-    def error(self, failure: RequestFailure) -> RequestFailed:
+    def error(self, failure: RequestFailure) -> RequestFailedError:
         """Return the error to raise for a failure."""
         found = "refuses" if failure.meaning is Meaning.REFUSED else "does not answer"
         text = f"{failure.code}: {failure.text}"
-        return RequestFailed(f"{self.address} {found}: {text}; {advice(failure.text)}", failure)
+        return RequestFailedError(
+            f"{self.address} {found}: {text}; {advice(failure.text)}", failure
+        )
 
     # -- who we are -----------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class EtcdLink:
 
         try:
             answer = self._call(ask, repeatable=True, metadata=lambda: _WITH_LEADER)
-        except RequestFailed as error:
+        except RequestFailedError as error:
             if "authentication is not enabled" in error.failure.text:
                 return ""
             raise

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import Any
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, judge
 from holdfast.elastic.coordinator.etcd.link import Line, Metadata
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
@@ -17,7 +18,7 @@ _MOST_WAITING = 64
 _LOOK_S = 0.5
 
 
-class StreamBroken(Exception):
+class StreamBrokenError(InternalError):
     """The stream ended; what it had not delivered comes again on the next one."""
 
     def __init__(self, failure: RequestFailure) -> None:
@@ -25,7 +26,7 @@ class StreamBroken(Exception):
         self.failure = failure
 
 
-class Compacted(Exception):
+class CompactedError(InternalError):
     """The store no longer remembers the revision that was asked for."""
 
 
@@ -62,28 +63,28 @@ class WatchStream:
     def await_start(self, deadline_s: float) -> int:
         """Wait for the member to take the watch; return its store's revision when it did.
 
-        Raises ``StreamBroken``.
+        Raises ``StreamBrokenError``.
         """
         with self._changed:
             while self._taken_at is None:
                 self._check()
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    raise StreamBroken(_silent("it did not take a watch in time"))
+                    raise StreamBrokenError(_silent("it did not take a watch in time"))
                 self._changed.wait(left_s)
             return self._taken_at
 
     def take(self, deadline_s: float) -> list[Any]:
         """Return the next changes, in order; none when the time is up.
 
-        Raises ``Compacted`` and ``StreamBroken``.
+        Raises ``CompactedError`` and ``StreamBrokenError``.
         """
         while True:
             response = self._next(deadline_s)
             if response is None:
                 return []
             if response.compact_revision:
-                raise Compacted
+                raise CompactedError
             events = [event for event in response.events if event.kv.mod_revision > self.after]
             if events:
                 self.after = events[-1].kv.mod_revision
@@ -106,14 +107,14 @@ class WatchStream:
         """Ask for a sign of life; its revision is not used (it can run ahead of changes)."""
         if self._asked_s is not None and self._asked_s > self._heard_s:
             if now_s - self._asked_s > self._patience_s:
-                raise StreamBroken(_silent(f"a watch is silent for {self._patience_s:g} s"))
+                raise StreamBrokenError(_silent(f"a watch is silent for {self._patience_s:g} s"))
         elif now_s - self._heard_s > _ASK_AFTER_S:
             self._asked_s = now_s
             self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
     def _check(self) -> None:
         if self._failure is not None and not self._waiting:
-            raise StreamBroken(self._failure)
+            raise StreamBrokenError(self._failure)
 
     def _read(self) -> None:
         try:
@@ -146,7 +147,7 @@ class WatchStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End it; a `take` under way in another thread raises ``StreamBroken``."""
+        """End it; a `take` under way in another thread raises ``StreamBrokenError``."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

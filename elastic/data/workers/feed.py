@@ -26,8 +26,8 @@ from typing import Any
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext, is_tied, tie
-from holdfast.elastic.errors import ElasticError
 from holdfast.elastic.processes.children import describe_exit
 
 FIRST_BATCH_S = 60.0
@@ -38,11 +38,11 @@ _PUT_S = 0.1
 _DEATH_GRACE_S = 0.5
 
 
-class DataWorkerDied(ElasticError):
+class DataWorkerDiedError(InternalError):
     """A process that loads data ended by itself: what it had not delivered is to be asked again."""
 
 
-class DataWorkerStuck(DataWorkerDied):
+class DataWorkerStuckError(DataWorkerDiedError):
     """A process that loads data gave nothing after its start, and was killed: as if it had died."""
 
 
@@ -113,7 +113,7 @@ class Feed:
         try:
             iterator = iter(self._loader)
         except (OSError, EOFError) as error:
-            self._hand_over((False, DataWorkerDied(f"it could not be started: {_why(error)}")))
+            self._hand_over((False, DataWorkerDiedError(f"it could not be started: {_why(error)}")))
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._hand_over((False, error))
         else:
@@ -137,8 +137,9 @@ class Feed:
     def get(self, check: Callable[[], None], *, beat: Callable[[], None] = lambda: None) -> Any:
         """Return the next batch; ``check`` is called while waiting and may raise to leave.
 
-        ``beat`` is called as well, as long as the wait is bounded here. Raises ``DataWorkerDied``
-        when a worker process is gone or stuck, and what the data set raised.
+        ``beat`` is called as well, as long as the wait is bounded here. Raises
+        ``DataWorkerDiedError`` when a worker process is gone or stuck, and what the data set
+        raised.
         """
         if not self._workers:
             return next(self._iterator)
@@ -153,14 +154,14 @@ class Feed:
             if good:
                 self._got, self._since_s = self._got + 1, time.monotonic()
                 return item
-            if not isinstance(item, DataWorkerDied) and (died := self._died(_DEATH_GRACE_S)):
-                raise DataWorkerDied(died) from item
+            if not isinstance(item, DataWorkerDiedError) and (died := self._died(_DEATH_GRACE_S)):
+                raise DataWorkerDiedError(died) from item
             raise item
 
     def _look(self, beat: Callable[[], None]) -> None:
         """Raise when a worker has died, or gives nothing although it is its turn for the first."""
         if died := self._died():
-            raise DataWorkerDied(died)
+            raise DataWorkerDiedError(died)
         if self._got >= self._workers:
             return
         beat()
@@ -171,7 +172,7 @@ class Feed:
             STARTER.end()  # it may be what is stuck
         pids = self.pids()
         who = pids[self._got] if self._got < len(pids) else "not started"
-        raise DataWorkerStuck(f"{late} (process {who})")
+        raise DataWorkerStuckError(f"{late} (process {who})")
 
     def _died(self, wait_s: float = 0.0) -> str:
         """Return which worker process ended and how, "" for none; an error may precede its end."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.data.workers.starter import MAX_FDS
 
 MOST_BYTES = 64 << 20
@@ -34,7 +35,7 @@ class Startable:
     imports_main: bool = False
 
 
-class _TooMuch(Exception):
+class _TooMuchError(InternalError):
     pass
 
 
@@ -53,7 +54,7 @@ class _PickleMeter(pickle.Pickler):
     def _count(self, size: int) -> int:
         self.bytes += size
         if self.bytes > MOST_BYTES:
-            raise _TooMuch(f"it has more than {MOST_BYTES >> 20} MiB, which are not copied")
+            raise _TooMuchError(f"it has more than {MOST_BYTES >> 20} MiB, which are not copied")
         return size
 
     def reducer_override(self, value: Any) -> Any:
@@ -62,7 +63,7 @@ class _PickleMeter(pickle.Pickler):
             self.tensors += 1
             self._count(value.nbytes)
             if self.tensors > _MOST_TENSORS:
-                raise _TooMuch(f"it has more than {_MOST_TENSORS} tensors")
+                raise _TooMuchError(f"it has more than {_MOST_TENSORS} tensors")
             return int, ()
         if isinstance(value, type | FunctionType) and value.__module__ == _SCRIPT:
             self.of_script = True
@@ -74,7 +75,7 @@ def startable(parts: Iterable[object]) -> Startable:
     meter = _PickleMeter()
     try:
         meter.dump(tuple(parts))
-    except _TooMuch as error:
+    except _TooMuchError as error:
         return Startable(why=str(error))
     except Exception as error:  # noqa: BLE001 - whatever is raised, it cannot be pickled
         return Startable(why=f"it cannot be pickled ({type(error).__name__}: {error})")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from holdfast.elastic.data.workers.feed import DataWorkerDied, DataWorkerStuck
+from holdfast.elastic.data.workers.feed import DataWorkerDiedError, DataWorkerStuckError
 from holdfast.elastic.data.workers.startable import startable
 from holdfast.elastic.data.workers.starter import StarterContext
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 _MAX_FAILURES = 3
 
@@ -55,13 +55,13 @@ class Starting:
         """Note that a batch has come."""
         self._failures = 0
 
-    def failed(self, died: DataWorkerDied, *, gave: int) -> None:
+    def failed(self, died: DataWorkerDiedError, *, gave: int) -> None:
         """Note that they died after they ``gave`` so many batches; next time they may be forked.
 
-        Raises ``JobFailed`` when that has happened too often.
+        Raises ``JobFailedError`` when that has happened too often.
         """
         self._failures += 1
-        stuck = isinstance(died, DataWorkerStuck)
+        stuck = isinstance(died, DataWorkerStuckError)
         kind = "data_worker_stuck" if stuck else "data_worker_died"
         self._tell(kind, loader=self._name, how=str(died), times=self._failures)
         if not gave:
@@ -72,7 +72,7 @@ class Starting:
         remedy = "look at the node's memory and at /dev/shm, or lower num_workers"
         if stuck:
             remedy = "if its first samples take so long, give run.loader(first_batch_s=...)"
-        raise JobFailed(
+        raise JobFailedError(
             f"loader {self._name!r}: its worker processes {what} {self._failures} times before "
             f"one batch was there, the last by {died}; {remedy}"
         ) from died

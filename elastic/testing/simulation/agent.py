@@ -11,11 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import Inventory
 from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.probing import Probing
-from holdfast.elastic.errors import ElasticError, LeaseExpired
+from holdfast.elastic.errors import LeaseExpiredError
 from holdfast.elastic.membership.records import (
     TRAINER,
     JobOutcome,
@@ -184,8 +185,8 @@ class SimulatedAgent:
     # -- the coordinator -----------------------------------------------------------------------
 
     def _register(self) -> None:
-        def granted(result: int | ElasticError) -> None:
-            if isinstance(result, ElasticError):
+        def granted(result: int | HoldfastError) -> None:
+            if isinstance(result, HoldfastError):
                 self._soon(0.05, 0.1, self._register)
                 return
             self._lease, self._renewed_s, self._published = result, asked_s, None
@@ -213,7 +214,7 @@ class SimulatedAgent:
         def renewed(result: object) -> None:
             if lease != self._lease:
                 return
-            if isinstance(result, ElasticError):
+            if isinstance(result, HoldfastError):
                 self._lose_lease()
             else:
                 self._renewed_s = max(self._renewed_s, asked_s)
@@ -272,12 +273,12 @@ class SimulatedAgent:
 
         def put() -> int:
             if lease is None:
-                raise LeaseExpired("the lease was lost")
+                raise LeaseExpiredError("the lease was lost")
             key = node_key(self.sim.run_id, self.name)
             return self.sim.put(key, encode(record), lease)
 
-        def done(result: int | ElasticError) -> None:
-            if isinstance(result, ElasticError):
+        def done(result: int | HoldfastError) -> None:
+            if isinstance(result, HoldfastError):
                 self._published = None
                 self._soon(0.01, 0.05, self.publish)
                 return

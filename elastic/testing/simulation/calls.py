@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from holdfast.elastic.errors import CoordinatorError, ElasticError
+from holdfast.ckpt.errors import HoldfastError
+from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.testing.simulation.network import COORDINATOR
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 class _CallInFlight(Generic[_T]):
     name: str
     apply: Callable[[], _T]
-    then: Callable[[_T | ElasticError], None]
+    then: Callable[[_T | HoldfastError], None]
     deadline_s: float = 0.0
     is_over: bool = False
 
@@ -40,7 +41,7 @@ class CoordinatorCalls:
         self._under_way = False
 
     def make(
-        self, name: str, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]
+        self, name: str, apply: Callable[[], _T], then: Callable[[_T | HoldfastError], None]
     ) -> None:
         """Make a call after those before it; a name is queued or under way at most once."""
         if name in self._names:
@@ -53,7 +54,7 @@ class CoordinatorCalls:
         """Return whether a call of this name is queued or under way."""
         return name in self._names
 
-    def once(self, apply: Callable[[], _T], then: Callable[[_T | ElasticError], None]) -> None:
+    def once(self, apply: Callable[[], _T], then: Callable[[_T | HoldfastError], None]) -> None:
         """Make a call at once, on a connection of its own; where it is lost nothing follows."""
         self._send(_CallInFlight("", apply, then))  # type: ignore[arg-type]
 
@@ -79,7 +80,7 @@ class CoordinatorCalls:
         if not self._sim.is_out:
             try:
                 result = call.apply()
-            except ElasticError as error:
+            except HoldfastError as error:
                 result = error
             copies = self._sim.network.fate(COORDINATOR, self._agent.name)
         for delay_s in copies:

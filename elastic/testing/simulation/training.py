@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.ckpt.errors import FencedError
+from holdfast.ckpt.errors import FencedError, InternalError
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.elastic.membership.records import GenerationRecord, Member, WorkerState
 from holdfast.elastic.testing.simulation.sidecar import SimulatedSidecar
@@ -23,7 +23,7 @@ _HOLD_S = 10.0
 _CUT_POLL_S = 0.05
 
 
-class InvariantError(AssertionError):
+class InvariantError(InternalError):
     """The control plane did what it must never do."""
 
 

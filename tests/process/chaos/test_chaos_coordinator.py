@@ -14,7 +14,7 @@ from chaos_victims import Site, struck
 from etcd_fixtures import Connect
 
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 from holdfast.elastic.membership.view import node_key
 from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
 from holdfast.tools.chaos.faults.injector import Undo
@@ -80,7 +80,7 @@ def test_what_etcd_suffers_passes_or_stays(
     mend()
 
     hurt.strike("lease-lost")
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(LeaseExpiredError):
         patient.keep_alive(lease)
     assert patient.get(node_key(RUN, "a")) is None
 

@@ -21,7 +21,7 @@ from ranks import GRACE_S, fence_file, ranks
 from tree import ROOT
 
 from holdfast.elastic.channel.base import WORKER_ENV
-from holdfast.elastic.errors import Fenced
+from holdfast.elastic.errors import GenerationOverError
 
 
 def test_every_collective_gives_what_gloo_gives(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_fence_frees_every_rank_in_a_blocked_collective(
         fence_file(tmp_path, 1).touch()
         for rank in (0, 2):
             kind, text = running.result(rank)
-            assert kind == Fenced.__name__, text
+            assert kind == GenerationOverError.__name__, text
             assert float(text.rsplit(" ", 1)[1]) - fenced_at < GRACE_S / 2
 
 
@@ -76,12 +76,12 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
 LEAVING = """
 import ctypes, sys, time
 from holdfast.elastic.groups.collectives import Guard
-from holdfast.elastic.errors import Fenced
+from holdfast.elastic.errors import GenerationOverError
 fenced_s = time.monotonic() + 0.2
 guard = Guard(1, lambda: time.monotonic() > fenced_s)
 try:
     guard.call(lambda: ctypes.CDLL(None).sleep(1000), name="stuck")
-except Fenced:
+except GenerationOverError:
     print("fenced")
 {then}
 """

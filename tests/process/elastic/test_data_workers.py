@@ -35,7 +35,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.data.workers.feed import Feed, WorkerStart
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext
-from holdfast.elastic.errors import Fenced, JobFailed
+from holdfast.elastic.errors import GenerationOverError, JobFailedError
 
 SIZE, MICROBATCHES, BATCH = 37, 4, 10
 STEPS = 11  # nearly three epochs
@@ -105,7 +105,7 @@ def test_a_worker_process_killed_while_nobody_waits_is_noticed_at_the_next_batch
 
 def test_workers_that_always_die_end_the_job_with_the_reason() -> None:
     loader = make_loader(Deadly(40, None), alone({}, 2), batch=40, num_workers=1)
-    with pytest.raises(JobFailed, match=r"died 3 times .* killed by SIGKILL"):
+    with pytest.raises(JobFailedError, match=r"died 3 times .* killed by SIGKILL"):
         all_of(loader)
     loader.close()
 
@@ -120,10 +120,10 @@ def test_the_error_of_a_data_set_arrives_as_it_is() -> None:
 def test_a_wait_for_data_is_left_when_the_generation_ends() -> None:
     def check() -> None:
         if loader.worker_pids():
-            raise Fenced("generation 1 is over")
+            raise GenerationOverError("generation 1 is over")
 
     loader = make_loader(Slow(6), alone({}, 1, check=check), batch=6, num_workers=1)
-    with pytest.raises(Fenced):
+    with pytest.raises(GenerationOverError):
         all_of(loader)
     pids = loader.worker_pids()
     loader.close()
@@ -333,7 +333,7 @@ def test_workers_that_always_hang_in_their_start_end_the_job_with_the_remedy(
     told = Told()
     how = {"worker_init_fn": Hanging(tmp_path, times=99), "first_batch_s": 0.4}
     loader = make_loader(Numbers(8), alone({}, 1, emit=told), batch=8, num_workers=1, **how)
-    with pytest.raises(JobFailed, match=r"stuck 3 times .*first_batch_s"):
+    with pytest.raises(JobFailedError, match=r"stuck 3 times .*first_batch_s"):
         all_of(loader)
     loader.close()
     assert told.kinds.count("data_worker_stuck") == 3

@@ -13,7 +13,7 @@ from etcd_history import History
 from wire import Wire
 
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 TIMEOUT_S = 5.0
 
@@ -239,5 +239,5 @@ def test_a_lease_outlives_its_leader_and_ends_without_its_holder(
         gone = any((e.kind, e.key) == (EventKind.DELETE, "r/left") for e in events)
         assert time.monotonic() < deadline_s
     assert coordinator.get("r/kept") is not None
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(LeaseExpiredError):
         coordinator.keep_alive(left)

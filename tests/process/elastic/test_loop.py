@@ -16,7 +16,7 @@ from torch import nn
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.config import Batch, Settings
-from holdfast.elastic.errors import Anew, ConfigError, Fenced
+from holdfast.elastic.errors import ConfigError, GenerationOverError, StateLostError
 from holdfast.elastic.loop.generations import Loop, show_plainly
 from holdfast.elastic.loop.run import Run
 
@@ -44,7 +44,7 @@ def test_a_fenced_generation_is_left_and_forgotten() -> None:
             run.check()
         try:
             run.check()
-        except Fenced as fenced:
+        except GenerationOverError as fenced:
             raise RuntimeError("connection reset by peer") from fenced
         raise AssertionError("not reached")
 
@@ -67,7 +67,7 @@ def test_a_state_that_is_half_restored_is_built_anew_in_the_same_generation() ->
         models.append(weakref.ref(model))
         weights.append(model.weight.detach().clone())
         if len(models) == 1:
-            raise Anew("nothing in memory can be read")
+            raise StateLostError("nothing in memory can be read")
         run.track(model=model)
         return "finished"
 

@@ -81,7 +81,10 @@ def test_a_mesh_of_two_axes_is_staged_as_it_will_be() -> None:
 
 
 def test_a_function_that_does_not_come_to_its_first_step_is_interrupted() -> None:
-    with pytest.raises(rehearsal._TooLong, match="not reached within"), rehearsal._limited(0.05):
+    with (
+        pytest.raises(rehearsal._TooLongError, match="not reached within"),
+        rehearsal._limited(0.05),
+    ):
         while True:
             time.sleep(0.001)
 
@@ -97,7 +100,7 @@ def test_it_is_interrupted_again_where_the_first_time_was_lost(
     lost: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
     monkeypatch.setattr(rehearsal, "_AGAIN_S", 0.05)
-    with pytest.raises(rehearsal._TooLong), rehearsal._limited(0.05):
+    with pytest.raises(rehearsal._TooLongError), rehearsal._limited(0.05):
         Deaf()
         while True:
             time.sleep(0.001)
@@ -124,7 +127,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
         run = rehearsal.Run(channel, settings, world, pulse=pulse, keeper=keeper)
         model = nn.Linear(2, 2)
         run.track(model=model)
-        with pytest.raises(rehearsal._FirstStep):
+        with pytest.raises(rehearsal._FirstStepError):
             next(run.steps(3))
         assert not run.is_leader
         run.close()

@@ -20,7 +20,7 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
-from holdfast.elastic.errors import Anew, Fenced, JobFailed
+from holdfast.elastic.errors import GenerationOverError, JobFailedError, StateLostError
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.tracked.restoring import Restored, Restorer
 
@@ -72,7 +72,7 @@ class Ranks:
 
     def check(self) -> None:
         if self.fenced:
-            raise Fenced("generation 2 is over")
+            raise GenerationOverError("generation 2 is over")
 
     def run(self, body: Callable[[int], Any]) -> list[Any]:
         """Return what ``body`` returned or raised, per rank."""
@@ -275,7 +275,7 @@ def test_a_half_restored_state_is_never_trained_on(group: SidecarGroup, tmp_path
         for rank in range(len(RANK_NODES)):
             damage(group, point, rank=rank)
     results, _ = restore(group, ranks, *points)
-    assert [type(each) for each in results] == [Anew, Anew]
+    assert [type(each) for each in results] == [StateLostError, StateLostError]
     assert "there is no checkpoint; training starts anew" in str(results[0])
     assert "step 2 of generation 1" in str(results[0])
     assert "step 1 of generation 1" in str(results[0])
@@ -296,7 +296,7 @@ def test_damaged_memory_and_damaged_checkpoints_are_both_named(
         for rank in range(len(RANK_NODES)):
             damage(group, point, rank=rank)
     results, _ = restore(group, ranks, *points, root=root)
-    assert [type(each) for each in results] == [JobFailed, JobFailed]
+    assert [type(each) for each in results] == [JobFailedError, JobFailedError]
     assert "step 2 of generation 1" in str(results[0])
     assert "no checkpoint can be read in full" in str(results[0])
 
@@ -307,7 +307,7 @@ def test_a_fence_ends_the_attempts_at_once(group: SidecarGroup) -> None:
     damage(group, points[0], rank=0)
     ranks.fenced = True
     results, _ = restore(group, ranks, *points)
-    assert [type(each) for each in results] == [Fenced, Fenced]
+    assert [type(each) for each in results] == [GenerationOverError, GenerationOverError]
 
 
 def test_what_is_damaged_while_the_state_is_built_is_found(group: SidecarGroup) -> None:

@@ -134,6 +134,6 @@ def test_the_loss_of_a_holder_ends_a_rehearsal_and_the_join_goes_on(
         run.rehearses()
         assert run.job.launcher.lose_machine("n1")
         ended = run.job.await_event(lambda e: e["kind"] == "rehearsed")
-        assert "Fenced" in ended["error"]
+        assert "GenerationOverError" in ended["error"]
         run.waits(world=2, beyond=two)
         assert run.end() == [undisturbed] * 2

@@ -19,7 +19,7 @@ from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.testing.slots import FakeSidecar
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Settings
-from holdfast.elastic.errors import Fenced
+from holdfast.elastic.errors import GenerationOverError
 from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.tracked.cursor import Cursor
@@ -118,7 +118,7 @@ def form_again_and_again(rank: int, stores: list[str], folder: Path) -> list[flo
         time.sleep(3600)
     try:
         enter(rank, stores, folder)
-    except Fenced:
+    except GenerationOverError:
         (folder / f"parked-{rank}").touch()
     reform.leave()
     await_files([folder / "parked-0", folder / "parked-1"])

@@ -13,10 +13,9 @@ NAMES = [
     "Batch",
     "ConfigError",
     "CoordinatorError",
-    "ElasticError",
-    "Fenced",
-    "JobFailed",
-    "LeaseExpired",
+    "GenerationOverError",
+    "JobFailedError",
+    "LeaseExpiredError",
     "Loader",
     "LossGuard",
     "Mesh",
@@ -39,7 +38,7 @@ def test_the_names_are_frozen_and_documented() -> None:
 def test_the_names_that_need_no_torch_do_not_import_it() -> None:
     script = (
         "import sys; from holdfast import elastic\n"
-        "elastic.Mesh(); elastic.Batch(microbatches=2); elastic.Fenced\n"
+        "elastic.Mesh(); elastic.Batch(microbatches=2); elastic.GenerationOverError\n"
         "import holdfast.elastic.data.sampler, holdfast.elastic.randomness\n"
         "assert 'torch' not in sys.modules"
     )

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.elastic.config import Settings
-from holdfast.elastic.errors import ConfigError, JobFailed, RollBack
+from holdfast.elastic.errors import ConfigError, JobFailedError, RollBackError
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, judge, longest
 
@@ -87,10 +87,10 @@ def test_the_watch_says_what_becomes_of_a_step() -> None:
         return watch.skips(metrics, step=step, wrong=wrong, tell=tell)
 
     assert not skips(1.0, 4)
-    with pytest.raises(RollBack) as caught:
+    with pytest.raises(RollBackError) as caught:
         skips(1.0, 5, wrong="the gradient of w is not finite")
     assert caught.value.at_most == 3
-    with pytest.raises(JobFailed, match="step 5: loss is nan, again after going back 1 times"):
+    with pytest.raises(JobFailedError, match="step 5: loss is nan, again after going back 1 times"):
         skips(math.nan, 5)
     assert [action for _, action in told] == [LossAction.ROLL_BACK, LossAction.STOP]
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast.elastic.coordinator.base import Coordinator, EventKind, KeyEvent
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 PATIENCE_S = 10.0
 
@@ -118,11 +118,11 @@ class CoordinatorConformance:
     def test_everything_refuses_an_ended_lease(self, coordinator: Coordinator) -> None:
         lease = coordinator.grant(60)
         coordinator.revoke(lease)
-        with pytest.raises(LeaseExpired, match=str(lease)):
+        with pytest.raises(LeaseExpiredError, match=str(lease)):
             coordinator.keep_alive(lease)
-        with pytest.raises(LeaseExpired):
+        with pytest.raises(LeaseExpiredError):
             coordinator.put("r/a", "1", lease=lease)
-        with pytest.raises(LeaseExpired):
+        with pytest.raises(LeaseExpiredError):
             coordinator.compare_and_set("r/a", "1", expected=0, lease=lease)
         assert coordinator.get("r/a") is None
         coordinator.revoke(lease)  # nothing happens

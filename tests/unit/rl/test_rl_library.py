@@ -10,7 +10,7 @@ from own_loops import LIMITS, Job, finish
 
 from holdfast.adapters.rl import library
 from holdfast.adapters.rl.library import BatchPlan, Mode, Sample
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 
 
 def test_steps_train_every_prompt_once_in_order() -> None:
@@ -121,7 +121,7 @@ def test_a_violation_is_told_and_ends_the_job_where_that_is_wanted(fatal: bool) 
         sample.version = 0
         finish(sample)
     if fatal:
-        with pytest.raises(JobFailed, match="staler than 0"):
+        with pytest.raises(JobFailedError, match="staler than 0"):
             rollouts.batch()
     else:
         assert len(rollouts.batch()) == 4

@@ -22,7 +22,7 @@ from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory
 from holdfast.adapters.rl.server.meeting import Meeting, Offer, is_held
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.membership.records import GenerationRecord, Member
 
 STAMPS = (Stamp(generation=1, version=2, count=2),)
@@ -101,7 +101,7 @@ def test_a_new_leader_takes_back_what_a_former_one_offered_until_it_offers_itsel
 
 
 def test_where_nobody_serves_the_directory_attach_says_so(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match=r"no loop has served it for 0 s; start the loop"):
+    with pytest.raises(JobFailedError, match=r"no loop has served it for 0 s; start the loop"):
         attach(tmp_path, dict, wait_s=0.1)
     with pytest.raises(ConfigError, match="log_every_tokens is 0"):
         attach(tmp_path, dict, log_every_tokens=0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.ckpt.errors import CorruptError
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.tools import cli
 
 
@@ -93,7 +93,7 @@ def test_success_is_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     ("error", "told"),
     [
         (CorruptError("pack 3:\n   CRC differs"), "error: pack 3: CRC differs\n"),
-        (JobFailed("no node is left"), "error: no node is left\n"),
+        (JobFailedError("no node is left"), "error: no node is left\n"),
         (
             FileNotFoundError(errno.ENOENT, "No such file or directory", "x/y"),
             "error: x/y: No such file or directory; check the path\n",

@@ -20,6 +20,7 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.convert.rewrite import reshard as rewrite
 from holdfast.ckpt.convert.target_layout import TargetLayout
+from holdfast.ckpt.errors import InternalError
 from holdfast.ckpt.geometry.layout import chunk_range
 from holdfast.ckpt.state.restore import restore as restore_state
 from holdfast.ckpt.store.places import open_store
@@ -160,7 +161,7 @@ def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
     """Save a state as ``ranks`` ranks would."""
     held: list[Any] = []
     for rank in range(ranks):  # what each rank tells the others
-        with suppress(_Told):
+        with suppress(_ToldError):
             capture(
                 parts_of(state, rank=rank, ranks=ranks),
                 rank=rank,
@@ -193,13 +194,13 @@ def _commit(root: Path, receipts: Sequence[persistence.WriterReceipt]) -> None:
     )
 
 
-class _Told(Exception):
+class _ToldError(InternalError):
     pass
 
 
 def _tell(held: list[Any], value: Any) -> list[Any]:
     held.append(value)
-    raise _Told
+    raise _ToldError
 
 
 def load_as(target: BenchState, root: Path, *, ranks: int) -> int:

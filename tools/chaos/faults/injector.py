@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
@@ -82,5 +83,8 @@ class Injector(Protocol):
         """Leave nothing behind."""
 
 
-class MissedError(Exception):
-    """There was nothing to hit: the victim had gone in the meantime."""
+class MissedError(HoldfastError):
+    """There was nothing to hit: the victim was gone."""
+
+    code = "HF030"
+    remedy = "None is needed: the result of the run notes that the fault missed."

@@ -15,7 +15,10 @@ from holdfast.tools.chaos.judging.record import Consumed, History, Stated, StepC
 
 
 class HistoryError(ConfigError):
-    """A history cannot be read."""
+    """A history of a job cannot be read."""
+
+    code = "HF027"
+    remedy = "Give the folder of a finished run, or mend the line that the message names."
 
 
 def read(folder: Path) -> History:

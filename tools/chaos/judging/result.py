@@ -25,6 +25,9 @@ CALM: Final = "calm"
 class ResultError(ConfigError):
     """A run's folder has no result, or one that cannot be read."""
 
+    code = "HF028"
+    remedy = "Give the folder of a finished run."
+
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
     """A strike that was tried: ``t`` is wall seconds, in a simulation virtual ones.

@@ -56,7 +56,7 @@ class RealJob(JobAccess, Protocol):
     def start(self, env: Mapping[str, str]) -> None:
         """Start it, with ``env`` for all of its processes in addition.
 
-        Raises ``ConfigError`` or ``ElasticError`` where it cannot be started.
+        Raises ``ConfigError`` or ``HoldfastError`` where it cannot be started.
         """
 
     def events(self) -> list[dict[str, Any]]:

@@ -19,6 +19,9 @@ from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
 class ScenarioError(ConfigError):
     """A scenario cannot be read, or asks for what does not fit together."""
 
+    code = "HF029"
+    remedy = "Correct the entry of the scenario that the message names."
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job that is hurt.

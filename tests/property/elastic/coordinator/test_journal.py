@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.elastic.coordinator.journal import Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.errors import LeaseExpired
+from holdfast.elastic.errors import LeaseExpiredError
 
 KEYS = st.sampled_from(["r/a", "r/b", "s/a"])
 LEASES = st.integers(1, 4)
@@ -60,7 +60,7 @@ def test_a_table_from_its_journal_is_the_table(actions: list[tuple[Any, ...]]) -
         for turn, action in enumerate(actions):
             try:
                 _do(table, journal, action, float(turn))
-            except LeaseExpired:
+            except LeaseExpiredError:
                 continue
         journal.close()
         again = Journal(path)

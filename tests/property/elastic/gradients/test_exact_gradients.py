@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.elastic.config import Exact
-from holdfast.elastic.errors import NotFinite
+from holdfast.elastic.errors import NotFiniteError
 from holdfast.elastic.gradients.exact import FLOAT32, INT64
 from holdfast.elastic.gradients.mean import Gradients
 
@@ -190,7 +190,7 @@ def test_one_ranks_gradient_that_is_not_finite_is_told_on_every_rank(
     exact: Exact, value: float
 ) -> None:
     good, bad = torch.ones(WIDTH), torch.tensor([1.0, value, 1.0])
-    with pytest.raises(NotFinite, match=r"model\.0 is not finite"):
+    with pytest.raises(NotFiniteError, match=r"model\.0 is not finite"):
         step([[good], [good, bad], [good]], exact=exact)
 
 
@@ -207,7 +207,7 @@ def test_subnormal_gradients_do_no_harm(exact: Exact) -> None:
 
 def test_a_sum_that_float32_cannot_hold_is_refused_and_fixed_point_holds_it() -> None:
     large = [torch.full((WIDTH,), 3e38), torch.full((WIDTH,), 3e38), torch.full((WIDTH,), -3e38)]
-    with pytest.raises(NotFinite, match=r'the sum of 3 may overflow.*exact="int64"'):
+    with pytest.raises(NotFiniteError, match=r'the sum of 3 may overflow.*exact="int64"'):
         step([large[:1], large[1:]], exact=True)
     found = step([large[:1], large[1:]], exact="int64")
     assert found.mean.tolist() == pytest.approx([1e38] * WIDTH, rel=1e-6)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from raw_session import DEADLINE_S, RawSession, ask_session, flipped, wait_until
 
-from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.errors import BusyError, FencedError, PeerError
 from holdfast.ckpt.transport import (
     Client,
     Request,
@@ -378,7 +378,7 @@ def test_more_unanswered_bytes_than_allowed_are_refused_until_some_are_answered(
         peer.send(refused)
         answer = peer.receive()
         assert "ask again later" in (answer.error or "")
-        assert answer.error_kind == "busy"
+        assert answer.code == BusyError.code
         peer.send(refused)  # it was answered, so it is used up
     await_refusals(server, busy=4, replayed=4)
     store.kept.clear()  # given up by the handler, never answered
@@ -399,7 +399,7 @@ def test_a_client_repeats_what_was_refused_as_busy_until_its_deadline(
     with contextlib.closing(Client(server.address, key)) as client:
         with pytest.raises(PeerError, match="ask again later") as refused:
             client.call("echo", None, [bytes(_MIB // 2)], timeout_s=0.1)
-        assert refused.value.kind == ""  # as no answer: worth repeating
+        assert refused.value.peer_code == ""  # as no answer: worth repeating
         threading.Timer(0.05, store.kept.clear).start()
         assert len(client.call("echo", None, [bytes(_MIB // 2)])[1][0]) == _MIB // 2
     assert store.taken.count("echo") == 1

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from holdfast.ckpt.errors import BusyError
 from holdfast.ckpt.transport import TransportLimits
-from holdfast.ckpt.transport.buffers import Buffers, Exhausted
+from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.envelope import (
     BULK_BYTES,
     EnvelopeError,
@@ -70,10 +71,10 @@ def test_one_owner_gets_a_quarter_and_all_together_the_limit() -> None:
     buffers = Buffers(keep_bytes=0, limit_bytes=8 * _MIB)
     buffers.check(2 * _MIB, owner=b"a")
     held = [buffers.take(_MIB, owner=b"a") for _ in range(2)]
-    with pytest.raises(Exhausted, match="2,097,152 of them by this client"):
+    with pytest.raises(BusyError, match="2,097,152 of them by this client"):
         buffers.check(1, owner=b"a")
     held += [buffers.take(_MIB, owner=owner) for owner in (b"b", b"c", b"d") for _ in range(2)]
-    with pytest.raises(Exhausted, match="8,388,608 bytes are unanswered"):
+    with pytest.raises(BusyError, match="8,388,608 bytes are unanswered"):
         buffers.check(1, owner=b"e")
     held.pop()
     buffers.check(_MIB, owner=b"e")
@@ -223,9 +224,9 @@ def test_a_seal_that_finds_no_memory_leaves_nothing_half_sealed() -> None:
 
     def take(nbytes: int) -> memoryview:
         asked.append(nbytes)
-        raise Exhausted("full")
+        raise BusyError("full")
 
     sealer = Sealer(bytes(16), bytes(16))
-    with pytest.raises(Exhausted):
+    with pytest.raises(BusyError):
         sealer.seal(MessageKind.REPLY, 1, MessageHeader(id=1), [bytes(_MIB)], take=take)
     assert asked == [_MIB + 16]

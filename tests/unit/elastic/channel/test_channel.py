@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.channel.base import AgentChannel, WorkerConfig
 from holdfast.elastic.channel.pulse import Pulse
-from holdfast.elastic.errors import ElasticError, Stopped
+from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
@@ -166,7 +167,7 @@ def test_a_line_without_end_is_refused() -> None:
     reader = messages.LineReader(limit_bytes=10)
     assert reader.feed(b"abc\nde") == [b"abc"]
     assert reader.feed(b"f\n\n") == [b"def", b""]
-    with pytest.raises(ElasticError, match="more than 10 bytes"):
+    with pytest.raises(HoldfastError, match="more than 10 bytes"):
         reader.feed(b"x" * 11)
 
 

@@ -14,7 +14,7 @@ from holdfast.elastic.coordinator.base import Coordinator, EventKind
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
 from holdfast.elastic.coordinator.memory import KeyValueTable, MemoryCoordinator
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 
 class TestMemory(CoordinatorConformance):
@@ -122,7 +122,7 @@ def test_lease_ends_at_its_time_exactly() -> None:
     assert table.expire(11.98) == []
     assert table.expire(11.99) == [lease]
     assert table.get("r/a") is None
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(LeaseExpiredError):
         table.keep_alive(lease, now_s=12.0)
     assert table.next_expiry_s() is None
 

@@ -15,7 +15,7 @@ from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
 from holdfast.elastic.coordinator.journal import ChangeKind, Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.errors import CoordinatorError, LeaseExpired
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 CHANGES = [
     TableChange(kind=ChangeKind.GRANT, lease=1, ttl_s=2.5),
@@ -146,7 +146,7 @@ def test_a_server_that_comes_back_is_the_same_one(path: Path) -> None:
     assert not client.compare_and_set("r/generation", "1", expected=0)
     assert client.compare_and_set("r/generation", "2", expected=entry.revision)
     client.keep_alive(lease)
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(LeaseExpiredError):
         client.keep_alive(ended)
     assert client.grant(60.0) not in (lease, ended)
     events, _ = client.watch("r/", after=after, timeout_s=5)

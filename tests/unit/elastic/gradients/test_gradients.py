@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.elastic.config import Exact
-from holdfast.elastic.errors import ConfigError, JobFailed
+from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.gradients.mean import Gradients
 
 
@@ -70,7 +70,7 @@ def test_a_parameter_without_a_gradient_stays_without() -> None:
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_named(scale: float) -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(JobFailed, match=r"model\.weight is not finite"):
+    with pytest.raises(JobFailedError, match=r"model\.weight is not finite"):
         _pass(_gradients(model), model, scale=scale)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from holdfast.elastic.config import Batch, Mesh, Settings
-from holdfast.elastic.errors import ConfigError, Fenced
+from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.groups import collectives, nccl
 from holdfast.elastic.groups.collectives import InterruptibleGroup, WaitGuard
 from holdfast.elastic.groups.devices import INFO, index_of, kind
@@ -187,9 +187,9 @@ def test_a_wait_orders_streams_and_sees_the_fence(fence: Fence) -> None:
     assert inner.work.timeouts == [None, timedelta(seconds=2)]
     assert work.is_success()
     fence.rise()
-    with pytest.raises(Fenced):
+    with pytest.raises(GenerationOverError):
         work.wait()
-    with pytest.raises(Fenced):
+    with pytest.raises(GenerationOverError):
         group.start("allreduce", [torch.zeros(1)])
     assert not work.is_success()
     assert inner.done == ["allreduce"]
@@ -202,7 +202,7 @@ def test_an_error_is_the_fences_where_one_comes_and_else_its_own() -> None:
         work = group.start("broadcast", [torch.zeros(1)])
         if rises:
             threading.Timer(0.02, fence.rise).start()
-        with pytest.raises(Fenced if rises else RuntimeError, match="lost"):
+        with pytest.raises(GenerationOverError if rises else RuntimeError, match="lost"):
             work.wait()
 
 
@@ -212,7 +212,7 @@ def test_a_fence_frees_who_waits_for_the_other_side_of_a_first_send() -> None:
     blocked = nccl.NcclGroup(inner, guard=fence.guard)
     inner.send = lambda *_: came.wait(SOON_S)  # type: ignore[attr-defined]
     threading.Timer(0.02, fence.rise).start()
-    with pytest.raises(Fenced):
+    with pytest.raises(GenerationOverError):
         blocked.start("send", [torch.zeros(1)], 1, 0)
     came.set()
 
@@ -235,9 +235,9 @@ def test_what_the_device_did_counts_only_while_the_generation_stands() -> None:
     nccl.settle(Mark(3), WaitGuard(1, lambda: False, waiting=waits.append), timeout_s=SOON_S)
     assert waits == [True, False]
     fence = Fence()
-    with pytest.raises(Fenced):  # aborted: the device is done, with what nobody may use
+    with pytest.raises(GenerationOverError):  # aborted: the device is done, its data are nobody's
         nccl.settle(Mark(2, fence.rise), fence.guard, timeout_s=SOON_S)
-    with pytest.raises(Fenced):
+    with pytest.raises(GenerationOverError):
         nccl.settle(Mark(1 << 60), fence.guard, timeout_s=SOON_S)
     with pytest.raises(TimeoutError, match=r"after 0\.01 s"):
         nccl.settle(Mark(1 << 60), WaitGuard(1, lambda: False), timeout_s=0.01)

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.elastic.data.loaders import LoadedMicrobatch
-from holdfast.elastic.errors import ConfigError, Fenced
+from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.loop.pipeline import Stage, pair, run_schedule, stages_of
 
 
@@ -149,7 +149,7 @@ def test_a_schedule_that_hides_gradients_from_exact_mode_is_refused(mesh: Device
             assert len(run_schedule(split, work, feed=pair, seed=0, step=0)) == 2
 
 
-@pytest.mark.parametrize(("error", "told"), [(Fenced, False), (ValueError, True)])
+@pytest.mark.parametrize(("error", "told"), [(GenerationOverError, False), (ValueError, True)])
 def test_the_end_of_a_generation_is_no_error_of_its_schedule(
     error: type[Exception], told: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
 ) -> None:

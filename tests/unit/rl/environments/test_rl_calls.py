@@ -13,7 +13,7 @@ from holdfast.adapters.rl.environments.base import Action, Failed, Observation, 
 from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.waits import Waits, quantile
 from holdfast.adapters.rl.samples.trajectory import SampleId
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 
 class Scripted:
@@ -121,7 +121,7 @@ def test_too_many_calls_that_hang_end_the_worker() -> None:
     release, now_s = threading.Event(), [0.0]
     hanging = Scripted(lambda _: release.wait(20))
     calls = ThreadedCalls(hanging, threads=1, limit_s=1, attempts=1, clock=lambda: now_s[0])
-    with pytest.raises(JobFailed, match=r"5 calls of the environment hang, .* more than 1 s"):
+    with pytest.raises(JobFailedError, match=r"5 calls of the environment hang, .* more than 1 s"):
         for ordinal in range(9):
             calls.submit(action(ordinal))
             now_s[0] += 2
@@ -166,7 +166,7 @@ def test_a_fault_in_the_environments_code_ends_the_worker_and_is_named(
 ) -> None:
     calls = ThreadedCalls(Scripted(respond))
     calls.submit(action(4))
-    with pytest.raises(JobFailed, match=message):
+    with pytest.raises(JobFailedError, match=message):
         gather(calls, 1)
 
 

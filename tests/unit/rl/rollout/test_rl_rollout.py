@@ -15,10 +15,10 @@ from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.messages import Answer, ToldDigest, WorkerExchange
 from holdfast.adapters.rl.weights.places import WeightsPlace
-from holdfast.adapters.rl.weights.pull import RefusedWeights
+from holdfast.adapters.rl.weights.pull import RefusedWeightsError
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 GONE = NotFoundError("no protected snapshot of step 3 in memory; have [5, 6]")
 
@@ -116,7 +116,9 @@ def test_a_version_that_stays_gone_ends_the_worker_with_the_reason(
 ) -> None:
     ask(worker, monkeypatch, protected=6, error=GONE)
     deadline_s = time.monotonic() + 10
-    with pytest.raises(JobFailed, match=r"version 3 cannot be had any more.*keep more snapshots"):
+    with pytest.raises(
+        JobFailedError, match=r"version 3 cannot be had any more.*keep more snapshots"
+    ):
         while time.monotonic() < deadline_s:
             worker._ready_for(3)
 
@@ -131,7 +133,7 @@ def test_a_peer_that_never_answers_is_given_up_as_well(
 def test_refused_weights_are_told_and_fetched_elsewhere(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = RefusedWeights("not what was published", version=3, ranks=frozenset({1}))
+    error = RefusedWeightsError("not what was published", version=3, ranks=frozenset({1}))
     pulls = ask(worker, monkeypatch, protected=6, error=error)
     assert worker._ready_for(3) is False
     assert worker._engine.version is None, "nothing was sampled with them"

@@ -15,7 +15,7 @@ from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 from holdfast.adapters.rl.training.trainer import Trainer
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.elastic.errors import JobFailed
+from holdfast.elastic.errors import JobFailedError
 
 SAMPLE = Trajectory(
     ordinal=3,
@@ -69,7 +69,9 @@ def test_a_row_that_is_off_is_told_and_ends_the_job_where_that_is_wanted() -> No
     assert step.look_again(0) == ["rechecked", "violation"]
     assert step.checker.count == 1
     fatal = Step(1e-3, recompute_every=1, fatal=True)
-    with pytest.raises(JobFailed, match=r"sample \(3, 1\): its log-probabilities.*check.fatal"):
+    with pytest.raises(
+        JobFailedError, match=r"sample \(3, 1\): its log-probabilities.*check.fatal"
+    ):
         fatal.look_again(0)
 
 

@@ -18,7 +18,7 @@ from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.pull import (
     Pulled,
     Reader,
-    RefusedWeights,
+    RefusedWeightsError,
     published,
     pull,
     weights_of,
@@ -162,7 +162,9 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
         asked.append(place)
         return trainer.published(own(0))
 
-    with pytest.raises(RefusedWeights, match=r"the digest of the weights is .*, published was"):
+    with pytest.raises(
+        RefusedWeightsError, match=r"the digest of the weights is .*, published was"
+    ):
         trainer.pull(1, replica=replica, expected=expected)
     assert asked == [own(1)]
     tensors = {name: replica.tensors[f"model.{name}"] for name in trainer.names}
@@ -193,7 +195,7 @@ def damage(trainer: Trainer, step: int) -> None:
 def test_a_damaged_block_is_refused_and_rebuilt_elsewhere(trainer: Trainer) -> None:
     replica, wanted = Replica(), trainer.publish()
     damage(trainer, 0)
-    with pytest.raises(RefusedWeights, match="fails its checksum") as refused:
+    with pytest.raises(RefusedWeightsError, match="fails its checksum") as refused:
         trainer.pull(0, replica=replica, expected=trainer.published)
     assert refused.value.ranks == {0}
     again = trainer.pull(0, replica=replica, avoid=refused.value.ranks)

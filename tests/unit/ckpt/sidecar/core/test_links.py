@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.errors import CorruptError, FencedError, MismatchError, NotFoundError, PeerError
 from holdfast.ckpt.memory.records import SidecarPeer
 from holdfast.ckpt.sidecar.core import links
 from holdfast.ckpt.sidecar.core.links import PeerQueue
@@ -44,14 +44,14 @@ def test_jobs_are_done_in_order(open_link: Callable[..., PeerQueue]) -> None:
     assert done == list(range(50))
 
 
-@pytest.mark.parametrize("kind", ["", "NotFoundError", "CorruptError"])
-def test_what_passes_is_repeated(open_link: Callable[..., PeerQueue], kind: str) -> None:
+@pytest.mark.parametrize("code", ["", NotFoundError.code, CorruptError.code])
+def test_what_passes_is_repeated(open_link: Callable[..., PeerQueue], code: str) -> None:
     link, tries, end = open_link(), list[int](), threading.Event()
 
     def fail_twice(_client: Client) -> None:
         tries.append(1)
         if len(tries) < 3:
-            raise PeerError("not yet", kind=kind)
+            raise PeerError("not yet", peer_code=code)
         end.set()
 
     link.put(fail_twice)
@@ -60,7 +60,9 @@ def test_what_passes_is_repeated(open_link: Callable[..., PeerQueue], kind: str)
 
 
 @pytest.mark.parametrize(
-    "error", [PeerError("no", kind="MismatchError"), FencedError("over")], ids=["refused", "fenced"]
+    "error",
+    [PeerError("no", peer_code=MismatchError.code), FencedError("over")],
+    ids=["refused", "fenced"],
 )
 def test_what_does_not_pass_is_done_with(
     open_link: Callable[..., PeerQueue], error: Exception

@@ -14,8 +14,8 @@ import pytest
 from holdfast.elastic.coordinator.etcd import stream as etcd_stream
 from holdfast.elastic.coordinator.etcd.failures import Meaning
 from holdfast.elastic.coordinator.etcd.stream import (
-    Compacted,
-    StreamBroken,
+    CompactedError,
+    StreamBrokenError,
     WatchStream,
     prefix_end,
 )
@@ -86,7 +86,7 @@ def test_it_asks_for_what_is_newer(member: Member, stream: WatchStream) -> None:
 
 
 def test_a_watch_that_is_not_taken_in_time_is_broken(stream: WatchStream) -> None:
-    with pytest.raises(StreamBroken, match="in time"):
+    with pytest.raises(StreamBrokenError, match="in time"):
         stream.await_start(_soon(0.05))
 
 
@@ -105,7 +105,7 @@ def test_what_came_before_the_break_is_delivered_first(member: Member, stream: W
     member.change(5)
     member.cancel()
     assert [event.kv.mod_revision for event in stream.take(_soon())] == [5]
-    with pytest.raises(StreamBroken, match="ended a watch"):
+    with pytest.raises(StreamBrokenError, match="ended a watch"):
         stream.take(_soon())
 
 
@@ -117,7 +117,7 @@ def test_silence_is_asked_about_and_not_borne(
     member.say(created=True)
     stream.await_start(_soon())
     member.hears.get(timeout=LATER_S)
-    with pytest.raises(StreamBroken, match=r"silent for 0\.2 s"):
+    with pytest.raises(StreamBrokenError, match=r"silent for 0\.2 s"):
         stream.take(_soon())
     assert member.hears.get(timeout=LATER_S).WhichOneof("request_union") == "progress_request"
 
@@ -141,7 +141,7 @@ def test_a_sign_of_life_is_enough(
 
 def test_a_compacted_watch_says_so(member: Member, stream: WatchStream) -> None:
     member.say(compact_revision=50, canceled=True)
-    with pytest.raises(Compacted):
+    with pytest.raises(CompactedError):
         stream.take(_soon())
 
 
@@ -158,7 +158,7 @@ def test_a_refused_watch_says_why(
     member: Member, stream: WatchStream, reason: str, meaning: Meaning
 ) -> None:
     member.say(created=True, canceled=True, cancel_reason=reason)
-    with pytest.raises(StreamBroken) as caught:
+    with pytest.raises(StreamBrokenError) as caught:
         stream.await_start(_soon())
     assert caught.value.failure.meaning is meaning
 
