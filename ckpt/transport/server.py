@@ -13,7 +13,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from holdfast.ckpt.errors import HoldfastError, PeerError
+from holdfast.ckpt.errors import HoldfastError, InternalError, PeerError
 from holdfast.ckpt.transport.bulk_server import BulkServer
 from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
@@ -44,9 +44,9 @@ class Server:
     """Serves a handler on a control socket and a bulk socket, each with a thread of its own.
 
     ``handler(request)`` replies or keeps the request for later; it is never called twice at once.
-    A `HoldfastError` that it raises is sent back; anything else is logged, and sent back as a
-    refusal. ``tick`` is called every ``tick_s`` for work that must share the
-    handler's state. ``refusals`` counts by reason what was not let in.
+    A `HoldfastError` that it raises is sent back; anything else is logged, and sent back as an
+    `InternalError`. ``tick`` is called every ``tick_s`` for work that must share the handler's
+    state. ``refusals`` counts by reason what was not let in.
     """
 
     def __init__(
@@ -211,11 +211,12 @@ class Server:
         try:
             with self._handling:
                 self._handler(request)
-        except HoldfastError as error:
-            request.refuse(error)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the server
+            if isinstance(error, HoldfastError) and not isinstance(error, InternalError):
+                request.refuse(error)
+                return
             _log.exception("handler of %r failed", request.op)
-            request.refuse(PeerError(f"{request.op} failed inside the server: {error!r}"))
+            request.refuse(InternalError(f"{request.op} failed inside the server: {error!r}"))
 
 
 def _too_large(nbytes: int) -> str:

@@ -41,8 +41,8 @@ def listed() -> list[type[HoldfastError]]:
     """Return the classes with a code of their own, by code."""
     for module in MODULES:
         import_module(module)
-    found = {kind for kind in _tree(HoldfastError) if "code" in vars(kind)}
-    return sorted(found, key=lambda kind: kind.code)
+    found = {kind for kind in _tree(HoldfastError) if kind.__module__ in MODULES}
+    return sorted((kind for kind in found if "code" in vars(kind)), key=lambda kind: kind.code)
 
 
 def meaning(kind: type[HoldfastError]) -> str:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from lone_channel import LoneChannel
 from torch import nn
 
-from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.errors import InternalError, NotFoundError, StoreError
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.config import Batch, Settings
-from holdfast.elastic.errors import ConfigError, GenerationOverError, StateLostError
+from holdfast.elastic.errors import ConfigError, GenerationOverError, StateLostError, Stopped
 from holdfast.elastic.loop.generations import Loop, show_plainly
 from holdfast.elastic.loop.run import Run
 
@@ -132,3 +132,24 @@ def test_a_users_error_is_printed_once_by_the_launcher_or_by_the_script(
     sys.excepthook(caught.type, caught.value, None)
     said = "" if launched else f"holdfast: {caught.value}\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("error", "is_plain"),
+    [
+        (Stopped("the launcher of this process has ended"), True),
+        (NotFoundError("step 3 is not there"), True),
+        (InternalError("a signal that nothing took"), False),
+        (ZeroDivisionError("a bug"), False),
+    ],
+)
+def test_only_a_bug_ends_a_script_with_a_traceback(
+    error: Exception,
+    is_plain: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    show_plainly()
+    sys.excepthook(type(error), error, None)
+    assert (capsys.readouterr().err == f"holdfast: {error}\n") is is_plain

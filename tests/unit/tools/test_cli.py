@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.errors import CorruptError, InternalError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.tools import cli
 
@@ -140,6 +140,8 @@ def test_interruption_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         run_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(InternalError):
+        run_with(monkeypatch, InternalError("a signal that nothing took"))
     with pytest.raises(ModuleNotFoundError):
         run_with(monkeypatch, ModuleNotFoundError("no", name="holdfast.nosuch"))
 

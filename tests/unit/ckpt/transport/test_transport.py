@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from newer_peer import NewerError, newer_handler
 
-from holdfast.ckpt.errors import FencedError, PeerError
+from holdfast.ckpt.errors import FencedError, InternalError, NotFoundError, PeerError
 from holdfast.ckpt.transport import Client, Request, RunKey, Server
+from holdfast.ckpt.transport.connection import NoAnswerError
 
 
 class Echo:
@@ -29,6 +31,12 @@ class Echo:
                 threading.Thread(target=self._reply_late, args=(request,)).start()
             case "stale":
                 raise FencedError("generation 1 is over, 2 acts")
+            case "lost":
+                raise NotFoundError("step 3 is not there")
+            case "newer":
+                newer_handler(request)
+            case "unhandled":
+                raise NoAnswerError("a signal of the server's own")
             case "broken":
                 raise RuntimeError("a bug")
             case _:
@@ -93,6 +101,27 @@ def test_a_broken_handler_refuses_one_request_and_serves_the_next(client: Client
     with pytest.raises(PeerError, match="a bug"):
         client.call("broken")
     assert client.call("echo", 3)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("op", "code"),
+    [
+        ("lost", NotFoundError.code),
+        ("newer", NewerError.code),
+        ("unhandled", InternalError.code),
+        ("broken", InternalError.code),
+        ("never", ""),
+    ],
+)
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_refusal_has_the_code_of_the_error_that_the_peer_raised(
+    client: Client, op: str, code: str, bulk: bool
+) -> None:
+    assert client.call("echo", bulk=bulk)[0] is None
+    with pytest.raises(PeerError) as refused:
+        client.call(op, bulk=bulk, timeout_s=0.5 if op == "never" else None)
+    assert type(refused.value) is PeerError
+    assert refused.value.peer_code == code
 
 
 def test_a_deadline_passes_and_the_client_goes_on(client: Client) -> None:

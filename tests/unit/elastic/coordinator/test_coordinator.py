@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from coordinator_conformance import CoordinatorConformance
+from newer_peer import newer_handler
 
 from holdfast.ckpt.errors import PeerError
-from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.transport import Client, RunKey, Server
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
@@ -49,6 +50,16 @@ def test_clients_of_one_server_share_the_table(embedded: tuple[EmbeddedServer, R
     assert not two.compare_and_set("r/g", "2", expected=0)
     one.close()
     two.close()
+
+
+def test_an_error_of_a_later_version_is_the_coordinators_with_its_message() -> None:
+    key = RunKey.new()
+    server = Server(newer_handler, key=key)
+    client = EmbeddedCoordinator(server.address, key)
+    with pytest.raises(CoordinatorError, match=r"^get: told by a later version$"):
+        client.get("r/g")
+    client.close()
+    server.close()
 
 
 def test_port_in_use_is_said_clearly(embedded: tuple[EmbeddedServer, RunKey]) -> None:
