@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
 from holdfast.elastic.channel.solo import SoloChannel
@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _roll_out(channel, config)
     except Stopped:
         return 0
+    except InternalError:
+        raise
     except HoldfastError as error:
         channel.fail(str(error), user_error=isinstance(error, ConfigError))
         sys.stderr.write(f"holdfast: {error}\n")

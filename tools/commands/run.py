@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.config import Settings
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
-from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import (
@@ -222,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
         launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
         launcher.start()
-    except HoldfastError as error:
+    except (ConfigError, CoordinatorError) as error:
         caught = interrupts.caught if interrupts else 0
         return _complain(str(error), 128 + caught if caught else 2)
     if args.run_dir is None and not args.quiet:

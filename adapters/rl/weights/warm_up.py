@@ -20,7 +20,7 @@ from holdfast.adapters.rl.policy.policy import build_policy, fill, parameter_nam
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.state.restore import read_tensors
 from holdfast.elastic.errors import ConfigError
 
@@ -97,6 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         prepare(load_config(options.config))
+    except InternalError:
+        raise
     except HoldfastError as error:
         sys.stderr.write(f"holdfast: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from holdfast.ckpt.errors import HoldfastError
-from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 from holdfast.elastic.testing.simulation.network import COORDINATOR
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class CoordinatorCalls:
         if not self._sim.is_out:
             try:
                 result = call.apply()
-            except HoldfastError as error:
+            except (CoordinatorError, LeaseExpiredError) as error:
                 result = error
             copies = self._sim.network.fate(COORDINATOR, self._agent.name)
         for delay_s in copies:
