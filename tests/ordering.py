@@ -28,6 +28,7 @@ LONG: Final = (
     "process/elastic/test_exactness.py",
     "process/elastic/test_train_loader.py",
     "process/ckpt/test_survival.py",
+    "process/packaging/test_installed.py",
     "process/chaos/test_chaos_run.py",
     "process/chaos/test_chaos_plugin.py",
     "process/rl/test_rl_tensor_parallel.py",
