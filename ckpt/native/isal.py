@@ -1,54 +1,96 @@
 """ISA-L by ctypes: CRC32C and erasure coding on preallocated buffers, without the GIL.
 
-The library is the one the pyeclib wheel carries, or the system's ``libisal``. pyeclib's own API
-copies every fragment and holds the GIL; these calls do neither.
+The library is the one the pyeclib wheel carries, or else the system's. pyeclib's own API copies
+every fragment and holds the GIL; these calls do neither. Neither place is a documented interface of
+pyeclib's, so all that is relied on is named here and checked when the library is loaded: the file,
+the functions, the version.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import importlib.util
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from typing_extensions import Buffer
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
+IN_WHEEL: Final = "pyeclib.libs/libisal-pyeclib.so.2"
+"""The file in the wheels of pyeclib 1.8, beside the package."""
+
+IN_SYSTEM: Final = "libisal.so.2"
+"""The name under which the dynamic linker knows the system's library of the same interface."""
+
+OLDEST: Final = (2, 31, 0)
+"""The first version with a CRC64 of Rocksoft's polynomial."""
+
+BEYOND: Final = (3, 0, 0)
+"""The first version whose interface may be another."""
+
+_log = logging.getLogger(__name__)
+
 
 def _candidates() -> Iterator[str]:
     spec = importlib.util.find_spec("pyeclib")
     for place in (spec.submodule_search_locations or []) if spec else []:
-        libs = Path(place).parent / "pyeclib.libs"
-        yield from (str(path) for path in sorted(libs.glob("libisal*")))
-    if found := ctypes.util.find_library("isal"):
-        yield found
+        yield str(Path(place).parent / IN_WHEEL)
+    yield IN_SYSTEM
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the loaded ISA-L. Raises ``OSError`` naming what was tried and the remedy."""
-    tried: list[str] = []
-    for path in _candidates():  # the system's is looked for last: that starts a compiler
-        tried.append(path)
+    """Return the loaded ISA-L.
+
+    The system's is taken, with a warning, where the wheel's is missing or is not what is relied on.
+    Raises ``OSError`` naming the libraries tried, what is wrong with each, and the remedy.
+    """
+    refused: list[str] = []
+    for path in _candidates():
         try:
-            lib = ctypes.CDLL(path)
-        except OSError:
+            lib = _load(path)
+        except OSError as error:
+            refused.append(str(error))
             continue
-        lib.crc32_iscsi.restype = ctypes.c_uint32
-        lib.crc32_iscsi.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
-        lib.crc64_rocksoft_refl.restype = ctypes.c_uint64
-        lib.crc64_rocksoft_refl.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
-        _declare_erasure(lib)
+        if refused:
+            _log.warning("ISA-L is taken from %s: %s", path, "; ".join(refused))
         return lib
     raise OSError(
-        f"no ISA-L library found (tried {tried or 'none'}): install the pyeclib wheel, or the "
-        "system package libisal2"
+        f"no ISA-L library of version {_dotted(OLDEST)} or newer, below {_dotted(BEYOND)} "
+        f"({'; '.join(refused)}): install a wheel of pyeclib 1.8, or the system package libisal2"
     )
+
+
+def _load(path: str) -> ctypes.CDLL:
+    """Load one library; raises ``OSError`` when it is missing or is not what is relied on."""
+    lib = ctypes.CDLL(path)
+    try:
+        lib.isal_get_version.restype = ctypes.c_uint
+        _declare_sums(lib)
+        _declare_erasure(lib)
+    except AttributeError as error:
+        raise OSError(f"{path} is too old for Holdfast: {error}") from None
+    found = lib.isal_get_version()
+    version = (found >> 16, found >> 8 & 0xFF, found & 0xFF)
+    if not OLDEST <= version < BEYOND:
+        raise OSError(f"{path} has the version {_dotted(version)}")
+    return lib
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _declare_sums(lib: ctypes.CDLL) -> None:
+    lib.crc32_iscsi.restype = ctypes.c_uint32
+    lib.crc32_iscsi.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
+    lib.crc64_rocksoft_refl.restype = ctypes.c_uint64
+    lib.crc64_rocksoft_refl.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
 
 
 def _declare_erasure(lib: ctypes.CDLL) -> None:
