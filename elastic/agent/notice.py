@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,10 @@ import msgspec
 _TIMEOUT_S: Final = 1.0
 _MAX_BODY: Final = 1 << 16
 _NO: Final = (b"", b"false", b"none", b"no")
+_EC2_PATH: Final = "/latest/meta-data/"
+_EC2_TOKEN_PATH: Final = "/latest/api/token"
+_EC2_TOKEN: Final = "X-aws-ec2-metadata-token"
+_EC2_TOKEN_TTL_S: Final = 6 * 3600
 
 LEFT_STATUS: Final = 75
 """Exit status of an agent that left after a notice (``EX_TEMPFAIL``): it is not started again."""
@@ -24,8 +30,9 @@ class NoticeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``file``: a notice once it exists; ``{node}`` in it stands for the node's name. ``url``: a
     notice once a GET with ``headers`` succeeds with a body that is not empty, ``FALSE`` or
-    ``NONE``; errors, as the 404 of a machine that stays, are none. ``grace_s`` is the time from a
-    notice to the end.
+    ``NONE``; errors, as the 404 of a machine that stays, are none. A URL below
+    ``/latest/meta-data/`` is one of EC2's instance metadata, and is asked in a session
+    (`MetadataSession`). ``grace_s`` is the time from a notice to the end.
     """
 
     file: str = ""
@@ -49,6 +56,7 @@ class NoticeWatch:
     def __init__(self, config: NoticeConfig, *, node: str, notice: Callable[[str], None]) -> None:
         self._config, self._notice = config, notice
         self._file = Path(config.file.replace("{node}", node)) if config.file else None
+        self._session = MetadataSession.of(config.url, headers=config.headers)
         self._closed = threading.Event()
         if self._file or config.url:
             threading.Thread(target=self._watch, name="notices", daemon=True).start()
@@ -63,21 +71,87 @@ class NoticeWatch:
     def _look(self) -> str:
         if self._file is not None and self._file.exists():
             return f"the file {self._file} is there"
-        if self._config.url and (said := ask(self._config.url, headers=self._config.headers)):
+        if self._config.url and (said := self._ask()):
             return f"{self._config.url} says {said}"
         return ""
+
+    def _ask(self) -> str:
+        if self._session is not None:
+            return self._session.ask()
+        return ask(self._config.url, headers=self._config.headers)
 
     def close(self) -> None:
         """Stop looking; an answer under way is not waited for."""
         self._closed.set()
 
 
+class MetadataSession:
+    """Questions to EC2's instance metadata service with a session token (IMDSv2).
+
+    The token is asked for before the first question, and again when the service refuses it. A
+    service that gives none is asked without one, as its first version wants it.
+    """
+
+    def __init__(self, url: str, *, headers: dict[str, str]) -> None:
+        self._url, self._headers = url, headers
+        self._token = ""
+
+    @classmethod
+    def of(cls, url: str, *, headers: dict[str, str]) -> MetadataSession | None:
+        """Return a session for a URL of the service's, None for any other.
+
+        None as well where ``headers`` have a token already.
+        """
+        ours = urllib.parse.urlsplit(url).path.startswith(_EC2_PATH)
+        given = _EC2_TOKEN.lower() in map(str.lower, headers)
+        return cls(url, headers=headers) if ours and not given else None
+
+    def ask(self) -> str:
+        """Return the notice that the URL gives, as `ask`."""
+        fresh = not self._token
+        if fresh:
+            self._token = self._new_token()
+        try:
+            return _read(self._request())
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != http.HTTPStatus.UNAUTHORIZED:
+                return ""
+            self._token = ""  # it is too old, or of a service that has begun anew
+        except (OSError, ValueError):
+            return ""
+        return "" if fresh else self.ask()
+
+    def _request(self) -> urllib.request.Request:
+        token = {_EC2_TOKEN: self._token} if self._token else {}
+        return urllib.request.Request(self._url, headers={**self._headers, **token})
+
+    def _new_token(self) -> str:
+        request = urllib.request.Request(
+            urllib.parse.urljoin(self._url, _EC2_TOKEN_PATH),
+            method="PUT",
+            headers={f"{_EC2_TOKEN}-ttl-seconds": str(_EC2_TOKEN_TTL_S)},
+        )
+        try:
+            return _body(request).decode("ascii")
+        except (OSError, ValueError):
+            return ""
+
+
 def ask(url: str, *, headers: dict[str, str]) -> str:
     """Return the notice that ``url`` gives, empty when it gives none or cannot be reached."""
-    request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            body = answer.read(_MAX_BODY).strip()
-    except (OSError, ValueError, urllib.error.HTTPError):
+        return _read(urllib.request.Request(url, headers=headers))
+    except (OSError, ValueError):
         return ""
+
+
+def _read(request: urllib.request.Request) -> str:
+    """Return the notice in the answer, empty when there is none in it."""
+    body = _body(request)
     return "" if body.lower() in _NO else str(body[:200].decode(errors="replace"))
+
+
+def _body(request: urllib.request.Request) -> bytes:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        return bytes(answer.read(_MAX_BODY).strip())

@@ -185,7 +185,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--notice-url",
         default="",
         metavar="URL",
-        help="the same once a GET of URL succeeds with a body other than FALSE or NONE",
+        help="the same once a GET of URL succeeds with a body other than FALSE or NONE; one of EC2, "
+        "below /latest/meta-data/, is asked with a session token (IMDSv2)",
     )
     add(
         "--notice-header",
