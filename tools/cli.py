@@ -91,8 +91,18 @@ COMMANDS: Final = {
 
 OURS: Final = "holdfast"
 
-EXTRA_OF: Final = {"reasoning_gym": "rl", "boto3": "s3"}
-"""Optional package -> the extra of Holdfast's distribution that installs it."""
+EXTRA_OF: Final = {
+    "aetcd": "etcd",
+    "boto3": "s3",
+    "botocore": "s3",
+    "google": "etcd",
+    "grpc": "etcd",
+    "reasoning_gym": "rl",
+    "torchdata": "data",
+    "transformers": "hf",
+    "urllib3": "s3",
+}
+"""Optional package, as it is imported -> the extra of Holdfast's distribution that installs it."""
 
 _REMEDIES: Final = {
     errno.ENOENT: "check the path",

@@ -3,12 +3,16 @@
 import argparse
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from importlib import metadata
 
 import pytest
+from tree import ROOT
 
 from holdfast.ckpt.errors import CorruptError, InternalError
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -174,3 +178,28 @@ def test_what_breaks_under_an_interrupt_is_the_interrupt(monkeypatch: pytest.Mon
             raise RuntimeError("unexpected pos")
 
     assert run_as(monkeypatch, run) == cli.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize("package", cli.EXTRA_OF)
+def test_a_missing_optional_package_is_told_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ModuleNotFoundError(f"No module named '{package}.part'", name=f"{package}.part")
+    assert run_with(monkeypatch, error) == cli.EXIT_FAILED
+    assert f"pip install 'holdfast[{cli.EXTRA_OF[package]}]'" in capsys.readouterr().err
+
+
+def test_every_extra_for_users_is_named_for_each_of_its_packages() -> None:
+    project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]
+    extras = {
+        name: what for name, what in project["optional-dependencies"].items() if name != "dev"
+    }
+    assert set(cli.EXTRA_OF.values()) == set(extras)
+    imported: dict[str, set[str]] = {}
+    for package, distributions in metadata.packages_distributions().items():
+        for each in distributions:
+            imported.setdefault(each.lower().replace("_", "-"), set()).add(package)
+    for extra, requirements in extras.items():
+        for requirement in requirements:
+            name = re.split(r"[^a-z0-9-]", requirement.lower(), maxsplit=1)[0]
+            assert extra in {cli.EXTRA_OF.get(each) for each in imported[name]}, requirement
