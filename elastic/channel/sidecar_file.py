@@ -6,12 +6,16 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
+
+DOMAIN_ENV: Final = "HOLDFAST_DOMAIN"
+"""Names what a node fails together with, where no option does."""
 
 _POLL_S = 0.05
 
@@ -69,6 +73,16 @@ def sidecar_file(given: str | Path | None, *, run: str, node: str) -> Path:
     home = Path(private) if private else Path(tempfile.gettempdir())
     name = "holdfast" if private else f"holdfast-{os.getuid()}"
     return home / name / f"sidecar-{run}-{node}.json"
+
+
+def check_domain(name: str, source: str) -> str:
+    """Return the name of a failure domain; raises ``ConfigError`` naming ``source`` if it is bad.
+
+    Letters, digits and ``-_.:/`` are allowed, as in ``row-3/rack-7``.
+    """
+    if not name or not all(char.isalnum() or char in "-_.:/" for char in name):
+        raise ConfigError(f"{source} {name!r}: give a name of letters, digits and -_.:/ only")
+    return name
 
 
 learn(globals())

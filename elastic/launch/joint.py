@@ -239,7 +239,7 @@ class JointLauncher(Launcher):
         self.config = dataclasses.replace(
             self.config,
             nodes=tuple(
-                NodeSpec(name=name, domain=f"machine{number}", slots=node.slots)
+                NodeSpec(name=name, domain=node.domain or f"machine{number}", slots=node.slots)
                 for name, node in zip(names, nodes, strict=True)
             ),
             wanted=record.wanted,

@@ -56,10 +56,14 @@ EMBEDDED = "embedded"
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A node to run on this machine; ``slots`` says how many workers of each role fit on it."""
+    """A node to run on this machine; ``slots`` says how many workers of each role fit on it.
+
+    ``domain`` labels what it fails together with; empty: only with itself, or with the other nodes
+    of its machine where the job has several.
+    """
 
     name: str
-    domain: str
+    domain: str = ""
     slots: dict[str, int]
 
 

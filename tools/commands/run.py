@@ -185,7 +185,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--notice-url",
         default="",
         metavar="URL",
-        help="the same once a GET of URL succeeds with a body other than FALSE or NONE; one of EC2, "
+        help="the same once a GET of URL succeeds with a body other than FALSE or NONE; EC2's, "
         "below /latest/meta-data/, is asked with a session token (IMDSv2)",
     )
     add(
@@ -278,7 +278,8 @@ def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
     roles = dict(args.role)
     slots = {TRAINER: args.nproc, **roles}
     nodes = tuple(
-        NodeSpec(name=f"node{i}", domain=f"node{i}", slots=slots) for i in range(args.nodes)
+        NodeSpec(name=f"node{i}", domain=domain, slots=slots)
+        for i, domain in enumerate(run_machines.domains(args))
     )
     return LaunchConfig(
         command=command,

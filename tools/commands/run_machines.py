@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key_file
+from holdfast.elastic.channel.sidecar_file import DOMAIN_ENV, check_domain
 from holdfast.elastic.channel.slurm import SlurmStep
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.errors import ConfigError
@@ -45,6 +46,13 @@ def add_options(add: Callable[..., Any]) -> None:
         help="join the job whose coordinator is at HOST:PORT or etcd://...; never begin one",
     )
     add("--host", metavar="ADDRESS", help="this machine's address for the others (default: found)")
+    add(
+        "--domain",
+        metavar="NAME[,NAME...]",
+        help="what this launcher's nodes fail together with, such as a rack: one name for all of "
+        f"them, or one for each (default: {DOMAIN_ENV}; the machine with others, else each node "
+        "is a domain of its own)",
+    )
     add("--job", metavar="NAME", help="the job's name at the coordinator (default: 'job')")
     add(
         "--key-file",
@@ -94,6 +102,26 @@ def joint_config(
         join_s=patience_s,
         host=args.host or "",
     )
+
+
+def domains(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """Return the failure domain of each of this launcher's nodes; empty where none is given.
+
+    Raises ``ConfigError`` for names that are wrong or not as many as nodes.
+    """
+    told = args.domain if args.domain is not None else environment.get(DOMAIN_ENV, "")
+    if not told:
+        return ("",) * args.nodes
+    option = "--domain" if args.domain is not None else DOMAIN_ENV
+    names = tuple(check_domain(name, option) for name in told.split(","))
+    if len(names) not in (1, args.nodes):
+        raise ConfigError(
+            f"{option} {told}: {len(names)} domains for {args.nodes} nodes; give one for all of "
+            "them, or one for each"
+        )
+    return names if len(names) == args.nodes else names * args.nodes
 
 
 def _place(args: argparse.Namespace, step: SlurmStep | None) -> CoordinatorPlace:

@@ -23,7 +23,12 @@ from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key, shared_key_file
-from holdfast.elastic.channel.sidecar_file import SidecarFile, sidecar_file
+from holdfast.elastic.channel.sidecar_file import (
+    DOMAIN_ENV,
+    SidecarFile,
+    check_domain,
+    sidecar_file,
+)
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
@@ -81,7 +86,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help=f"the job's name, the same on all nodes (default: {RUN_ENV}, SLURM_JOB_ID, 'job')",
     )
     add("--node", metavar="NAME", help=f"this node's name (default: {NODE_ENV}, the host's name)")
-    add("--domain", default="", metavar="NAME", help="what the node fails together with: a rack")
+    add(
+        "--domain",
+        metavar="NAME",
+        help=f"what the node fails together with, such as a rack (default: {DOMAIN_ENV}, itself)",
+    )
     add(
         "--host",
         default="127.0.0.1",
@@ -131,6 +140,13 @@ def _default_run(environment: Mapping[str, str]) -> str:
     return environment.get(RUN_ENV) or (f"slurm-{job}" if job else "job")
 
 
+def _domain(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    if args.domain is not None:
+        return check_domain(args.domain, "--domain")
+    told = environment.get(DOMAIN_ENV)
+    return check_domain(told, DOMAIN_ENV) if told else ""
+
+
 def _check(name: str, option: str) -> None:
     if not name or not all(char.isalnum() or char in "-_." for char in name):
         raise ConfigError(f"{option} {name!r}: give letters, digits, '-', '_' and '.' only")
@@ -141,6 +157,7 @@ def _check(name: str, option: str) -> None:
 
 def _serve(args: argparse.Namespace, path: Path, *, run: str, node: str) -> int:
     """Keep a sidecar running until a signal; what its predecessor kept is taken over."""
+    domain = _domain(args, os.environ)
     key_file = shared_key_file(args.key_file)
     shared_key(key_file)
     before_it = _refuse_second(path)
@@ -166,7 +183,7 @@ def _serve(args: argparse.Namespace, path: Path, *, run: str, node: str) -> int:
                 SidecarFile(
                     run=run,
                     node=node,
-                    domain=args.domain,
+                    domain=domain,
                     address=sidecar.address,
                     key_file=str(key_file),
                     pid=os.getpid(),

@@ -231,3 +231,14 @@ def test_output_is_captured_per_seat(tmp_path: Path) -> None:
     assert job.returncode == 0, err
     assert not out
     assert (run_dir / "logs" / "trainer-1.log").read_text() == "hello from trainer/1 1\n"
+
+
+def test_the_planner_hears_of_the_nodes_domains(tmp_path: Path) -> None:
+    words = ("--nodes", "2", "--domain", "rack-7", "--run-dir", tmp_path / "run")
+    job = holdfast(*words, "--", *toy(tmp_path))
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    proposed = [
+        event for event in EventReader(tmp_path / "run").new() if event["kind"] == "proposed"
+    ]
+    assert "domain rack-7 holds" in str(proposed[-1]["reason"])

@@ -131,6 +131,15 @@ def test_a_killed_sidecar_is_started_again_over_the_same_memory(
     assert "no sidecar has written this file" in gone.stderr
 
 
+def test_a_sidecar_is_labelled_with_what_its_node_fails_together_with(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_DOMAIN", "rack-7")
+    assert SidecarFile.read(start("a")).domain == "rack-7"
+    wrong = command("serve", "--domain", "rack 7", "--run", "r", "--node", "n")
+    assert (wrong.returncode, "--domain 'rack 7': give a name" in wrong.stderr) == (2, True)
+
+
 def test_a_key_is_made_and_help_says_how_to_use_it(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     made = command("key", "--key-file", str(path))

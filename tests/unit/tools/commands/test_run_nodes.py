@@ -9,7 +9,7 @@ import pytest
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.joint import JointConfig
 from holdfast.elastic.launch.local import EMBEDDED
-from holdfast.tools.commands.run_machines import add_options, joint_config
+from holdfast.tools.commands.run_machines import add_options, domains, joint_config
 
 SLURM = {
     "SLURM_JOB_ID": "17",
@@ -75,3 +75,32 @@ def test_options_come_before_what_slurm_says() -> None:
     config = found("--nnodes", "1:2", "--coordinator", "etcd://e:2379", "--job", "j", slurm=True)
     assert (config.job, config.least, config.most) == ("j", 1, 2)
     assert config.place.url == "etcd://e:2379"
+
+
+def named(*words: str, nodes: int = 2, **environment: str) -> tuple[str, ...]:
+    parser = argparse.ArgumentParser()
+    add_options(parser.add_argument)
+    args = parser.parse_args(words)
+    args.nodes = nodes
+    return domains(args, environment)
+
+
+def test_one_domain_is_that_of_all_nodes_and_several_are_theirs_in_order() -> None:
+    assert named() == ("", "")
+    assert named("--domain", "rack-1") == ("rack-1", "rack-1")
+    assert named("--domain", "rack-1,row/2") == ("rack-1", "row/2")
+
+
+def test_the_environment_names_domains_where_no_option_does() -> None:
+    assert named(HOLDFAST_DOMAIN="rack-3") == ("rack-3", "rack-3")
+    assert named("--domain", "rack-4", HOLDFAST_DOMAIN="rack-3") == ("rack-4", "rack-4")
+    assert named(HOLDFAST_DOMAIN="") == ("", "")
+
+
+def test_wrong_domains_are_refused_by_their_source() -> None:
+    with pytest.raises(ConfigError, match=r"--domain a,b,c: 3 domains for 2 nodes"):
+        named("--domain", "a,b,c")
+    with pytest.raises(ConfigError, match=r"HOLDFAST_DOMAIN 'rack 1'"):
+        named(HOLDFAST_DOMAIN="rack 1")
+    with pytest.raises(ConfigError, match=r"--domain ''"):
+        named("--domain", "a,")
