@@ -8,15 +8,12 @@ shared memory; the others remove it unless somebody else (parent, launcher) hold
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,10 +25,6 @@ from holdfast.ckpt.transport import RunKey
 PARENT_CHECK_S = 0.5
 ORPHAN_WAIT_S = 2.0
 """How long those who die together with the parent may take to let go of the memory."""
-
-STOP_AT_ENV = "HOLDFAST_TEST_STOP_AT"
-"""For tests: ``POINT:N`` stops the process when a slot gets to that point for the Nth time; the
-path of a file, when one gets to the point that is written there: then the file is gone."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,8 +48,6 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(
             target=_watch_lifeline, args=(config.lifeline, sidecar.stopped, orphaned), daemon=True
         ).start()
-        if stop_at := os.environ.get(STOP_AT_ENV):
-            sidecar.core.arena.reach = _stopper(stop_at)
         sys.stdout.write(msgspec.json.encode({"address": sidecar.address}).decode() + "\n")
         sys.stdout.flush()
         while not sidecar.stopped.wait(PARENT_CHECK_S):
@@ -78,30 +69,6 @@ def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event
     if not told.endswith(FAREWELL):
         orphaned.set()
     stopped.set()
-
-
-def _stopper(stop_at: str) -> Callable[[str], None]:
-    """Return what `Arena.reach` is to be for ``stop_at``, such as ``commit.before:3``."""
-    if Path(stop_at).is_absolute():
-        return functools.partial(_stop_as_told, Path(stop_at))
-    wanted, _, count = stop_at.partition(":")
-    left = [wanted] * int(count)
-
-    def reach(point: str) -> None:
-        if point == wanted and left:
-            left.pop()
-            if not left:
-                os.kill(os.getpid(), signal.SIGSTOP)
-
-    return reach
-
-
-def _stop_as_told(file: Path, point: str) -> None:
-    """Stop where ``file`` names this point; of several processes, the one that removes it."""
-    with contextlib.suppress(FileNotFoundError):
-        if file.read_text() == point:
-            file.unlink()
-            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":

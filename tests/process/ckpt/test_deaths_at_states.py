@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from jobs import REMEMBERING, Job, job
 from sidecar_group import wait_until
-
-from holdfast.ckpt.sidecar.__main__ import STOP_AT_ENV
+from stop_points import stopping_at
 
 NODES = ("n0", "n1", "n2")
 STATES = ("acquire.after", "seal.after", "commit.before", "commit.after", "release.after")
@@ -94,21 +93,23 @@ def whole_again(running: Job, *, after: int, least: int) -> int:
     [("worker", POINTS), ("agent", STATES), ("node", STATES), ("machine", STATES)],
 )
 def test_the_job_goes_on_whoever_dies_at_any_state_of_a_slot(
-    tmp_path: Path, victim: str, points: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, victim: str, points: tuple[str, ...]
 ) -> None:
     order = tmp_path / "stop-at"
-    monkeypatch.setenv(STOP_AT_ENV, str(order))
-    with job(
-        tmp_path,
-        "--grow",
-        str(GROW),
-        script=REMEMBERING,
-        nodes=len(NODES),
-        per_node=1,
-        node_restarts=100,
-        max_attempts=100,
-        timing={"stop_grace_s": 30.0},
-    ) as running:
+    with (
+        stopping_at(order),
+        job(
+            tmp_path,
+            "--grow",
+            str(GROW),
+            script=REMEMBERING,
+            nodes=len(NODES),
+            per_node=1,
+            node_restarts=100,
+            max_attempts=100,
+            timing={"stop_grace_s": 30.0},
+        ) as running,
+    ):
         running.await_event(lambda e: e["kind"] == "step" and e["protected"] >= 3)
         for point in points:
             node = stop_somewhere(running, order, point)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from sidecar_group import DEADLINE_S, SidecarGroup, inventories, sidecar_group, wait_until
+from stop_points import stopping_at
 
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
-from holdfast.ckpt.sidecar.__main__ import STOP_AT_ENV
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.blocks import random_payload, write_block
 
@@ -63,12 +63,9 @@ def group(tmp_path: Path) -> Iterator[SidecarGroup]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_sidecar_killed_there_costs_no_protected_step(
-    group: SidecarGroup, point: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(STOP_AT_ENV, point)
-    group.start("a")
-    monkeypatch.delenv(STOP_AT_ENV)
+def test_a_sidecar_killed_there_costs_no_protected_step(group: SidecarGroup, point: str) -> None:
+    with stopping_at(point):
+        group.start("a")
     process = group.processes["a"]
     writer = Writer(process.address, group, group.adopt())
     writer.start()
