@@ -65,11 +65,6 @@ class _Strict(WrapperStore[LocalStore]):
         return found
 
 
-def import_zarr(path: str | Path, *, missing: Missing = "error") -> ZarrDirectorySource:
-    """Open a Zarr directory (a group with arrays at any depth, or one array) for reading."""
-    return ZarrDirectorySource(path, missing=missing)
-
-
 class ZarrDirectorySource(Closing):
     """The arrays of a Zarr directory by name; a `holdfast.ckpt.convert.interchange.TensorSource`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, product
 from math import prod
 from types import EllipsisType
@@ -112,24 +111,6 @@ def chunk_range(extent: int, *, parts: int, index: int) -> tuple[int, int]:
     full = -(-extent // parts)
     start = min(full * index, extent)
     return start, min(full, extent - start)
-
-
-def shard_box(
-    shape: Sequence[int], *, mesh: Sequence[int], coordinate: Sequence[int], axes: Axes
-) -> Box:
-    """Return the one box that the rank at ``coordinate`` of ``mesh`` holds; it may be empty.
-
-    Raises ``ValueError`` where the rank holds several boxes, or where it depends on who cut the
-    tensor which box it is: see `shard_runs`.
-    """
-    where = partial(shard_runs, shape, mesh=mesh, coordinate=coordinate, axes=axes)
-    runs = where()
-    if is_nested(mesh=mesh, axes=axes) and runs != where(nested=True):
-        raise ValueError(f"a strided shard cuts {tuple(shape)} unevenly: it lies in two ways")
-    if any(len(found) > 1 for found in runs):
-        raise ValueError(f"a strided shard of {tuple(shape)} is several boxes: use shard_regions")
-    spans = [found[0] if found else (extent, 0) for found, extent in zip(runs, shape, strict=True)]
-    return Box(offset=tuple(start for start, _ in spans), shape=tuple(n for _, n in spans))
 
 
 def shard_runs(

@@ -57,11 +57,6 @@ def form_groups(
     return groups, _explain(groups, labels, parity=parity, columns=columns)
 
 
-def explain(groups: Groups, domains: Mapping[str, str], *, parity: int, columns: int = 0) -> str:
-    """Say what losses the groups survive, and the domains whose loss they do not."""
-    return _explain(groups, _labels(domains), parity=parity, columns=columns)
-
-
 def _explain(groups: Groups, labels: Mapping[str, str], *, parity: int, columns: int) -> str:
     if parity == 0:
         return "no parity: what a lost node held is lost with it"

@@ -43,17 +43,6 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
-    """A piece its owner sends to a parity holder: ``column`` of ``stripe``, for ``row``."""
-
-    stripe: int
-    column: int
-    row: int
-    holder: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Ring:
     """One group: nodes ``start … start+size-1``, ``k`` columns, pieces of one length."""
 
@@ -153,21 +142,6 @@ class Geometry:
         number = self._numbers[node]
         ring = self._rings[number]
         return tuple((ring.at(number - ring.start - row), row) for row in range(self.m))
-
-    def duties_of(self, node: str) -> tuple[Duty, ...]:
-        """Return every piece ``node`` has to send, in an order that spreads the receivers."""
-        number = self._numbers[node]
-        ring = self._rings[number]
-        duties = []
-        for piece in range(ring.k):
-            stripe, column = self._fragment(number, piece)
-            nbytes = self.filled_bytes(stripe, column)
-            for row in range(self.m if nbytes else 0):
-                holder = self.nodes[self.node_of(stripe, ring.k + row)]
-                duties.append(
-                    Duty(stripe=stripe, column=column, row=row, holder=holder, nbytes=nbytes)
-                )
-        return tuple(duties)
 
     def _fragment(self, node: int, piece: int) -> tuple[int, int]:
         """Return the (stripe, column) that a piece of a node block is."""

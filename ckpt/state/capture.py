@@ -151,15 +151,11 @@ class CapturePlan:
             copied_bytes=copied_bytes,
         )
 
-    def still_valid(self, flat: FlatState) -> bool:
-        """Say whether ``flat`` has what this plan was made for, lying as it did.
+    def change(self, flat: FlatState) -> str:
+        """Return in words what of ``flat`` this plan was not made for, nothing where it was.
 
         All ranks must come to the same answer: their states change shape together.
         """
-        return not self.change(flat)
-
-    def change(self, flat: FlatState) -> str:
-        """Return in words what of ``flat`` this plan was not made for, nothing where it was."""
         mine = self._agreed.mine
         for what, now, before in (
             ("tensor", flat.tensors.keys(), self._seen.keys()),

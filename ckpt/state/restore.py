@@ -389,18 +389,13 @@ def _tensor_names(value: Json) -> Iterator[str]:
             yield from _tensor_names(item)
 
 
-def read_tensor(source: ShardSource, fqn: str, box: Box | None = None) -> torch.Tensor:
-    """Return a saved tensor, or region ``box`` of it, as a fresh CPU tensor.
-
-    Raises ``NotFoundError`` where no tensor of that name was saved.
-    """
-    return read_tensors(source, [fqn], boxes={} if box is None else {fqn: box})[fqn]
-
-
 def read_tensors(
     source: ShardSource, fqns: Iterable[str], *, boxes: Mapping[str, Box] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors."""
+    """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors.
+
+    Raises ``NotFoundError`` where no tensor of a name was saved.
+    """
     indexes = source.indexes()
     specs, aliases = saved_specs(indexes), saved_aliases(indexes)
     targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}

@@ -39,11 +39,6 @@ def _marks(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     return {node.node: identity(node) for node in nodes}
 
 
-def broken_pairs(view: JobView) -> Pairs:
-    """Return the live nodes of which one does not reach the other as it is now."""
-    return _pairs(view) if _has_complaints(view) else {}
-
-
 @while_same(lambda view: (_complaints(view), _marks(view)))
 def _pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]) -> Pairs:
     found: dict[str, set[str]] = {}

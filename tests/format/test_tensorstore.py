@@ -15,7 +15,7 @@ from zarr_samples import of_every_dtype
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.convert.interchange import transfer
 from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink, export_zarr
-from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.inspect.view import Checkpoint
@@ -71,7 +71,7 @@ def test_compressed_chunks_open_there(tmp_path: Path, portable: bool) -> None:
         assert isinstance(own, zarr.Array)
         assert np.asarray(own[...]).tobytes() == array.tobytes(), fqn
         box = whole(array.shape)
-        assert bytes(import_zarr(target).read(fqn, box)) == array.tobytes(), fqn
+        assert bytes(ZarrDirectorySource(target).read(fqn, box)) == array.tobytes(), fqn
 
 
 def test_a_missing_chunk_is_an_error_or_nan_never_zero(source: StoreSource, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_damage_is_noticed_there(source: StoreSource, tmp_path: Path) -> None:
 def test_what_came_through_the_interchange_opens_there_too(
     source: StoreSource, tmp_path: Path
 ) -> None:
-    first = import_zarr(export_zarr(source, tmp_path / "one"))
+    first = ZarrDirectorySource(export_zarr(source, tmp_path / "one"))
     with ZarrDirectorySink(tmp_path / "two") as sink:
         transfer(first, sink)
     for fqn, (array, _) in of_every_dtype().items():
@@ -119,7 +119,7 @@ def test_what_tensorstore_writes_loads_here(tmp_path: Path) -> None:
         }
         made = ts.open(spec, create=True).result()
         made.write(array.view(made.dtype.numpy_dtype)).result()
-        found = import_zarr(tmp_path / "group" / fqn, missing="fill")
+        found = ZarrDirectorySource(tmp_path / "group" / fqn, missing="fill")
         (name,) = found.specs
         assert found.specs[name].dtype == dtype
         assert bytes(found.read(name, whole(array.shape))) == array.tobytes(), dtype

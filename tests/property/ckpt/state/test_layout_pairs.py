@@ -25,7 +25,7 @@ from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, local_of
-from holdfast.ckpt.state.restore import live_keys, read_tensor, restore
+from holdfast.ckpt.state.restore import live_keys, read_tensors, restore
 from holdfast.ckpt.testing.shards import MemoryShards, capture_world
 
 KINDS = ("whole", "mesh", "strided", "fsdp over tp", "flat", "zero", "parts", "owned")
@@ -221,6 +221,6 @@ def test_every_cell_arrives_in_every_other_layout(
         assert "one of two ways" in str(error)  # rare sizes are refused, never guessed
         return
     for tensor in tensors:
-        whole = read_tensor(shards, tensor.fqn)
+        (whole,) = read_tensors(shards, [tensor.fqn]).values()
         assert whole.shape == tensor.full.shape
         assert bits(whole) == bits(tensor.full)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from unreached import broken_pairs
 
 from holdfast.elastic.decisions.agree import (
     FenceWorkers,
@@ -20,7 +21,7 @@ from holdfast.elastic.decisions.seating import NOWHERE, ChangeSeats, Keep, seat
 from holdfast.elastic.membership.records import Origin, WorkerState
 from holdfast.elastic.membership.view import JobView, ready_trainers, role_of
 from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
-from holdfast.elastic.planning.reach import broken_pairs, left_out
+from holdfast.elastic.planning.reach import left_out
 from holdfast.elastic.testing.strategies import views
 
 broadly = settings(

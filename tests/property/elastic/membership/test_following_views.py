@@ -22,7 +22,7 @@ from holdfast.elastic.membership.view import (
     seating_key,
 )
 from holdfast.elastic.planning.plan import changes, plan
-from holdfast.elastic.planning.reach import all_asked, broken_pairs, left_out, parted
+from holdfast.elastic.planning.reach import all_asked, left_out, parted
 from holdfast.elastic.testing.strategies import views
 
 broadly = settings(
@@ -100,7 +100,7 @@ def opinions(view: JobView, *, later_s: float) -> list[object]:
     """Return all that is decided from a view."""
     found: list[object] = [agree.faults(view), agree.is_stale(view), changes(view)]
     out = left_out(view)
-    found += [broken_pairs(view), parted(view), out, all_asked(view)]
+    found += [parted(view), out, all_asked(view)]
     found += [ready_trainers(view), list(view.nodes), seating.pending_trainers(view)]
     for node in (*view.nodes, "stranger"):
         seen = agree.observe(view, agree.FirstSeen(), now_s=0.0)

@@ -20,7 +20,7 @@ from zarr_samples import of_every_dtype
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.convert.interchange import transfer
 from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink, export_zarr
-from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError, StoreError
 from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.grid import whole
@@ -39,7 +39,7 @@ def saved(root: Path, **about: Any) -> StoreSource:
 
 
 def check_content(path: Path, arrays: Mapping[str, tuple[Any, str]]) -> None:
-    with import_zarr(path) as found:
+    with ZarrDirectorySource(path) as found:
         assert set(found.specs) == set(arrays)
         for fqn, (array, dtype) in arrays.items():
             assert found.specs[fqn] == TensorSpec(fqn=fqn, dtype=dtype, shape=array.shape)
@@ -60,7 +60,7 @@ def test_an_export_gives_back_what_was_saved(
     target = tmp_path / "out.zarr"
     assert export_zarr(source, target, portable=portable, progress=progress) == target
     check_content(target, sample_arrays())
-    found = import_zarr(target)
+    found = ZarrDirectorySource(target)
     assert (found.step, found.aliases, found.values) == (1, TIED, VALUES)
     group = zarr.open_group(target, mode="r")
     bias = group["model.bias"]
@@ -93,7 +93,7 @@ def test_a_part_can_be_exported(
     tmp_path: Path, select: list[str], names: set[str], tied: dict[str, str]
 ) -> None:
     target = export_zarr(saved(tmp_path / "a"), tmp_path / "out.zarr", select=select)
-    found = import_zarr(target)
+    found = ZarrDirectorySource(target)
     assert set(found.specs) == names
     assert found.aliases == tied
 
@@ -204,11 +204,11 @@ def test_a_directory_goes_through_the_interchange(
 ) -> None:
     arrays = of_every_dtype() | sample_arrays()
     write_checkpoint(tmp_path / "a", arrays, world_size=2, aliases=TIED, values=VALUES)
-    first = import_zarr(export_zarr(StoreSource(tmp_path / "a", 1), tmp_path / "one"))
+    first = ZarrDirectorySource(export_zarr(StoreSource(tmp_path / "a", 1), tmp_path / "one"))
     with ZarrDirectorySink(tmp_path / "two", portable=portable) as sink:
         transfer(first, sink, memory_bytes=memory_bytes, step=7)
     check_content(tmp_path / "two", arrays)
-    second = import_zarr(tmp_path / "two")
+    second = ZarrDirectorySource(tmp_path / "two")
     assert (second.step, second.aliases, second.values) == (7, TIED, VALUES)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from holdfast.ckpt.convert.zarr_import import import_zarr
+from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.geometry.layout import Box
@@ -31,7 +31,7 @@ WEIGHT = np.arange(1, 36, dtype="<f4").reshape(7, 5)
 def test_arrays_at_any_depth_have_dotted_names(tmp_path: Path, zarr_format: int) -> None:
     write(tmp_path, "layers/0/weight", WEIGHT, chunks=(2, 3), zarr_format=zarr_format)
     write(tmp_path, "bias", WEIGHT[0].astype("<i8"), zarr_format=zarr_format)
-    with import_zarr(tmp_path) as found:
+    with ZarrDirectorySource(tmp_path) as found:
         assert {fqn: (s.dtype, s.shape) for fqn, s in found.specs.items()} == {
             "layers.0.weight": ("float32", (7, 5)),
             "bias": ("int64", (5,)),
@@ -47,7 +47,7 @@ def test_arrays_at_any_depth_have_dotted_names(tmp_path: Path, zarr_format: int)
 def test_a_lone_array_is_called_like_its_directory(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "weight.zarr", shape=(), dtype="f8")
     array[...] = 1.5
-    found = import_zarr(tmp_path / "weight.zarr")
+    found = ZarrDirectorySource(tmp_path / "weight.zarr")
     assert bytes(found.read("weight", whole(()))) == np.float64(1.5).tobytes()
 
 
@@ -62,14 +62,14 @@ def test_other_byte_orders_come_out_little_endian(tmp_path: Path, dtype: Any) ->
         serializer=zarr.codecs.BytesCodec(endian="big"),
     )
     array[...] = data
-    assert bytes(import_zarr(tmp_path / "t").read("t", whole((6,)))) == data.tobytes()
+    assert bytes(ZarrDirectorySource(tmp_path / "t").read("t", whole((6,)))) == data.tobytes()
 
 
 def test_unsigned_integers_are_what_their_attribute_says(tmp_path: Path) -> None:
     bits = np.array([0x3F80, 0x7FC1, 0xFFFF], "<u2")
     write(tmp_path, "a", bits, attributes={"torch_dtype": "bfloat16"})
     write(tmp_path, "b", bits)
-    found = import_zarr(tmp_path)
+    found = ZarrDirectorySource(tmp_path)
     assert (found.specs["a"].dtype, found.specs["b"].dtype) == ("bfloat16", "uint16")
     assert bytes(found.read("a", whole((3,)))) == bits.tobytes()
 
@@ -78,7 +78,7 @@ def test_unsigned_integers_are_what_their_attribute_says(tmp_path: Path) -> None
 def test_an_attribute_that_does_not_fit_is_refused(tmp_path: Path, said: Any) -> None:
     write(tmp_path, "a", np.zeros(3, "<u2"), attributes={"torch_dtype": said})
     with pytest.raises(MismatchError, match=r"array a: data type 'uint16' with torch_dtype"):
-        import_zarr(tmp_path)
+        ZarrDirectorySource(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
@@ -86,27 +86,27 @@ def test_an_attribute_that_does_not_fit_is_refused(tmp_path: Path, said: Any) ->
 def test_types_that_torch_does_not_have_are_refused(tmp_path: Path, dtype: Any) -> None:
     write(tmp_path, "when", np.zeros(3, dtype))
     with pytest.raises(MismatchError, match="array when: data type"):
-        import_zarr(tmp_path)
+        ZarrDirectorySource(tmp_path)
 
 
 def test_names_that_meet_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "a/b", WEIGHT)
     write(tmp_path, "a.b", WEIGHT)
     with pytest.raises(MismatchError, match=r"both called a\.b"):
-        import_zarr(tmp_path)
+        ZarrDirectorySource(tmp_path)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(NotFoundError, match="no Zarr array or group"):
-            import_zarr(path)
+            ZarrDirectorySource(path)
 
 
 def test_a_missing_chunk_is_an_error_unless_it_is_said_to_be_the_fill_value(tmp_path: Path) -> None:
     data = WEIGHT.copy()
     data[2:4] = 0
     write(tmp_path, "w", data, chunks=(2, 5), fill_value=0)  # leaves out the chunk of zeros
-    strict, filled = import_zarr(tmp_path), import_zarr(tmp_path, missing="fill")
+    strict, filled = ZarrDirectorySource(tmp_path), ZarrDirectorySource(tmp_path, missing="fill")
     assert bytes(filled.read("w", whole((7, 5)))) == data.tobytes()
     assert bytes(strict.read("w", Box(offset=(0, 0), shape=(2, 5)))) == data[:2].tobytes()
     with pytest.raises(CorruptError, match=r"w/c/1/0: missing.*missing='fill'"):
@@ -120,7 +120,7 @@ def test_a_chunk_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     for bad in (bytes([good[0] ^ 1]) + good[1:], good[:-1], b""):
         chunk.write_bytes(bad)
         with pytest.raises(CorruptError, match=rf"{tmp_path}/w: a chunk of .* cannot be read"):
-            import_zarr(tmp_path).read("w", whole((7, 5)))
+            ZarrDirectorySource(tmp_path).read("w", whole((7, 5)))
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_attributes_that_make_no_sense_are_refused(
     document = json.loads((tmp_path / "zarr.json").read_text())
     (tmp_path / "zarr.json").write_text(json.dumps(document | {"attributes": attributes}))
     with pytest.raises(CorruptError, match="export it again"):
-        import_zarr(tmp_path)
+        ZarrDirectorySource(tmp_path)
 
 
 def test_metadata_that_is_no_metadata_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text("{")
     with pytest.raises(CorruptError, match="not a Zarr group"):
-        import_zarr(tmp_path)
+        ZarrDirectorySource(tmp_path)

@@ -165,10 +165,15 @@ def test_what_is_here_is_mapped_while_the_rest_travels(three: SidecarGroup, pari
     entries = three.sidecars["a"].core.book.snapshots[1, 2].entries
     geometry = Geometry(world, entries)
     crossing = sum(
-        each.nbytes
-        for node in three.sidecars
-        for each in geometry.duties_of(node)
-        if "c" in (node, each.holder)
+        geometry.filled_bytes(stripe, column)
+        for stripe in range(geometry.n)
+        for column in range(geometry.columns(stripe))
+        for row in range(geometry.m)
+        if geometry.nodes.index("c")
+        in (
+            geometry.node_of(stripe, column),
+            geometry.node_of(stripe, geometry.columns(stripe) + row),
+        )
     )
     assert crossing <= sent < crossing * 2 + MIB // 8  # two steps, whose indexes differ in length
     assert rebuilt(three, world, 2, "a") == {0: payloads[0]}
