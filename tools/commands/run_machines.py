@@ -111,7 +111,7 @@ def domains(
 
     Raises ``ConfigError`` for names that are wrong or not as many as nodes.
     """
-    told = args.domain if args.domain is not None else environment.get(DOMAIN_ENV, "")
+    told: str = environment.get(DOMAIN_ENV, "") if args.domain is None else args.domain
     if not told:
         return ("",) * args.nodes
     option = "--domain" if args.domain is not None else DOMAIN_ENV
