@@ -24,6 +24,8 @@ from holdfast.ckpt.state.flatten import (
     FlatState,
     PerRank,
     Stateful,
+    Trace,
+    TracedTree,
     check_tensor,
     encode_small_tensor,
     flatten,
@@ -31,7 +33,6 @@ from holdfast.ckpt.state.flatten import (
 from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
-from holdfast.ckpt.state.trace import Trace, TracedTree
 from holdfast.ckpt.types import Json
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})

@@ -3,7 +3,8 @@
 A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
 ``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
 the result are dotted paths: ``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``,
-``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path.
+``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path. A `Trace`
+tells later whether a second pass would find the same again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,36 @@ from holdfast.ckpt.state.optimizers import (
     Setter,
     flatten_optimizer,
 )
-from holdfast.ckpt.state.trace import Trace, TracedTree
 from holdfast.ckpt.types import Json
+
+
+@dataclass(slots=True, kw_only=True)
+class TracedTree:
+    """A tree of state: what gives it, and where in it something other than plain values was."""
+
+    name: str
+    take: Callable[[], Any]
+    paths: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Trace:
+    """The route of one ``flatten``.
+
+    ``holders`` are the mappings and sequences it went into, the state itself first; ``values``
+    the plain ones in them (name, holder, key); ``per_rank`` is of the same, by name. ``first`` is
+    the name each tensor (by id) has. ``is_repeatable`` is false where a second pass
+    over the same objects gives other tensors.
+    """
+
+    holders: list[Any] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    sharded: list[FSDPModule] = field(default_factory=list)
+    values: list[tuple[str, Any, Any]] = field(default_factory=list)
+    per_rank: list[tuple[str, Any]] = field(default_factory=list)
+    trees: list[TracedTree] = field(default_factory=list)
+    first: dict[int, str] = field(default_factory=dict)
+    is_repeatable: bool = True
 
 
 @runtime_checkable

@@ -8,8 +8,10 @@ looking at a clock, and swept by the next writer in that directory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import itertools
 import os
 import stat
@@ -21,7 +23,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
-from holdfast.ckpt.store import direct, writeback
+from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.base import Part, Unpublished
 
 _TEMPORARY: Final = ".tmp"
@@ -29,6 +31,8 @@ _BATCH_BYTES: Final = 8 << 20
 _BATCH_PARTS: Final = 512
 _IOV_MAX: Final = 1024
 _ATTEMPTS: Final = 100
+_WRITE: Final = 2
+"""``SYNC_FILE_RANGE_WRITE`` of Linux: start, do not wait."""
 
 _serial = itertools.count()
 
@@ -358,7 +362,7 @@ def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:
             while left:
                 left = _behind(left, os.writev(fd, left[:_IOV_MAX]))
         if size - started >= _BATCH_BYTES:
-            writeback.start(fd, started, size - started)
+            _start_writing(fd, started, size - started)
             started = size
         batch = []
 
@@ -375,3 +379,23 @@ def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:
             batch_bytes = 0
     flush()
     return size
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        call = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError):
+        return None  # not Linux
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
+
+
+def _start_writing(fd: int, at: int, nbytes: int) -> None:
+    """Have the kernel start to write a range of an open file to the disk.
+
+    Without it nothing is sent there before ``fsync``, which then has all of it to wait for. It is a
+    hint, which may be refused without harm.
+    """
+    if nbytes and (call := _sync_file_range()) is not None:
+        call(fd, at, nbytes, _WRITE)

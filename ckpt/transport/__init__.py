@@ -14,11 +14,11 @@ A handler must not block: what takes long keeps the `Request` and calls `Request
 any thread. See docs/adr/0007 for what is promised.
 """
 
+from holdfast.ckpt.transport.bulk_client import answers_refused
 from holdfast.ckpt.transport.client import Client
 from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.ping import answers
-from holdfast.ckpt.transport.refused import answers_refused
 from holdfast.ckpt.transport.request import Handler, Request
 from holdfast.ckpt.transport.server import Server
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Any, Final
@@ -9,23 +11,40 @@ from typing import Any, Final
 import zmq
 
 from holdfast.ckpt.errors import BusyError, PeerError
-from holdfast.ckpt.transport import refused
 from holdfast.ckpt.transport.buffers import Buffers
-from holdfast.ckpt.transport.connection import Connection
 from holdfast.ckpt.transport.envelope import (
     BULK_BYTES,
     EnvelopeError,
     MessageHeader,
     MessageKind,
+    Reason,
     parse_sealed,
 )
 from holdfast.ckpt.transport.sealing import Sealer
 from holdfast.ckpt.transport.sessions import Ask, SessionGrant
+from holdfast.ckpt.transport.sockets import Connection
 
 _ATTEMPTS = 3
 _BACKOFF_S = (0.01, 0.2)
 _buffers: Final = Buffers(keep_bytes=32 << 20)
 """Of all clients of this process: each has one call under way."""
+
+_refused_lock: Final = threading.Lock()
+_refused: Final = Counter[str]()
+
+
+def answers_refused() -> Counter[str]:
+    """Return how many sealed answers were refused so far, by reason, in all of this process.
+
+    What servers refuse they count themselves (`Server.refusals`).
+    """
+    with _refused_lock:
+        return Counter(_refused)
+
+
+def _count_refused(reason: Reason) -> None:
+    with _refused_lock:
+        _refused[reason.value] += 1
 
 
 class BulkClient:
@@ -139,5 +158,5 @@ class BulkClient:
                     take = _buffers.take
                     return header, sealer.open_frames(envelope, parts, header.lengths, take=take)
             except EnvelopeError as error:
-                refused.count(error.reason)
+                _count_refused(error.reason)
         return None

@@ -21,9 +21,9 @@ from holdfast.ckpt.transport.envelope import (
     parse_sealed,
 )
 from holdfast.ckpt.transport.limits import TransportLimits
-from holdfast.ckpt.transport.outbox import Outbox
 from holdfast.ckpt.transport.request import Request
 from holdfast.ckpt.transport.sessions import Session, Sessions
+from holdfast.ckpt.transport.sockets import Outbox
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ import zmq
 
 from holdfast.ckpt.errors import BusyError, FencedError, PeerError
 from holdfast.ckpt.transport.bulk_client import BulkClient
-from holdfast.ckpt.transport.connection import LOST, REFUSED, Connection, NoAnswerError
-from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     MAX_FRAMES,
@@ -25,6 +23,7 @@ from holdfast.ckpt.transport.envelope import (
 )
 from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.sessions import SESSION, Ask, SessionGrant
+from holdfast.ckpt.transport.sockets import LOST, REFUSED, Connection, NoAnswerError, OwnContext
 from holdfast.ckpt.types import Json
 
 BULK_FROM_BYTES = 256 << 10

@@ -15,7 +15,6 @@ from zmq.utils import z85
 
 from holdfast.ckpt.errors import HoldfastError, InternalError, PeerError
 from holdfast.ckpt.transport.bulk_server import BulkServer
-from holdfast.ckpt.transport.context import OwnContext
 from holdfast.ckpt.transport.envelope import (
     CONTROL_BYTES,
     EnvelopeError,
@@ -26,10 +25,10 @@ from holdfast.ckpt.transport.envelope import (
 )
 from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.limits import TransportLimits
-from holdfast.ckpt.transport.outbox import Outbox
 from holdfast.ckpt.transport.ping import PING
 from holdfast.ckpt.transport.request import Handler, Request
 from holdfast.ckpt.transport.sessions import SESSION, Ask, Sessions
+from holdfast.ckpt.transport.sockets import Outbox, OwnContext
 
 _log = logging.getLogger(__name__)
 

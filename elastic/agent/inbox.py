@@ -1,11 +1,14 @@
-"""How the agent's helper threads reach its loop: a queue with a file descriptor to select on."""
+"""The queue by which helper threads reach the agent's loop, and a thread for slow calls."""
 
 from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from holdfast.ckpt.errors import HoldfastError
 
 Delivery: TypeAlias = Callable[[], None]
 """Something to do on the loop's thread."""
@@ -35,3 +38,46 @@ class Inbox:
             return
         for _ in range(self._queue.qsize()):
             yield self._queue.get()
+
+
+_T = TypeVar("_T")
+_Job: TypeAlias = Callable[[], None]
+
+
+class Background:
+    """A thread that runs slow calls in order; their results reach the loop through its inbox."""
+
+    def __init__(self, inbox: Inbox, *, name: str) -> None:
+        self._inbox = inbox
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        job: Callable[[], _T],
+        *,
+        then: Callable[[_T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Run ``job`` when all before it are done, then ``then`` or ``failed`` on the loop."""
+
+        def run() -> None:
+            try:
+                result = job()
+            except (HoldfastError, OSError) as error:
+                caught = error
+                self._inbox.post(lambda: failed(caught))
+            else:
+                self._inbox.post(lambda: then(result))
+
+        self._jobs.put(run)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End after the job under way, waiting at most ``timeout_s`` for it."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.ckpt.transport import RunKey, answers
-from holdfast.elastic.agent.background import Background
-from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.inbox import Background, Inbox
 from holdfast.elastic.decisions.probing import ProbedNode, Probing
 from holdfast.elastic.membership.view import JobView
 

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from holdfast.ckpt.errors import FencedError
 from holdfast.ckpt.memory.records import Inventory
-from holdfast.elastic.agent.background import Background
-from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.inbox import Background, Inbox
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 

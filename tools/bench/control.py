@@ -44,8 +44,7 @@ from holdfast.elastic.membership.view import (
     run_prefix,
     seating_key,
 )
-from holdfast.tools.bench.lines import by_line
-from holdfast.tools.bench.samples import BenchSetup, Figure
+from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 
 WORLDS: Final = (10, 100, 1_000, 10_000)
 QUICK_WORLDS: Final = (10, 100, 1_000)

@@ -29,8 +29,7 @@ from holdfast.tools.bench.faults.elastic_job import ElasticJob, running
 from holdfast.tools.bench.faults.pauses import sampled as median_of
 from holdfast.tools.bench.faults.recoveries import Event, after_fault
 from holdfast.tools.bench.rollouts import StepPace, handed_on, logged, pace, sampled
-from holdfast.tools.bench.samples import BenchSetup, Figure
-from holdfast.tools.bench.tempo import Tempo
+from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.report.timeline import KILL_ROLLOUT, KILL_TRAINER
 
 WORKLOAD: Final = RLConfig(

@@ -1,4 +1,4 @@
-"""Repeated timings of several things in turn, and the rows of the table they become."""
+"""Repeated timings of several things in turn, their progress, and the table they become."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from rich.table import Table
 
 Case: TypeAlias = Callable[[], Mapping[str, float]]
 """Does one thing once; returns seconds by name. What it prepares and checks is not in them."""
@@ -207,3 +210,59 @@ def stopwatch() -> Iterator[list[float]]:
     started = time.perf_counter()
     yield seconds
     seconds.append(time.perf_counter() - started)
+
+
+def by_line(
+    figures: Sequence[Figure],
+    *,
+    columns: Mapping[str, str],
+    cell: Callable[[Figure], str],
+) -> Table:
+    """Return the table; ``columns`` maps what figures are called to titles, in their order.
+
+    A figure that a line does not have is an empty cell.
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for title in columns.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    lines: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        line, _, what = figure.name.partition(": ")
+        lines.setdefault(line, {})[what] = figure
+    for line, found in lines.items():
+        table.add_row(line, *(cell(found[what]) if what in found else "" for what in columns))
+    return table
+
+
+class Tempo:
+    """Shares the rounds that a section has on the bar out over its ``total`` parts."""
+
+    def __init__(self, setup: BenchSetup, *, total: int) -> None:
+        self._setup, self._total = setup, total
+        self._rounds, self._parts, self._laps = setup.repeat + 1, 0, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lap(self._rounds)
+
+    def say(self, text: str) -> None:
+        """Tell what is being done."""
+        self._setup.say(text)
+
+    def beat(self) -> None:
+        """Say that one more part is done."""
+        self._parts += 1
+        self._lap(self._rounds * self._parts // self._total)
+
+    def _lap(self, due: int) -> None:
+        while self._laps < due:
+            self._laps += 1
+            self._setup.lap()

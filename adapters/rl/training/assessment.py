@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,10 +14,11 @@ from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import HELD_OUT
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
-from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.environments.task import Problem, make_task
+from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
+from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Trajectory
-from holdfast.adapters.rl.training.evaluate import HeldOutProblems, exact_matches
 from holdfast.adapters.rl.training.held_out_episodes import Player
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.ckpt.types import Json
@@ -48,7 +50,7 @@ class TaskAssessment:
     def __init__(self, config: RLConfig) -> None:
         self._tokenizer = config.tokenizer
         self._task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
-        self._held_out = HeldOutProblems.of(
+        self._held_out = HeldOut.of(
             self._task.held_out(config.held_out),
             tokenizer=config.tokenizer,
             length=config.model.context,
@@ -136,3 +138,51 @@ def episode_figures(samples: Sequence[Trajectory]) -> dict[str, Json]:
         "observed_tokens": sum(len(sample.tokens) - sample.sampled for sample in samples),
         "cut_short": sum(bool(sample.reason) for sample in samples),
     }
+
+
+_PART_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Problems as padded tensors: tokens [rows, length], answer mask [rows, length - 1].
+
+    They come in parts of one shape, so that the outcome does not depend on how many ranks share
+    the parts.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem], *, tokenizer: Tokenizer, length: int) -> HeldOut:
+        """Lay out problems with their right answers."""
+        tokens = torch.zeros(len(problems), length, dtype=torch.long)
+        mask = torch.zeros(len(problems), length - 1, dtype=torch.bool)
+        for row, problem in enumerate(problems):
+            prompt, answer = map(tokenizer.encode, (problem.prompt, problem.answer))
+            text = (*prompt, *answer, tokenizer.end)
+            tokens[row, : len(text)] = torch.tensor(text)
+            mask[row, len(prompt) - 1 : len(text) - 1] = True
+        return cls(tokens=tokens, mask=mask)
+
+    def parts(self) -> list[HeldOut]:
+        """Return the problems in parts of a fixed size, the unit of work of an evaluation."""
+        tokens, masks = torch.split(self.tokens, _PART_ROWS), torch.split(self.mask, _PART_ROWS)
+        return [HeldOut(tokens=t, mask=m) for t, m in zip(tokens, masks, strict=True)]
+
+
+@torch.no_grad()
+def exact_matches(model: nn.Module, problems: HeldOut) -> Tensor:
+    """Return [expected number of right sampled answers, right greedy answers], float64 [2].
+
+    One teacher-forced pass over the right answers gives both, without sampling noise: a greedy
+    answer is right exactly when every token of the right answer is the most likely one after the
+    tokens before it; a sampled answer is right with the product of their probabilities.
+    """
+    logits = model(problems.tokens)
+    greedy = logits[:, :-1].argmax(-1) == problems.tokens[:, 1:]
+    right = (greedy | ~problems.mask).all(1).double().sum()
+    logprobs = target_logprobs(logits, problems.tokens).double()
+    expected = (logprobs * problems.mask).sum(1).exp().sum()
+    return torch.stack([expected, right])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
-from holdfast.tools.chaos.faults import together
+from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.faults.preloaded.clock import ClockInjector
 from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector

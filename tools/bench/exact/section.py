@@ -34,8 +34,7 @@ from holdfast.tools.bench.exact.summands import (
     given_gradient,
     serve,
 )
-from holdfast.tools.bench.lines import by_line
-from holdfast.tools.bench.samples import BenchSetup, Figure
+from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 
 WORLDS: Final = (1, 2, 4)
 METHODS: Final[dict[str, Exact]] = {"float32": False, "exact": True, "int64": "int64"}

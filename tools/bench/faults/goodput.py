@@ -19,8 +19,7 @@ from rich.table import Table
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
 from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_fault
-from holdfast.tools.bench.samples import BenchSetup, Figure
-from holdfast.tools.bench.tempo import Tempo
+from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.report import accounting, timeline
 
 FAULT_EVERY_S: Final = 60.0

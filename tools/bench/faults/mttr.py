@@ -21,8 +21,7 @@ from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.faults import pauses, peers, resize
 from holdfast.tools.bench.faults.elastic_job import WORKERS, ElasticJob, Shape, elastic_job
 from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_fault
-from holdfast.tools.bench.samples import BenchSetup, Figure, stopwatch
-from holdfast.tools.bench.tempo import Tempo
+from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo, stopwatch
 
 FAULTS_A_ROUND: Final = 4
 HANG_S: Final = 3.0

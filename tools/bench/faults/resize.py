@@ -12,8 +12,7 @@ from rich.console import Console
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
 from holdfast.tools.bench.faults.recoveries import MeasuredRecovery
-from holdfast.tools.bench.samples import BenchSetup, Figure
-from holdfast.tools.bench.tempo import Tempo
+from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 
 
 def resize(setup: BenchSetup) -> list[Figure]:

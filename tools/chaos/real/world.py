@@ -15,7 +15,7 @@ import msgspec
 from holdfast.elastic.launch.local import EMBEDDED
 from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Injector
-from holdfast.tools.chaos.faults.injectors import for_kinds
+from holdfast.tools.chaos.faults.registry import for_kinds
 from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import HistoryError, read
 from holdfast.tools.chaos.judging.record import History

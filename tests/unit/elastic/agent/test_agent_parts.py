@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from holdfast.ckpt.errors import PeerError
-from holdfast.elastic.agent.background import Background
 from holdfast.elastic.agent.config import AgentTiming
-from holdfast.elastic.agent.inbox import Inbox
+from holdfast.elastic.agent.inbox import Background, Inbox
 from holdfast.elastic.agent.lease import LeaseKeeper
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys

@@ -12,8 +12,7 @@ from rich.console import Console
 from holdfast.ckpt.errors import PeerError
 from holdfast.tools.bench.faults import goodput, mttr, pauses, peers
 from holdfast.tools.bench.faults.recoveries import MeasuredRecovery
-from holdfast.tools.bench.samples import BenchSetup, Figure
-from holdfast.tools.bench.tempo import Tempo
+from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 
 
 def recovery(pause_s: float, *, lost: int = 0) -> MeasuredRecovery:

@@ -14,17 +14,16 @@ from chaos_victims import Site, struck
 from tree import ROOT
 
 from holdfast.ckpt.memory.arena import arena_path, hold
-from holdfast.tools.chaos.faults import families, together
 from holdfast.tools.chaos.faults.bits import BitsInjector, places
-from holdfast.tools.chaos.faults.environment import before
+from holdfast.tools.chaos.faults.environment import before, together
 from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
 from holdfast.tools.chaos.faults.injector import Injector, MissedError
-from holdfast.tools.chaos.faults.injectors import for_kinds
 from holdfast.tools.chaos.faults.inside import InsideInjector
 from holdfast.tools.chaos.faults.network.cut import NetworkInjector
 from holdfast.tools.chaos.faults.network.sockets import End, pairs, program
 from holdfast.tools.chaos.faults.network.wire import WireInjector
 from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector
+from holdfast.tools.chaos.faults.registry import families, for_kinds
 from holdfast.tools.chaos.faults.store import ENDPOINT, StoreInjector
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, load, parse

@@ -13,7 +13,7 @@ from tree import ROOT
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.testing.shrinking import FailureOracle, fewest
-from holdfast.tools.chaos.faults.injectors import INJECTORS, for_kinds
+from holdfast.tools.chaos.faults.registry import INJECTORS, for_kinds
 from holdfast.tools.chaos.judging.checker import HistoryVerdict, Violation
 from holdfast.tools.chaos.judging.result import Result, Struck
 from holdfast.tools.chaos.real.targets import part_of

@@ -1,8 +1,11 @@
-"""A client's socket, and what happens to its connection."""
+"""ZeroMQ sockets: a context that can be dropped, a client's connection, a server's outbox."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -11,6 +14,31 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.ckpt.errors import InternalError
+
+class OwnContext(zmq.Context[zmq.Socket[bytes]]):
+    """Ends with its sockets, also where the garbage collector ends it.
+
+    ``zmq.Context`` knows its sockets weakly. When it is collected together with them it finds none
+    to close, and waits for them to be closed, for ever, in whatever thread collects.
+    """
+
+    _own: list[zmq.Socket[bytes]]
+
+    def socket(self, *args: Any, **kwargs: Any) -> zmq.Socket[bytes]:
+        """Return a new socket."""
+        made = super().socket(*args, **kwargs)
+        if not self._shadow:
+            self._own = [each for each in getattr(self, "_own", []) if not each.closed]
+            self._own.append(made)
+        return made
+
+    def destroy(self, linger: int | None = None) -> None:
+        """Close the sockets, then the context."""
+        for each in getattr(self, "_own", []):
+            if not each.closed:
+                each.close(linger)
+        super().destroy(linger)
+
 
 LOST, REFUSED = int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_CONNECT_RETRIED)
 DENIED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
@@ -89,3 +117,47 @@ class Connection:
             self.socket.disable_monitor()
             self._monitor = None
         self.socket.close(0)
+
+
+class Outbox:
+    """A queue that wakes the thread polling its ``socket``; that one says who it is first."""
+
+    def __init__(self, context: zmq.Context[Any], name: str) -> None:
+        self._messages: deque[list[Any]] = deque()
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.bind(f"inproc://{name}")
+        self._bell = context.socket(zmq.PAIR)
+        self._bell.connect(f"inproc://{name}")
+
+    def own(self) -> None:
+        """Say that the calling thread polls here, and looks after everything it does itself."""
+        self._owner = threading.get_ident()
+
+    def put(self, parts: list[Any]) -> None:
+        """Queue a message."""
+        self._messages.append(parts)
+        if threading.get_ident() != self._owner:
+            self.ring()
+
+    def ring(self) -> None:
+        """Wake the polling thread."""
+        with self._lock, contextlib.suppress(zmq.Again):  # full of rings: it will wake anyway
+            if not self._bell.closed:
+                self._bell.send(b"", zmq.NOBLOCK)
+
+    def send_all(self, socket: zmq.Socket[bytes]) -> None:
+        """Send what is queued and quiet the bell; for the polling thread only."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self.socket.recv(zmq.NOBLOCK)
+        while self._messages:
+            socket.send_multipart(self._messages.popleft(), copy=False)
+
+    def close(self) -> None:
+        """Close both ends; for the polling thread only."""
+        with self._lock:
+            self._bell.close(0)
+        self.socket.close(0)
+        self._messages.clear()

@@ -1,0 +1,64 @@
+"""The families of faults in a job of real processes, and the injector that does each kind.
+
+Each is an `Injector` that needs a `Site` and nothing else of the world that it strikes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from holdfast.tools.chaos.faults import bits, inside, processes, store, throttle
+from holdfast.tools.chaos.faults.etcd import coordinator
+from holdfast.tools.chaos.faults.injector import Injector
+from holdfast.tools.chaos.faults.network import cut, wire
+from holdfast.tools.chaos.faults.preloaded import clock, disk
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """Kinds of faults that share an injector, and what makes one for a run."""
+
+    kinds: frozenset[str]
+    make: Callable[[], Injector]
+
+
+_FAMILIES: Final[tuple[Family, ...]] = (
+    Family(kinds=processes.KINDS, make=processes.Processes),
+    Family(kinds=inside.KINDS, make=inside.InsideInjector),
+    Family(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
+    Family(kinds=bits.KINDS, make=bits.BitsInjector),
+    Family(kinds=disk.KINDS, make=disk.DiskInjector),
+    Family(kinds=clock.KINDS, make=clock.ClockInjector),
+    Family(kinds=store.KINDS, make=store.StoreInjector),
+    Family(kinds=coordinator.KINDS, make=coordinator.CoordinatorInjector),
+    Family(kinds=cut.KINDS, make=cut.NetworkInjector),
+    Family(kinds=wire.KINDS, make=wire.WireInjector),
+)
+
+
+def families() -> tuple[Family, ...]:
+    """Return all of them; no kind is in two. What their `prepare` return goes `together`."""
+    return _FAMILIES
+
+
+INJECTORS: Final[dict[str, Callable[[], Injector]]] = {
+    kind: family.make for family in families() for kind in family.kinds
+}
+"""Kind → what makes the injector that does it in a world of real processes."""
+
+
+def for_kinds(kinds: Iterable[str]) -> dict[str, Injector]:
+    """Return an injector for each kind; kinds of one family share one.
+
+    Raises ``KeyError`` for a kind that none does.
+    """
+    made: dict[Callable[[], Injector], Injector] = {}
+    found: dict[str, Injector] = {}
+    for kind in sorted(set(kinds)):
+        make = INJECTORS[kind]
+        if make not in made:
+            made[make] = make()
+        found[kind] = made[make]
+    return found
