@@ -112,16 +112,17 @@ def domains(
     Raises ``ConfigError`` for names that are wrong or not as many as nodes.
     """
     told: str = environment.get(DOMAIN_ENV, "") if args.domain is None else args.domain
+    count: int = args.nodes
     if not told:
-        return ("",) * args.nodes
-    option = "--domain" if args.domain is not None else DOMAIN_ENV
+        return ("",) * count
+    option = DOMAIN_ENV if args.domain is None else "--domain"
     names = tuple(check_domain(name, option) for name in told.split(","))
-    if len(names) not in (1, args.nodes):
+    if len(names) not in (1, count):
         raise ConfigError(
-            f"{option} {told}: {len(names)} domains for {args.nodes} nodes; give one for all of "
-            "them, or one for each"
+            f"{option} {told}: {len(names)} domains for {count} nodes; give one for all of them, "
+            "or one for each"
         )
-    return names if len(names) == args.nodes else names * args.nodes
+    return names if len(names) == count else names * count
 
 
 def _place(args: argparse.Namespace, step: SlurmStep | None) -> CoordinatorPlace:

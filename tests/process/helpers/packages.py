@@ -72,7 +72,7 @@ def clone(folder: Path) -> Path:
         "commit.gpgsign=false",
     )
     call("git", "init", "--quiet", cwd=folder)
-    call("git", "add", "--all", cwd=folder)
+    call("git", "add", "--all", "--force", cwd=folder)
     call("git", *who, "commit", "--quiet", "--message", "all of it", cwd=folder)
     return folder
 
