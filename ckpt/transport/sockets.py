@@ -15,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.ckpt.errors import InternalError
 
+
 class OwnContext(zmq.Context[zmq.Socket[bytes]]):
     """Ends with its sockets, also where the garbage collector ends it.
 
