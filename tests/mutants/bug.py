@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-_PACKAGES: Final = ("ckpt", "elastic", "adapters", "tools")
+_PACKAGES: Final = ("holdfast",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
