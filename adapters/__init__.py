@@ -1,0 +1,1 @@
+"""Adapters that connect Holdfast to torch.distributed.checkpoint and to reinforcement learning."""

@@ -1,4 +1,4 @@
-"""Sizes as people write them. Pure."""
+"""Sizes and rates as people write them. Pure."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def parse_bytes(text: str) -> int:
     if nbytes < 1:
         raise ValueError(f"{text!r} is less than one byte; write it as in 512MiB")
     return nbytes
+
+
+def parse_rate(rate: str | int) -> int:
+    """Return bytes per second of ``"500MB/s"`` (decimal), ``"1GiB/s"`` (binary) or a number.
+
+    Raises ``ValueError`` for anything else, and for less than one byte per second.
+    """
+    text = str(rate).strip()
+    try:
+        return parse_bytes(text[:-2] if text.lower().endswith("/s") else text)
+    except ValueError as error:
+        raise ValueError(f"{rate!r} is not a rate; write it as in 500MB/s or 1GiB/s") from error

@@ -11,7 +11,6 @@ from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.groups import GROUP_SIZE
-from holdfast.ckpt.sidecar.persist import bandwidth
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
@@ -259,7 +258,7 @@ class Settings:
         if self.checkpoint_bandwidth is None:
             return 0
         try:
-            return bandwidth.parse_rate(self.checkpoint_bandwidth)
+            return sizes.parse_rate(self.checkpoint_bandwidth)
         except ValueError as error:
             raise ConfigError(f"checkpoint_bandwidth: {error}") from error
 

@@ -1,0 +1,1 @@
+"""The command line, the dashboards, the benchmarks and the fault injection."""

@@ -11,41 +11,23 @@ import argparse
 import errno
 import importlib
 import os
-import shutil
 import signal
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.elastic.errors import ConfigError
+from holdfast.tools.subcommand import Subcommand, Subparsers, report
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
-
-
-class Subparsers(Protocol):
-    """What ``ArgumentParser.add_subparsers`` returns, as far as a subcommand needs it."""
-
-    def add_parser(self, name: str, **options: object) -> argparse.ArgumentParser:
-        """Add and return the parser of one subcommand."""
-
-
-class Subcommand(Protocol):
-    """A module that carries one subcommand."""
-
-    def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
-        """Declare the arguments."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do the work and return the exit code."""
 
 
 COMMANDS: Final = {
@@ -172,15 +154,6 @@ def describe_os_error(error: OSError) -> str:
     text = f"{found}: {error.strerror}" if found else str(error.strerror)
     remedy = _REMEDIES.get(error.errno)
     return f"{text}; {remedy}" if remedy else text
-
-
-def report(message: str) -> None:
-    """Write ``message`` to stderr as one paragraph, wrapped when a person is reading."""
-    text = "error: " + " ".join(message.split())
-    if sys.stderr.isatty():
-        width = min(shutil.get_terminal_size().columns, 100)
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text, file=sys.stderr, flush=True)
 
 
 class Terminated(KeyboardInterrupt):

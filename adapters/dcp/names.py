@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint calls the entries of a checkpoint. Pure.
+"""What torch.distributed.checkpoint calls the entries of a checkpoint.
 
 DCP flattens a nested state dict into names, ``".".join(path)``, and remembers the path of each,
 because keys have dots of their own. A checkpoint written through DCP keeps its names, and the

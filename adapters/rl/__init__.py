@@ -1,0 +1,1 @@
+"""Fault-tolerant reinforcement learning: rollout workers sample, trainers learn."""

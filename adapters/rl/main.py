@@ -24,7 +24,8 @@ import torch
 from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
 from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.types import Json
-from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase
+from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.solo import SoloChannel
 from holdfast.elastic.errors import ConfigError, Stopped
 from holdfast.elastic.membership.records import TRAINER, Roster

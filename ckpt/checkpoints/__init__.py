@@ -1,1 +1,1 @@
-"""Steps below a root: write, commit, list, open, verify, prune."""
+"""Checkpoints below a root directory: written, committed, listed, opened, verified and pruned."""

@@ -1,1 +1,1 @@
-"""Other formats as sources and sinks of tensors, and the rewriting of a checkpoint."""
+"""Conversion: other formats as sources and sinks of tensors, and the rewriting of a checkpoint."""

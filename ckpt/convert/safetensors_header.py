@@ -1,4 +1,4 @@
-"""The head of a safetensors file: what lies where. Pure; does not trust what it parses.
+"""The head of a safetensors file: what lies where. It does not trust what it parses.
 
 A file is 8 bytes (little-endian length of the header), the header (JSON, padded with spaces), and
 the tensors' elements (C order, little-endian) back to back. Offsets count from behind the header.

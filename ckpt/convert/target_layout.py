@@ -1,4 +1,4 @@
-"""Which writer is to hold what, under a mesh and rules of the user's. Pure.
+"""Which writer is to hold what, under a mesh and rules of the user's.
 
 The axis ``dp`` splits dim 0 of every tensor, as FSDP2 does; a rule has another axis split a dim of
 the tensors that its glob names. Replicas are written once.

@@ -1,1 +1,1 @@
-"""What lies on disk: manifest, packs, codecs, Zarr metadata."""
+"""The format on disk: manifest, packs, codecs, and the Zarr metadata of each tensor."""

@@ -1,4 +1,4 @@
-"""A checkpoint as a Zarr v3 hierarchy: metadata and where each chunk lies. Pure but for `group`.
+"""A checkpoint as a Zarr v3 hierarchy: metadata and where each chunk lies. Pure.
 
 One array per tensor, named by its FQN, in one flat group; tied tensors appear under each name.
 bfloat16 and float8 have Zarr data types of their own, or *portably* appear as unsigned integers.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -19,7 +19,6 @@ from typing_extensions import Buffer
 from holdfast.ckpt.format.manifest import (
     CRC_BYTES,
     FORMAT,
-    Manifest,
     PackedChunk,
     PackedTensor,
     PackIndex,
@@ -30,11 +29,6 @@ from holdfast.ckpt.format.manifest import (
 )
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.types import Json
-
-if TYPE_CHECKING:
-    import zarr
-
-    from holdfast.ckpt.checkpoints.source import StoreSource
 
 _TEMPLATE: Final = "{{root}}"
 _NAMES: Final = 16384
@@ -171,30 +165,3 @@ def references(
     for key, place in places.items():
         refs[key] = [f"{_TEMPLATE}/{from_root(folder, place.path)}", place.at, place.nbytes]
     return msgspec.json.encode({"version": 1, "templates": {"root": root}, "refs": refs})
-
-
-def group(source: StoreSource, *, portable: bool = False) -> zarr.Group:
-    """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors.
-
-    bfloat16 and float8 have the data types of `holdfast.ckpt.zarr.types`, unsigned integers if
-    ``portable``.
-    """
-    import zarr
-
-    from holdfast.ckpt.zarr.store import CheckpointStore, SourceRanges
-    from holdfast.ckpt.zarr.types import register
-
-    register()
-    manifest = source.manifest
-    documents, places = hierarchy(
-        manifest.tensors,
-        manifest.aliases,
-        source.all_packs(),
-        group=_described(manifest),
-        portable=portable,
-    )
-    return zarr.open_group(CheckpointStore(SourceRanges(source), documents, places), mode="r")
-
-
-def _described(manifest: Manifest) -> Json:
-    return group_metadata(run=manifest.run, step=manifest.step, values=manifest.values)

@@ -1,1 +1,1 @@
-"""Boxes, grids, reshard plans: pure arithmetic on shapes."""
+"""Boxes, grids and reshard plans: pure arithmetic on shapes."""

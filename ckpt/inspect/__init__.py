@@ -1,1 +1,1 @@
-"""Read a checkpoint without a model: slices, differences, statistics."""
+"""Checkpoints read without a model: slices, differences, statistics."""

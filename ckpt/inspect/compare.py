@@ -1,5 +1,5 @@
 """Where two checkpoints differ: tensors element by element in their own values, plain values as
-trees. Pure.
+trees.
 
 Two numbers are *identical* when their bits are, and *within tolerance* when
 ``|a - b| <= atol + rtol * max(|a|, |b|)``, the same whichever side is called A. An infinity is

@@ -1,4 +1,4 @@
-"""Statistics of numbers that are seen once, piece by piece, in memory that does not grow. Pure.
+"""Statistics of numbers that are seen once, piece by piece, in memory that does not grow.
 
 Quantiles come from a histogram over the leading bits of each number as a float64: sign, exponent
 and eight bits of mantissa. Its bins are ordered as the numbers are, 0.4 % wide everywhere, and

@@ -1,4 +1,4 @@
-"""Stored bytes as numbers numpy can reckon with, without importing torch. Pure.
+"""Stored bytes as numbers numpy can reckon with, without importing torch.
 
 bfloat16, float8, float4 and complex32 have no numpy type; each widens to float32 (complex64)
 without loss. Everything else stays what it is.

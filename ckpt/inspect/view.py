@@ -131,7 +131,7 @@ class Checkpoint(Closing):
 
         bfloat16 and float8 are arrays of ``ml_dtypes``; as unsigned integers if ``portable``.
         """
-        from holdfast.ckpt.format.zarr_metadata import group
+        from holdfast.ckpt.zarr.view import group
 
         return group(self._source, portable=portable)
 

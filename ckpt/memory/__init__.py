@@ -1,1 +1,1 @@
-"""Snapshots in shared memory: slots, blocks, and the records that describe them."""
+"""Snapshots in shared memory: arenas, slots, blocks, and the records that describe them."""

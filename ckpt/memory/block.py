@@ -1,4 +1,4 @@
-"""A block: payload, padding to 8 bytes, index JSON; how it is laid out and verified. Pure."""
+"""A block: payload, padding to 8 bytes, index JSON; how it is laid out and verified."""
 
 from __future__ import annotations
 

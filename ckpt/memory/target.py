@@ -1,4 +1,4 @@
-"""Where and how snapshots become checkpoints: what a trainer tells its sidecar. Pure."""
+"""Where and how snapshots become checkpoints: what a trainer tells its sidecar."""
 
 from __future__ import annotations
 

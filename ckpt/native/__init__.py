@@ -1,1 +1,1 @@
-"""Checksums, streaming copies, pages: C and ctypes, outside the GIL."""
+"""Compiled helpers: checksums, streaming copies and memory pages, in C and without the GIL."""

@@ -1,4 +1,4 @@
-"""Checksums of what lies in memory, and of what was checksummed in pieces. Pure arithmetic.
+"""Checksums of what lies in memory, and of what was checksummed in pieces.
 
 CRC32C is linear over GF(2): the checksum of a concatenation follows from those of its parts, so
 bytes are passed over once however many checksums they take part in.

@@ -1,7 +1,7 @@
 """Checksums of a block by runs of 128 KiB: computed in one pass, compared, checked while reading.
 
 A *sum* is the CRC32C of one run; a block's sums say which runs differ from an earlier step's, and
-let a reader of any part check what it reads. Pure arithmetic on memory.
+let a reader of any part check what it reads.
 """
 
 from __future__ import annotations

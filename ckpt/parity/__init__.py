@@ -1,1 +1,1 @@
-"""Who guards whom and how: groups, stripes, erasure code, memory budget."""
+"""Parity between nodes: groups, stripes, erasure codes and the memory they need."""

@@ -1,4 +1,4 @@
-"""The erasure code of one stripe: k data columns, m parity rows, any k fragments suffice. Pure.
+"""The erasure code of one stripe: k data columns, m parity rows, any k fragments suffice.
 
 Reed-Solomon over GF(256) with a Cauchy matrix (m = 1: plain XOR; k = 1: plain copies), computed by
 ISA-L: the code of Blömer et al., "An XOR-Based Erasure-Resilient Coding Scheme", ICSI TR-95-048,
@@ -9,79 +9,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 from typing_extensions import Buffer
 
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.parity import pyerasure_codec
+from holdfast.ckpt.parity.codec import ErasureCodec, check_columns, check_fragments, check_shape
 from holdfast.ckpt.parity.combining import combine
 
 CODEC = "isal-cauchy-1"
 """Names matrix and field; stored where parity outlives the version that computed it."""
-
-MAX_FRAGMENTS = 255
-
-
-class ErasureCodec(Protocol):
-    """A code of one shape. Fragments are numbered data first, then parity."""
-
-    k: int
-    m: int
-
-    def encode(
-        self,
-        columns: Sequence[Buffer],
-        rows: Mapping[int, Buffer],
-        *,
-        before: Callable[[int, int], None] | None = None,
-    ) -> dict[int, int]:
-        """Overwrite parity ``rows`` (number → buffer) with what all ``k`` columns make of them.
-
-        The rows are of one length; a shorter column stands for one with zeros behind it. Returns
-        the CRC32C of each row. ``before(lo, hi)`` is called before those bytes of the columns are
-        used; what it raises is passed on, and the rows are void. Raises ``ValueError`` for a wrong
-        number of columns, or one that is longer than the rows.
-        """
-
-    def encode_update(self, row: int, column: int, fragment: Buffer, into: Buffer) -> None:
-        """Add data ``column`` to parity ``row``, which began as zeros; lengths are equal.
-
-        Adding the same column twice takes it out again.
-        """
-
-    def decode(
-        self,
-        lost: int,
-        fragments: Mapping[int, Buffer],
-        into: Buffer,
-        *,
-        cuts: Sequence[int] = (),
-    ) -> Sums:
-        """Compute data column ``lost`` from ``k`` fragments.
-
-        A fragment that is shorter than ``into`` stands for one with zeros behind it. Returns the
-        CRC32C of the parts into which ``cuts``, in order, divide ``into``.
-        """
-
-
-def check_shape(k: int, m: int) -> None:
-    """Raise ``ValueError`` for a shape that no code over GF(256) has."""
-    if k < 1 or m < 0 or k + m > MAX_FRAGMENTS:
-        raise ValueError(f"no code for {k} data and {m} parity fragments (at most 255 in all)")
-
-
-def check_columns(k: int, columns: Sequence[Buffer]) -> None:
-    """Raise ``ValueError`` when there are not ``k`` columns."""
-    if len(columns) != k:
-        raise ValueError(f"encoding needs all {k} columns, got {len(columns)}")
-
-
-def check_fragments(k: int, have: Sequence[int]) -> None:
-    """Raise ``ValueError`` when there are not ``k`` different fragments."""
-    if len(have) != k or len(set(have)) != k:
-        raise ValueError(f"decoding needs {k} different fragments, got {list(have)}")
 
 
 class ErasureCode:
@@ -159,8 +98,6 @@ def codec_named(name: str = CODEC) -> Callable[[int, int], ErasureCodec]:
     """
     if name == CODEC:
         return _isal_codec
-    from holdfast.ckpt.parity import pyerasure_codec
-
     if name == pyerasure_codec.CODEC:
         return functools.cache(pyerasure_codec.PyerasureCodec)
     raise ValueError(f"no erasure codec {name!r}: give {CODEC!r} or {pyerasure_codec.CODEC!r}")

@@ -1,4 +1,4 @@
-"""The erasure code by the optional package ``pyerasure``: for study and interchange. Pure.
+"""The erasure code by the optional package ``pyerasure``: for study and interchange.
 
 It is written in Python and slow: thousands of times slower than ISA-L. Its Cauchy matrix differs
 from ours, so the rows of the two codecs are not interchangeable.
@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import Sums
-from holdfast.ckpt.parity.erasure import check_columns, check_fragments, check_shape
+from holdfast.ckpt.parity.codec import check_columns, check_fragments, check_shape
 
 CODEC = "pyerasure-rscauchy-1"
 

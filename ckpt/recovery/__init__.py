@@ -1,1 +1,1 @@
-"""Read snapshots back out of the sidecars."""
+"""Recovery: snapshots read back from memory, from peers, from parity and from disks."""

@@ -1,1 +1,1 @@
-"""A node's data process: owns the arenas, exchanges parity, serves shards, writes checkpoints."""
+"""A node's data process: owns the arenas, exchanges parity, serves blocks, writes checkpoints."""

@@ -12,10 +12,10 @@ import msgspec
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.memory.arena import Arena
 from holdfast.ckpt.memory.block import SlotState
-from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.sidecar.core.book import SnapshotPhase
-from holdfast.ckpt.sidecar.core.core import Core, Op
+from holdfast.ckpt.sidecar.core.core import Core, Listeners, Op
 from holdfast.ckpt.sidecar.core.durable_note import Note
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.messages import Adopt, Nothing, parse
@@ -76,15 +76,17 @@ class Sidecar:
         self.parities = parities = Parities(arena)
         self.exchange = exchange = ParityExchange(core, parities)
         self.room = room = SlotRoom(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
-        rebuild = Rebuild(core, exchange, parities, room=room)
+        self._rebuild = rebuild = Rebuild(core, exchange, parities, room=room)
         self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
         self.disk = Disk(core, parities)
         self.logs = RecordLogs(core, exchange, admit=room.admit_log)
-        writing = WriteOperations(
-            core, room, on_sealed=self._on_sealed, on_abandoned=exchange.give_up
+        self._writing = writing = WriteOperations(
+            core,
+            room,
+            on_sealed=self._on_sealed,
+            on_abandoned=exchange.give_up,
+            lease=LeasePage(config.lease_fd) if config.lease_fd >= 0 else None,
         )
-        if config.lease_fd >= 0:
-            writing.lease = LeasePage(config.lease_fd)
         reading = ReadOperations(core, parities, rebuild=rebuild)
         self._ops: dict[str, Op] = {
             "adopt": (Adopt, self._adopt),
@@ -95,9 +97,36 @@ class Sidecar:
         parts = (writing, reading, differences, exchange, self.persistence, self.disk, self.logs)
         for part in parts:
             self._ops |= part.ops()
+        core.listen(self._listeners())
         self._readopt()
         self.server = self._serve(key)
         self.address = self.server.address
+
+    def _listeners(self) -> Listeners:
+        """Return the parts that follow a snapshot, in the order in which they hear."""
+        exchange, persistence = self.exchange, self.persistence
+        return Listeners(
+            commit=(exchange.committed,),
+            # The rows are marked first: a restarted sidecar knows the step that others now use.
+            protect=(exchange.protected, persistence.protected, self.disk.protected),
+            # Readers of the snapshot end first; then its checkpoint may be announced as given up.
+            release=(exchange.released, self._rebuild.let_go, persistence.released),
+        )
+
+    def _enter(self, world: SnapshotWorld, restore: RestorePoint | None, *, begins: bool) -> None:
+        """Have all parts enter a generation; ``begins`` is False for a predecessor's.
+
+        The order matters. The exchange ends the links to the group before: all that the parts
+        after it send goes to the new group. The room counts slots while those that are being
+        written are still there; writing takes them away last.
+        """
+        self.exchange.adopted()
+        self.room.adopted(world)
+        self._rebuild.let_go()
+        if begins:  # else the next generation carries the predecessor's checkpoints on
+            self.persistence.adopted(world, restore)
+        self.logs.adopted(world)
+        self._writing.adopted()
 
     def _serve(self, key: RunKey) -> Server:
         config = self.config
@@ -144,6 +173,8 @@ class Sidecar:
         self.persistence.close()
         self.disk.close()
         self.exchange.close()
+        self._rebuild.let_go()
+        self.logs.close()
         self.core.close()
 
     def _handle(self, request: Request) -> None:
@@ -165,9 +196,7 @@ class Sidecar:
         instructions = core.book.adopt(body.world, body.restore)
         if body.world.generation > before:
             self._store_worlds()
-            self.persistence.entering(body.restore)
-            for listener in core.on.adopt:
-                listener(body.world)
+            self._enter(body.world, body.restore, begins=True)
         core.apply(instructions)
         request.reply()
 
@@ -211,8 +240,7 @@ class Sidecar:
             core.counters["rows_readopted"] += 1
         if worlds:
             core.book.world = worlds[max(worlds)]
-            for listener in core.on.adopt:
-                listener(core.book.world)
+            self._enter(core.book.world, None, begins=False)
 
     def _status(self, request: Request, body: Nothing) -> None:
         core = self.core

@@ -1,1 +1,1 @@
-"""Copies the live state into a slot while training goes on."""
+"""Snapshots: the live state is copied into a slot while training goes on."""

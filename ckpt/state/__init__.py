@@ -1,1 +1,1 @@
-"""Live modules and optimizers to named boxes and back (capture, restore)."""
+"""The state of a job: live modules and optimizers become named boxes, and are filled from them."""

@@ -1,4 +1,4 @@
-"""Names of tensors, free of what wrappers add to them. Pure."""
+"""Names of tensors, free of what wrappers add to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain Python values as JSON and back, without losing what JSON lacks. Pure.
+"""Plain Python values as JSON and back, without losing what JSON lacks.
 
 None, bool, int, finite float, str, lists and dicts with string keys stand for themselves. What
 JSON has no word for is an object with one key that starts with ``$``:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
-from holdfast.ckpt.parity.erasure import ErasureCodec, codec_named
+from holdfast.ckpt.parity.codec import ErasureCodec
+from holdfast.ckpt.parity.erasure import codec_named
 from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry, plan_recovery
 
 

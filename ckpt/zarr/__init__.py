@@ -1,1 +1,1 @@
-"""Zarr-python's view of a checkpoint."""
+"""A checkpoint as a read-only group of zarr-python."""

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate
-from holdfast.adapters.rl.policy.policy import build_policy
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.assessment import TaskAssessment
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update, make_optimizer
+from holdfast.adapters.rl.weights.initial import build_policy
 
 Weights = dict[str, Tensor]
 

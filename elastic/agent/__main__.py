@@ -12,6 +12,9 @@ import msgspec
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.agent.loop import Agent
+from holdfast.elastic.errors import CoordinatorError
+
+_log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -22,7 +25,12 @@ def main() -> int:
     logging.basicConfig(format=f"holdfast agent {config.node}: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     collect_rarely()
-    return Agent(config).serve(lifeline=sys.stdin.fileno())
+    try:
+        agent = Agent(config)
+    except CoordinatorError as error:
+        _log.error("%s", error)
+        return 1
+    return agent.serve(lifeline=sys.stdin.fileno())
 
 
 if __name__ == "__main__":

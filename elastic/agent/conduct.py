@@ -8,6 +8,7 @@ makes it so and publishes what became of it, which changes the view, and so on.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ from holdfast.ckpt.memory.records import Inventory
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.crew import Crew
+from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.reach import Reach
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter, public_roster
@@ -26,6 +28,7 @@ from holdfast.elastic.decisions.stragglers import stragglers
 from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord
 from holdfast.elastic.membership.view import JobView, identity, node_key
 from holdfast.elastic.planning.inventories import compact
+from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
 _PROGRESS_EVERY_S = 0.5
 _NODES_WAIT_S = 10.0
@@ -38,13 +41,19 @@ class Conductor:
     """The node's part in the job; all methods run on the loop's thread."""
 
     def __init__(
-        self, config: AgentConfig, *, incarnation: str, crew: Crew, reporter: Reporter
+        self,
+        config: AgentConfig,
+        *,
+        plan: SidecarPlan,
+        inbox: Inbox,
+        crew: Crew,
+        reporter: Reporter,
+        registry: Registry,
+        reach: Reach,
     ) -> None:
-        self._config, self._incarnation = config, incarnation
+        self._config, self._incarnation = config, uuid.uuid4().hex
         self._crew, self._reporter = crew, reporter
-        self._sidecar: SidecarKeeper
-        self._registry: Registry
-        self._reach: Reach
+        self._registry, self._reach = registry, reach
         self.view = JobView(run=config.run, nodes={}, wanted=config.wanted)
         self._started_s = time.monotonic()
         self._seen = agree.FirstSeen()
@@ -64,13 +73,13 @@ class Conductor:
         self._compared_s = 0.0
         self._stalls, self._stalled_at = 0, -1
         self._unreachable: dict[str, str] = {}
+        self._fail_job_s = 0.0
         self.stragglers: dict[str, str] = {}
         self.failure = ""
         self.left = False
-
-    def attach(self, *, sidecar: SidecarKeeper, registry: Registry, reach: Reach) -> None:
-        """Say what to act through; before anything else."""
-        self._sidecar, self._registry, self._reach = sidecar, registry, reach
+        self.sidecar = SidecarKeeper(
+            plan, inbox=inbox, events=self, stop_grace_s=config.timing.stop_grace_s
+        )
 
     def look(self, entries: Iterable[Entry]) -> None:
         """Take a new state of the run's keys."""
@@ -109,9 +118,10 @@ class Conductor:
         """Bring the node to where the view says it should be, as far as it can be now."""
         now_s = time.monotonic()
         self._enter()
-        if self._sidecar.address:
+        if self.sidecar.address:
             mine = seating.assigned(self.view.seating, self._config.node)
-            self._crew.follow(mine, sidecar=self._sidecar.address)
+            self._crew.follow(mine, sidecar=self.sidecar.address)
+        self._fail_job(now_s)
         if self.view.number > self._stood and self._crew.stand(self.view.number):
             self._stood = self.view.number
             self._again(now_s)
@@ -133,7 +143,7 @@ class Conductor:
     @property
     def busy(self) -> bool:
         """Whether something is under way that should be looked at often."""
-        under_way = self._fencing > self._fenced or not self._sidecar.address
+        under_way = self._fencing > self._fenced or not self.sidecar.address
         return under_way or self._leave_by_s is not None
 
     def _again(self, at_s: float | None) -> None:
@@ -154,7 +164,7 @@ class Conductor:
                     self._reporter.emit("seated", reason=reason)
                 self._again(now_s + _RETRY_S)
             case seating.SeatExhausted():
-                self.finish(JobOutcome(ok=False, message=reason))
+                self._finish(JobOutcome(ok=False, message=reason))
             case seating.Keep():
                 if not self.view.seating_revision:
                     self._again(now_s + _RETRY_S)
@@ -181,11 +191,17 @@ class Conductor:
                     self._reporter.emit("proposed", **_proposal(record, reason))
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):
-                self.finish(outcome)
+                self._finish(outcome)
             case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                 self._again(until_s)
 
-    def finish(self, outcome: JobOutcome) -> None:
+    def _fail_job(self, now_s: float) -> None:
+        """End the job where the crew says that it fails; again until the coordinator has it."""
+        if (why := self._crew.job_failure) and not self.view.outcome and now_s >= self._fail_job_s:
+            self._fail_job_s = now_s + _RETRY_S
+            self._finish(JobOutcome(ok=False, message=why))
+
+    def _finish(self, outcome: JobOutcome) -> None:
         """End the job for all nodes, unless it has ended already."""
         if not self._registry.finish(outcome):
             self._again(time.monotonic() + _RETRY_S)
@@ -194,11 +210,11 @@ class Conductor:
 
     def _enter(self) -> None:
         record = self.view.generation
-        if record and record.number > self._known and self._sidecar.address:
+        if record and record.number > self._known and self.sidecar.address:
             self._known = record.number
             self._progress = max(self._progress, record.restore.step if record.restore else -1)
             if self._config.node in record.nodes and record.number > self._fencing:
-                self._sidecar.adopt(record)
+                self.sidecar.adopt(record)
 
     def generation_adopted(self, record: GenerationRecord) -> None:
         """See `SidecarEvents`."""
@@ -210,7 +226,7 @@ class Conductor:
             self._fencing, self._inventory_asked = generation, False
             self._reporter.emit("fencing", generation=generation, reason=reason)
             self._crew.fence(generation)
-            self._sidecar.fence(generation)
+            self.sidecar.fence(generation)
 
     def _look_around(self, now_s: float) -> None:
         """Find out whom this node reaches where trainers get no further; say so once."""
@@ -237,7 +253,7 @@ class Conductor:
         self._stalled_at = self._progress
         why = f"all ranks of generation {number} wait for each other"
         if self._stalls >= self._config.max_attempts:
-            self.finish(
+            self._finish(
                 JobOutcome(
                     ok=False,
                     message=f"{why}, for the {self._stalls}. time without a newly protected step: "
@@ -257,11 +273,11 @@ class Conductor:
 
     def _settle_fence(self) -> None:
         """Ask for the inventory as soon as nobody acts in the fenced generation any more."""
-        if self._fencing == self._fenced or self._inventory_asked or not self._sidecar.address:
+        if self._fencing == self._fenced or self._inventory_asked or not self.sidecar.address:
             return
         if self._crew.parked(self._fencing):
             self._inventory_asked = True
-            self._sidecar.take_inventory(self._fencing)
+            self.sidecar.take_inventory(self._fencing)
 
     def inventory_taken(self, inventory: Inventory, *, generation: int) -> None:
         """See `SidecarEvents`."""
@@ -326,7 +342,7 @@ class Conductor:
     def sidecar_started(self) -> None:
         """See `SidecarEvents`."""
         self._sidecar_failures, self._inventory_asked, self.failure = 0, False, ""
-        self._reporter.emit("sidecar_started", pid=self._sidecar.pid, address=self._sidecar.address)
+        self._reporter.emit("sidecar_started", pid=self.sidecar.pid, address=self.sidecar.address)
 
     def sidecar_ended(self, *, pid: int) -> None:
         """See `SidecarEvents`."""
@@ -348,7 +364,7 @@ class Conductor:
         active = self._known > self._fencing
         if active and now_s - self._progress_asked_s > _PROGRESS_EVERY_S:
             self._progress_asked_s = now_s
-            self._sidecar.ask_progress(self._known)
+            self.sidecar.ask_progress(self._known)
 
     def step_protected(self, step: int) -> None:
         """See `SidecarEvents`."""
@@ -362,12 +378,12 @@ class Conductor:
             node=self._config.node,
             incarnation=self._incarnation,
             domain=self._config.domain,
-            sidecar=self._sidecar.address,
+            sidecar=self.sidecar.address,
             slots=self._config.slots,
             workers=self._crew.table.records(),
             fenced=self._fenced,
             inventory=self._inventory,
-            sidecar_starts=self._sidecar.starts,
+            sidecar_starts=self.sidecar.starts,
             leaving=self._place,
             stalled=self._known if self._crew.stalled(self._known) else 0,
             unreachable=self._reach.probing.unreachable,

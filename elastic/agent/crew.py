@@ -45,17 +45,17 @@ class Crew:
         *,
         selector: selectors.BaseSelector,
         reporter: Reporter,
-        job_failed: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
         """``wake`` has the loop come round, whatever thread it is called on."""
         self._wake = wake
-        self._config, self._selector = config, selector
-        self._reporter, self._job_failed = reporter, job_failed
+        self._config, self._selector, self._reporter = config, selector, reporter
         self._timing = config.timing
         self._roster = Roster()
         self.table = WorkerTable()
         self.failures: list[str] = []
+        self.job_failure = ""
+        """The first reason why the whole job fails; `Conductor` ends the job with it."""
 
     @property
     def suspicious(self) -> bool:
@@ -107,7 +107,7 @@ class Crew:
             worker = SeatProcess(order, config=self._config, sidecar=sidecar, before=before)
         except OSError as error:
             command = " ".join(self._config.command)
-            self._job_failed(f"{order.seat} cannot be started ({command}): {error}")
+            self._fail_job(f"{order.seat} cannot be started ({command}): {error}")
             return
         self.table.put(worker)
         self._listen(worker, selectors.EVENT_READ)
@@ -115,6 +115,9 @@ class Crew:
         self._reporter.emit(
             "worker_started", seat=worker.seat, pid=worker.child.pid, attempt=worker.attempt
         )
+
+    def _fail_job(self, reason: str) -> None:
+        self.job_failure = self.job_failure or reason
 
     # -- what workers say --------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ class Crew:
             case messages.Fail():
                 worker.error = message.message
                 if message.user_error:
-                    self._job_failed(message.message)
+                    self._fail_job(message.message)
 
     def _on_ready(self, worker: SeatProcess, message: messages.Ready) -> None:
         if message.after < worker.generation or worker.state is WorkerState.DONE:
@@ -313,7 +316,7 @@ class Crew:
         """End a job whose script does nothing for it; a later start may differ, so not then."""
         if self._roster.generation is None:
             command = " ".join(self._config.command)
-            self._job_failed(
+            self._fail_job(
                 f"{worker.seat} ended without training ({command}): have the script call a "
                 "function decorated with @elastic.resilient"
             )

@@ -30,6 +30,10 @@ class Inbox:
         self._queue.put(delivery)
         os.eventfd_write(self._wake, 1)
 
+    def wake(self) -> None:
+        """Have the loop come round with nothing to run; callable from any thread."""
+        os.eventfd_write(self._wake, 1)
+
     def take(self) -> Iterator[Delivery]:
         """Yield what was delivered until now; what comes of it has its turn after others."""
         try:

@@ -7,14 +7,12 @@ brings the node to where the decisions say it should be.
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from holdfast.elastic.agent.notice import LEFT_STATUS, NoticeWatch
 from holdfast.elastic.agent.reach import Reach
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import NodeProcesses, Reporter
-from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
@@ -40,8 +37,6 @@ from holdfast.elastic.membership.records import JobOutcome, WorkerState
 from holdfast.elastic.membership.view import run_prefix
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
-_log = logging.getLogger(__name__)
-
 _IDLE_TICK_S = 0.25
 _BUSY_TICK_S = 0.02
 _CALL_TIMEOUT_S = 1.0
@@ -50,23 +45,21 @@ _REGISTER_AGAIN_S = 0.25
 
 
 class Agent:
-    """One node's agent, from its start to the end of the job or of its parent."""
+    """One node's agent, from its start to the end of the job or of its parent.
+
+    It serves the run's coordinator where that is its part: from the start, as the agent itself is
+    connected with it. Raises ``CoordinatorError`` when it cannot.
+    """
 
     def __init__(self, config: AgentConfig) -> None:
         self._config, self._timing = config, config.timing
         self._key = RunKey.load(Path(config.key_file))
+        self._hosting = Hosting(config, self._key) if config.coordinator_bind else None
         self._selector = selectors.DefaultSelector()
         self._inbox = Inbox()
         self._reporter = Reporter(Path(config.run_dir), node=config.node)
         self._crew = Crew(
-            config,
-            selector=self._selector,
-            reporter=self._reporter,
-            job_failed=lambda reason: self._conductor.finish(JobOutcome(ok=False, message=reason)),
-            wake=lambda: self._inbox.post(lambda: None),
-        )
-        self._conductor = Conductor(
-            config, incarnation=uuid.uuid4().hex, crew=self._crew, reporter=self._reporter
+            config, selector=self._selector, reporter=self._reporter, wake=self._inbox.wake
         )
         self._lease_page = LeasePage.create(f"{config.run}-{config.node}")
         plan = SidecarPlan(
@@ -79,14 +72,21 @@ class Agent:
             lease_fd=self._lease_page.fd,
             memory_of=config.memory_of,
         )
-        self._sidecar = SidecarKeeper(
-            plan,
-            inbox=self._inbox,
-            events=self._conductor,
-            stop_grace_s=config.timing.stop_grace_s,
-        )
+        self._coordinator, self._leasing = self._connection(), self._connection()
+        self._lease: LeaseKeeper | None = None
         self._reach = Reach(config.node, key=self._key, inbox=self._inbox)
-        self._hosting: Hosting | None = None
+        self._conductor = Conductor(
+            config,
+            plan=plan,
+            inbox=self._inbox,
+            crew=self._crew,
+            reporter=self._reporter,
+            registry=Registry(self._coordinator, run=config.run, lease=self._lease_number),
+            reach=self._reach,
+        )
+        self._sidecar = self._conductor.sidecar
+        self._signals = socket.socketpair()
+        self._watch: KeyWatch | None = None
         self._ending: JobOutcome | None = None
         self._ending_s = 0.0
         self._orphaned = False
@@ -97,7 +97,7 @@ class Agent:
     def serve(self, *, lifeline: int) -> int:
         """Run until the job or the parent ends; return the process's exit status."""
         self._wire(lifeline)
-        if not self._host() or not self._connect():
+        if not self._connect():
             self._reporter.close()
             return 1
         self._notices = NoticeWatch(
@@ -119,10 +119,9 @@ class Agent:
         return self._leave()
 
     def _wire(self, lifeline: int) -> None:
-        woken, waker = socket.socketpair()
+        woken, waker = self._signals
         for end in (woken, waker):
             end.setblocking(False)
-        self._signals = (woken, waker)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGTERM, lambda number, frame: self._on_terminate())
@@ -131,28 +130,13 @@ class Agent:
         self._selector.register(lifeline, read, lambda mask: self._on_lifeline(lifeline))
         self._selector.register(self._inbox, read, lambda mask: self._on_inbox())
 
-    def _host(self) -> bool:
-        """Serve the coordinator where that is this agent's part; False when it cannot."""
-        if self._config.coordinator_bind:
-            try:
-                self._hosting = Hosting(self._config, self._key)
-            except CoordinatorError as error:
-                _log.error("%s", error)
-                return False
-        return True
-
     def _connect(self) -> bool:
         """Register, however long the coordinator takes; False when the parent ended before."""
-        self._coordinator, self._leasing = self._connection(), self._connection()
         while not self._registered():
             for key, mask in self._selector.select(0):
                 key.data(mask)
             if self._orphaned:
                 return False
-        registry = Registry(
-            self._coordinator, run=self._config.run, lease=lambda: self._lease.lease
-        )
-        self._conductor.attach(sidecar=self._sidecar, registry=registry, reach=self._reach)
         self._watch = KeyWatch(
             self._connection(),
             run_prefix(self._config.run),
@@ -216,6 +200,11 @@ class Agent:
             extend=self._extend,
         )
 
+    def _lease_number(self) -> int:
+        """Return the lease that the node acts under; it registers before it writes anything."""
+        assert self._lease is not None
+        return self._lease.lease
+
     def _extend(self, until_ns: int) -> None:
         self._lease_page.extend(until_ns)
         self._crew.table.extend(until_ns)
@@ -231,7 +220,7 @@ class Agent:
     def _register_anew(self) -> None:
         while not self._over.is_set():
             if self._registered():
-                self._inbox.post(lambda: None)  # the loop shows the node again, under that lease
+                self._inbox.wake()  # the loop shows the node again, under that lease
                 return
             self._over.wait(_REGISTER_AGAIN_S)
 
@@ -274,7 +263,8 @@ class Agent:
     def _leave(self) -> int:
         """End what is left, fast when orphaned; the sidecar removes its shared memory."""
         self._over.set()
-        self._watch.close()
+        if self._watch:
+            self._watch.close()
         self._reach.close()
         if self._notices:
             self._notices.close()
@@ -286,7 +276,8 @@ class Agent:
         for worker in self._crew.table:
             worker.child.wait(timeout_s=self._timing.stop_timeout_s)
         self._sidecar.stop()
-        self._lease.close()
+        if self._lease:
+            self._lease.close()
         if self._hosting:
             if self._ending:
                 self._hosting.end_with(self._coordinator)

@@ -1,1 +1,1 @@
-"""How a worker talks to the job: under an agent, under torchrun or Slurm, alone."""
+"""The channel between a worker and its job: under an agent, under torchrun or Slurm, or alone."""

@@ -1,21 +1,19 @@
 """How a worker talks to the rest of the job: the one thing the training loop programs against.
 
-`connect()` gives the channel to this node's agent when one started the process, and a channel that
-plays agent and coordinator itself (`holdfast.elastic.channel.solo`) when the script was started by
-hand.
+`holdfast.elastic.channel.connecting.connect` returns the one of this process: an `AgentChannel`
+where an agent started it.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,10 +26,6 @@ from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
 from holdfast.elastic.processes.control_page import ControlPage
 
-if TYPE_CHECKING:
-    from holdfast.elastic.channel.launched import LaunchedChannel
-    from holdfast.elastic.channel.solo import SoloChannel
-
 __all__ = [
     "STACK_SIGNAL",
     "WORKER_ENV",
@@ -39,7 +33,6 @@ __all__ = [
     "Channel",
     "WorkerConfig",
     "WorkerPhase",
-    "connect",
 ]
 
 WORKER_ENV = "HOLDFAST_WORKER"
@@ -164,38 +157,6 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Release what the channel holds; the process may go on without it."""
-
-
-_connected: Channel | None = None
-
-
-def connect() -> Channel:
-    """Return this process's one channel: the agent's, or its own when run by hand.
-
-    Every call returns the same one; a channel of its own that was closed is replaced.
-    """
-    global _connected  # noqa: PLW0603 - the process has one agent, so one channel
-    config = os.environ.get(WORKER_ENV)
-    if config is None:
-        kind = _kind_without_agent()
-        if not isinstance(_connected, kind) or _connected.stopped():
-            _connected = kind()
-    elif not isinstance(_connected, AgentChannel):
-        _connected = AgentChannel(msgspec.json.decode(config, type=WorkerConfig))
-    return _connected
-
-
-def _kind_without_agent() -> type[LaunchedChannel] | type[SoloChannel]:
-    """Return which channel serves a script that `holdfast run` did not start."""
-    from holdfast.elastic.channel.solo import SoloChannel
-    from holdfast.elastic.channel.surroundings import is_launched
-
-    if not is_launched(os.environ):
-        return SoloChannel
-    launched = importlib.import_module(
-        "holdfast.elastic.channel.launched"
-    )  # it needs torch, agents do not
-    return cast("type[LaunchedChannel]", launched.LaunchedChannel)
 
 
 class AgentChannel:

@@ -1,4 +1,4 @@
-"""What Slurm tells the processes of a job through their environment. Pure."""
+"""What Slurm tells the processes of a job through their environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a process stands that torchrun, Slurm or a shell started: its rank, and who leads. Pure."""
+"""Where a process stands that torchrun, Slurm or a shell started: its rank, and who leads."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Coordinators: key-value stores with leases and watches, through which agents agree."""

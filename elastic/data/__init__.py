@@ -1,1 +1,1 @@
-"""Where a run's samples come from: orders, loaders, worker processes, iterable data sets."""
+"""The samples of a run: orders, loaders, worker processes and iterable data sets."""

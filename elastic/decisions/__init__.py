@@ -1,1 +1,1 @@
-"""Pure decisions of an agent: agree, seat, detect, probe, leave."""
+"""Pure decisions of an agent: agree on generations, seat workers, detect hangs, probe, leave."""

@@ -22,7 +22,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from holdfast.elastic.decisions.seating import pending_trainers
-from holdfast.elastic.membership.incremental import by_node, by_nodes, once, while_same
+from holdfast.elastic.membership.incremental import ahead, by_node, by_nodes, once, while_same
+from holdfast.elastic.membership.readiness import (
+    late_nodes,
+    lost_nodes,
+    member_incarnations,
+    outside_trainers,
+    ready_trainers,
+    unmatched_nodes,
+)
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -33,16 +41,7 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import (
-    JobView,
-    late_nodes,
-    lost_nodes,
-    member_incarnations,
-    outside_trainers,
-    ready_trainers,
-    role_of,
-    unmatched_nodes,
-)
+from holdfast.elastic.membership.view import JobView, role_of
 from holdfast.elastic.planning.holdoff import (
     HoldoffPatience,
     announced,
@@ -56,10 +55,8 @@ from holdfast.elastic.planning.plan import (
     asked,
     changed_nodes,
     changes,
-    keep_ready,
     plan,
     some_spec,
-    think_ahead,
     weigh,
 )
 from holdfast.elastic.planning.reach import all_asked, left_out, parted, told, why_left_out
@@ -171,8 +168,6 @@ class FirstSeen:
 
 def observe(view: JobView, seen: FirstSeen, *, now_s: float) -> FirstSeen:
     """Return what was seen up to now; call it with every new view before `decide`."""
-    keep_ready(view)
-    _asking_else(view)
     out = left_out(view)  # who is back in reach counts as new
     names = [worker.incarnation for node, worker in outside_trainers(view) if node.node not in out]
     names += [mark for name, mark in strangers(view).items() if name not in out]
@@ -430,6 +425,7 @@ def _spec_of_generation(view: JobView) -> JobSpec:
     return JobSpec()
 
 
+@ahead()
 @by_nodes(lambda view: (some_spec(view),))
 def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
     """Return the nodes of which a worker asks for anything else than one of the first does."""
@@ -491,7 +487,6 @@ def _gather(
 ) -> tuple[Decision, str]:
     """Decide once this node has fenced: wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
-        think_ahead(view)
         return WaitForFences(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
@@ -524,8 +519,8 @@ def _gather(
     if now_s < turn_s:
         return WaitForFences(until_s=turn_s), "another node proposes first"
     if len(view.nodes) >= MANY_NODES and seen.looks == 1:
-        weigh(view)
-        return WaitForFences(until_s=now_s), "weighing what can be restored"
+        steps = weigh(view)
+        return WaitForFences(until_s=now_s), f"{steps} steps can be restored; planning comes next"
     setbacks = setbacks_after(
         view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
     )

@@ -1,1 +1,1 @@
-"""One mean gradient per step, exact on request."""
+"""The mean gradient of a step over all ranks; on request exact, whatever their number."""

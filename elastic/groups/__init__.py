@@ -1,1 +1,1 @@
-"""Process groups and meshes of one generation, interruptible."""
+"""Process groups and meshes of one generation, whose waits can be interrupted."""

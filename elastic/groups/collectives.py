@@ -131,7 +131,11 @@ class WaitGuard:
         return True
 
     def call(self, blocking: Callable[[], Any], *, name: str) -> Any:
-        """Run a call that cannot be interrupted in a thread; leave it behind when fenced."""
+        """Run a call that cannot be interrupted in a thread; leave it behind when fenced.
+
+        Whatever the call raises ends the wait: what is no ``Exception`` (``SystemExit``, say) as a
+        ``RuntimeError`` that names it, as it concerns that thread and not the one that waits.
+        """
         box: list[Any] = []
         errors: list[Exception] = []
         done = threading.Event()
@@ -141,7 +145,12 @@ class WaitGuard:
                 box.append(blocking())
             except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
                 errors.append(error)
-            done.set()
+            except BaseException as error:  # noqa: BLE001 - must not end the waiting thread
+                lost = RuntimeError(f"the call {name!r} ended with {error!r} and has no result")
+                lost.__cause__ = error
+                errors.append(lost)
+            finally:
+                done.set()
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()

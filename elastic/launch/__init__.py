@@ -1,1 +1,1 @@
-"""`holdfast run`: one machine, or several launchers of one job."""
+"""`holdfast run`: the launcher of one machine, and several launchers of one job."""

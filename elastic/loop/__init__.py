@@ -1,1 +1,1 @@
-"""The decorator, `Run`, and what happens between generations."""
+"""The decorator `resilient`, `Run`, and the change from one generation to the next."""

@@ -30,7 +30,8 @@ from holdfast.ckpt.parity.groups import GROUP_SIZE
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness, tuning
-from holdfast.elastic.channel.base import WORKER_ENV, Channel, WorkerPhase, connect
+from holdfast.elastic.channel.base import WORKER_ENV, Channel, WorkerPhase
+from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Mesh, Settings
 from holdfast.elastic.errors import (

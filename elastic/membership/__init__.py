@@ -1,1 +1,1 @@
-"""Who is there: records, and the view every decision is made from."""
+"""The members of a job: the records nodes publish, and the view that decisions start from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -13,9 +13,8 @@ from msgspec.structs import force_setattr
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.membership.incremental import Findings, by_node, by_nodes, once, while_same
+from holdfast.elastic.membership.findings import Findings, answer_ahead
 from holdfast.elastic.membership.records import (
-    TRAINER,
     GenerationRecord,
     JobOutcome,
     JobSpec,
@@ -23,16 +22,11 @@ from holdfast.elastic.membership.records import (
     Roster,
     Seating,
     WorkerRecord,
-    WorkerState,
 )
 
 Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome
 """What the keys of a run hold."""
 
-Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
-"""A worker that can be a rank, and the node it lives on."""
-
-_Orders: TypeAlias = Mapping[str, tuple[str, int]]
 _SEATS_REMEMBERED = 1 << 17
 _GROUPS_REMEMBERED = 1 << 12
 
@@ -194,6 +188,7 @@ class JobView:
             decoded=decoded,
         )
         view.findings.inherit(self.findings, changed=names)
+        answer_ahead(view)
         return view
 
     def without(self, names: Set[str]) -> JobView:
@@ -231,129 +226,6 @@ def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
         if worker.seat == seat and (newest is None or worker.attempt > newest.attempt):
             newest = worker
     return newest
-
-
-@by_nodes(lambda view: (view.generation,))
-def unmatched_nodes(
-    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
-) -> dict[str, NodeRecord]:
-    """Return the live nodes that the newest generation does not know as they are.
-
-    They joined since, were started again, or have no sidecar now.
-    """
-    known = generation.nodes if generation else {}
-    return {
-        node.node: node
-        for node in nodes
-        if not node.sidecar or known.get(node.node) != identity(node)
-    }
-
-
-@once
-def lost_nodes(view: JobView) -> Set[str]:
-    """Return the nodes of the newest generation's group that live no more."""
-    return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
-
-
-@by_nodes(lambda view: (view.generation,))
-def late_nodes(
-    nodes: Iterable[NodeRecord], generation: GenerationRecord | None
-) -> dict[str, NodeRecord]:
-    """Return the live nodes of which a worker may still act in the newest generation."""
-    number = generation.number if generation else 0
-    return {node.node: node for node in nodes if node.fenced < number}
-
-
-@once
-def fenced_nodes(view: JobView) -> Mapping[str, NodeRecord]:
-    """Return the live nodes of which no worker acts in the newest generation any more."""
-    late = late_nodes(view)
-    if not late:
-        return view.nodes
-    return {name: node for name, node in view.nodes.items() if name not in late}
-
-
-@while_same(lambda view: (view.generation,))
-def member_incarnations(generation: GenerationRecord | None) -> Set[str]:
-    """Return who the members of the newest generation are."""
-    return {member.incarnation for member in generation.members} if generation else set()
-
-
-@while_same(lambda view: (view.seating,))
-def _orders(seating: tuple[Seating, ...]) -> _Orders:
-    return {order.seat: (order.node, order.attempt) for order in seating}
-
-
-@while_same(lambda view: (view.seating,))
-def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
-    """Return the places of the seats among each other."""
-    seats = sorted((order.seat for order in seating), key=seat_order)
-    return {seat: place for place, seat in enumerate(seats)}
-
-
-def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
-    """Return the READY trainers of a node whose sidecar serves; None where there are none.
-
-    Left out is a worker whose seat was given to another: its agent is about to end it.
-    """
-    found: tuple[WorkerRecord, ...] = ()
-    for worker in node.workers if node.sidecar else ():
-        if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
-            order = orders.get(worker.seat)
-            if order is None or (order[1] == worker.attempt and order[0] == node.node):
-                found = (*found, worker) if found else (worker,)
-    return found or None
-
-
-@by_node(lambda view: (_orders(view),))
-def parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
-    """Return by node the trainers that could enter a generation once their node has fenced."""
-    return _parked(node, orders)
-
-
-@by_node(lambda view: (_orders(view), member_incarnations(view)))
-def _parked_outside(
-    node: NodeRecord, orders: _Orders, inside: Set[str]
-) -> tuple[WorkerRecord, ...] | None:
-    for worker in node.workers:
-        if worker.incarnation not in inside:
-            break
-    else:
-        return None  # so it is with most
-    found = _parked(node, orders) or ()
-    return tuple([worker for worker in found if worker.incarnation not in inside]) or None
-
-
-@once
-def outside_trainers(view: JobView) -> list[Trainer]:
-    """Return the READY trainers that are not in the newest generation."""
-    return _with_nodes(view, _parked_outside(view))
-
-
-def _with_nodes(view: JobView, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
-    nodes = view.nodes
-    return [(nodes[name], worker) for name, workers in found.items() for worker in workers]
-
-
-@once
-def ready_trainers(view: JobView) -> list[Trainer]:
-    """Return who can enter the next generation, in seat order.
-
-    These are the READY trainers of the nodes that have fenced the newest generation.
-    """
-    late, parked = late_nodes(view), parked_trainers(view)
-    if late:
-        parked = {name: workers for name, workers in parked.items() if name not in late}
-    found = _with_nodes(view, parked)
-    places = _seat_places(view)
-    seated: list[Trainer | None] = [None] * len(places)
-    for pair in found:
-        if (place := places.get(pair[1].seat)) is not None:
-            seated[place] = pair
-    in_order = [pair for pair in seated if pair is not None]
-    if len(in_order) < len(found):  # a worker of no seat, or two of one
-        return sorted(found, key=lambda pair: (seat_order(pair[1].seat), pair[1].incarnation))
-    return in_order
 
 
 def _decode(key: str, value: str, *, run: str) -> Record:

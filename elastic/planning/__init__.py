@@ -1,1 +1,1 @@
-"""What the next generation looks like: meshes, places, shares, who is held off, and why."""
+"""The plan of the next generation: mesh, ranks, shares, restore point, and the reason."""

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.elastic.membership.incremental import by_nodes, once
+from holdfast.elastic.membership.readiness import lost_nodes, unmatched_nodes
 from holdfast.elastic.membership.records import NodeRecord, Setback
-from holdfast.elastic.membership.view import JobView, identity, lost_nodes, unmatched_nodes
+from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.reach import left_out
 
 MAX_SETBACKS = 1024

@@ -7,7 +7,15 @@ from typing import TypeVar
 
 from holdfast.ckpt.memory.records import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.parity.groups import Groups, form_groups
-from holdfast.elastic.membership.incremental import by_nodes, once, while_same
+from holdfast.elastic.membership.incremental import ahead, by_nodes, once, while_same
+from holdfast.elastic.membership.readiness import (
+    fenced_nodes,
+    late_nodes,
+    lost_nodes,
+    member_incarnations,
+    ready_trainers,
+    unmatched_nodes,
+)
 from holdfast.elastic.membership.records import (
     REPLICATED_BYTES,
     RESTORE_AT_MOST,
@@ -20,17 +28,7 @@ from holdfast.elastic.membership.records import (
     Setback,
     WorkerRecord,
 )
-from holdfast.elastic.membership.view import (
-    JobView,
-    fenced_nodes,
-    identity,
-    late_nodes,
-    lost_nodes,
-    member_incarnations,
-    parked_trainers,
-    ready_trainers,
-    unmatched_nodes,
-)
+from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.inventories import whole
 from holdfast.elastic.planning.meshes import choose_mesh
@@ -237,6 +235,7 @@ def _world(
     return world, survives
 
 
+@ahead()
 @by_nodes()
 def _domains(nodes: Iterable[NodeRecord]) -> dict[str, str]:
     """Return the failure domains of the nodes that can guard snapshots."""
@@ -256,6 +255,13 @@ def some_spec(view: JobView) -> JobSpec:
     return next(specs, _NO_SPEC)
 
 
+def _are_few_awaited(view: JobView) -> bool:
+    """Say whether most nodes have fenced the newest generation: a plan comes with the others."""
+    late = late_nodes(view)
+    return 0 < 2 * len(late) <= len(view.nodes) and bool(_domains(view))
+
+
+@ahead(_are_few_awaited)
 @while_same(lambda view: (_domains(view), some_spec(view), view.generation))
 def _groups(
     domains: Mapping[str, str], spec: JobSpec, old: GenerationRecord | None
@@ -283,32 +289,17 @@ def _strength(spec: JobSpec, nodes: int) -> tuple[int, int]:
     return parity, min(spec.columns, nodes - parity) if parity else 0
 
 
-def keep_ready(view: JobView) -> None:
-    """Answer for this view what a plan asks of every node, few of which changed.
+def weigh(view: JobView) -> int:
+    """Return how many steps can be restored: a first part of a plan, about half of the work.
 
-    The next view takes the answers over: so they are at hand when a plan is asked for.
-    """
-    parked_trainers(view)
-    _going_back(view)
-    _domains(view)
-
-
-def think_ahead(view: JobView) -> None:
-    """Find the parity groups of a plan while others are waited for: they are known by now."""
-    if _domains(view):
-        _groups(view)
-
-
-def weigh(view: JobView) -> None:
-    """Find what a plan is made of, so that it is at hand when the plan is asked for.
-
-    That is who is ready, what can be restored and the parity groups; about half of the work.
+    It finds as well who is ready, and the parity groups; `plan` takes all of it over.
     """
     if left_out(view):
         view = _in_reach(view)
     ready_trainers(view)
-    think_ahead(view)
-    _restorable(view)
+    if _domains(view):
+        _groups(view)
+    return len(_restorable(view)[0])
 
 
 def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
@@ -386,6 +377,7 @@ def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoi
     return old or points[-1:]
 
 
+@ahead()
 @by_nodes()
 def _going_back(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
     """Return the nodes of which a worker asks for an older step."""

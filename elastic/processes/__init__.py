@@ -1,1 +1,1 @@
-"""Start, watch and end the processes of a node."""
+"""The processes of a node: started, watched and ended."""

@@ -1,1 +1,1 @@
-"""Fakes, strategies and the simulator, for this package's tests and for those who extend it."""
+"""Fakes, strategies and the simulator, for tests of this package and of its extensions."""

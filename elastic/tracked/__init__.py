@@ -1,1 +1,1 @@
-"""One generation's hold on the tracked state: restore, snapshot, save."""
+"""The tracked state during one generation: restored, snapshotted, saved."""

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from holdfast.elastic.decisions import agree
+from holdfast.elastic.membership.readiness import ready_trainers
 from holdfast.elastic.membership.records import JobSpec
-from holdfast.elastic.membership.view import ready_trainers
 from holdfast.elastic.planning import plan as planning
 from holdfast.elastic.testing import fakes
 from holdfast.elastic.testing.simulation.simulator import (

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from holdfast.tools.chaos import real
+from holdfast.tools.chaos.library import FOLDER, load
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
-from holdfast.tools.chaos.scenarios.library import FOLDER
-from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, load, parse
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw
 from holdfast.tools.chaos.simulated.translate import EVENTS, KINDS, config_of
 from holdfast.tools.chaos.simulated.world import judge, simulate

@@ -32,7 +32,6 @@ from holdfast.adapters.rl.loss.advantages import group_advantages
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.loss.ppo import policy_loss, target_logprobs
 from holdfast.adapters.rl.policy.model import build_model, weights_hash
-from holdfast.adapters.rl.policy.policy import build_policy
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.samples.token_log import TokenLog
@@ -40,6 +39,7 @@ from holdfast.adapters.rl.samples.token_record import fold
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 from holdfast.adapters.rl.training.proximal import Recomputed
+from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import slot_of
 from holdfast.adapters.rl.weights.retained import Retained
 from holdfast.adapters.rl.weights.warm_up import warm_up

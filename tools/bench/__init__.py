@@ -1,1 +1,1 @@
-"""The sections of `holdfast bench`: what is timed, beside a physical reference and a peer."""
+"""`holdfast bench`: each section times one thing beside a physical reference and a peer."""

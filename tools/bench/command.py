@@ -29,7 +29,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Figure, Yardstick
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 
 Result: TypeAlias = BenchRow | Figure

@@ -1,4 +1,4 @@
-"""What a job of reinforcement learning did in a stretch of time, read from its events. Pure."""
+"""What a job of reinforcement learning did in a stretch of time, read from its events."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from holdfast.tools.terminal import HelpFormatter
 
 if TYPE_CHECKING:
     from holdfast.tools.chaos.commands import Command
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 SUBCOMMANDS: Final = {
     "run": "holdfast.tools.chaos.commands.run",

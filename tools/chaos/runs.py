@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -64,9 +63,9 @@ class ScenarioRuns:
 
     def _in_world(self, seed: int, only: Collection[int] | None, folder: Path) -> Result:
         if self._world == "simulated":
-            simulated = importlib.import_module("holdfast.tools.chaos.simulated")
-            result: Result = simulated.run(self._scenario, seed=seed, only=only, folder=folder)
-            return result
+            from holdfast.tools.chaos import simulated  # the simulator, which few runs need
+
+            return simulated.run(self._scenario, seed=seed, only=only, folder=folder)
         source = self._path.absolute().parent
         if self._scenario.checks.undisturbed and self._calm is None:
             self._calm = real.undisturbed(

@@ -1,1 +1,1 @@
-"""One module per subcommand."""
+"""The subcommands of `holdfast`, one module each."""

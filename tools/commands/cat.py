@@ -39,7 +39,7 @@ from holdfast.tools.terminal import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -38,7 +38,7 @@ from holdfast.tools.terminal import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 _DESCRIPTION: Final = (
     "Converts between checkpoints of Holdfast, of torch.distributed.checkpoint, safetensors files "

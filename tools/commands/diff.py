@@ -32,6 +32,7 @@ from holdfast.tools.commands.checkpoints import (
     require,
 )
 from holdfast.tools.show.difference import CheckpointDifference, SideInfo, show
+from holdfast.tools.subcommand import report
 from holdfast.tools.terminal import (
     HelpFormatter,
     console,
@@ -42,7 +43,7 @@ from holdfast.tools.terminal import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 EXIT_DIFFERENT: Final = 1
 EXIT_TROUBLE: Final = 2
@@ -108,8 +109,6 @@ def _distance(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print the difference, and return 0 for none, 1 for one, 2 for trouble."""
-    from holdfast.tools.cli import report
-
     try:
         with (
             closing(open_step(args.a, args.step_a)) as a,

@@ -29,7 +29,7 @@ from holdfast.tools.show import layout_map, names_tree
 from holdfast.tools.terminal import HelpFormatter, console, print_json, readable, shape_text
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 _SHOWN_VALUES: Final = 40
 _VALUE_WIDTH: Final = 24

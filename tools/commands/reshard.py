@@ -24,7 +24,7 @@ from holdfast.tools.commands.checkpoints import (
 from holdfast.tools.terminal import parse_bytes, place, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 MAX_RANKS: Final = 65_536
 

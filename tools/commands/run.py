@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +32,9 @@ from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.show.narrate import Narrator
 
+if TYPE_CHECKING:
+    from holdfast.tools.subcommand import Subparsers
+
 _EXAMPLES = """\
 examples:
   holdfast run --nproc 4 train.py --epochs 3         four trainers on one node
@@ -42,13 +45,6 @@ examples:
 Everything behind the script goes to the script. SIGKILL what you like: the job goes on.
 """
 _POLL_S = 0.1
-
-
-class Subparsers(Protocol):
-    """What ``ArgumentParser.add_subparsers`` returns, as far as it is needed here."""
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Add and return the parser of one subcommand."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import sweep
@@ -33,6 +33,9 @@ from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
 from holdfast.elastic.rendezvous.link import address_towards
+
+if TYPE_CHECKING:
+    from holdfast.tools.subcommand import Subparsers
 
 RUN_ENV: Final = "HOLDFAST_RUN"
 NODE_ENV: Final = "HOLDFAST_NODE"
@@ -54,13 +57,6 @@ The script finds the sidecar by the file that HOLDFAST_SIDECAR names. When the l
 script's processes, they go on from the newest snapshot in the sidecars' memory. All nodes of a job
 need the same --run and the same key file. A sidecar serves one job: stop it before another begins.
 """
-
-
-class Subparsers(Protocol):
-    """What ``ArgumentParser.add_subparsers`` returns, as far as it is needed here."""
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Add and return the parser of one subcommand."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from holdfast.tools.show.status_view import view
 from holdfast.tools.terminal import HelpFormatter, console, print_json
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 _TIMEOUT_S: Final = 3.0
 _AT_ONCE: Final = 32

@@ -16,7 +16,7 @@ from holdfast.tools.commands.checkpoints import add_path, add_step, add_threads,
 from holdfast.tools.terminal import HelpFormatter, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 EXIT_DAMAGED: Final = 1
 

@@ -1,1 +1,1 @@
-"""`holdfast demo`."""
+"""`holdfast demo`: a job that is killed again and again, and judged."""

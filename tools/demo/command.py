@@ -15,6 +15,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.demo.environment import machine, software
 from holdfast.tools.demo.job import DemoJobRecord, run_job
 from holdfast.tools.demo.schedule import Kill, schedule
 from holdfast.tools.demo.verdict import Evidence, judge
@@ -27,11 +28,10 @@ from holdfast.tools.report.record import (
     summarise,
 )
 from holdfast.tools.report.snapshot_costs import Costs
-from holdfast.tools.show.environment import machine, software
 
 if TYPE_CHECKING:
     from holdfast.adapters.rl.config import RLConfig
-    from holdfast.tools.cli import Subparsers
+    from holdfast.tools.subcommand import Subparsers
 
 ROLLOUT = "rollout"
 _NODES = ("a", "b", "c")

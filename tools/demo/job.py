@@ -16,7 +16,7 @@ from holdfast.elastic.launch.local import LaunchConfig, Launcher
 from holdfast.tools.demo.display import make_display
 from holdfast.tools.demo.kills import ScheduledKills
 from holdfast.tools.demo.schedule import Kill
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 from holdfast.tools.show.live_state import LiveState
 
 _LOG_LINES = 15

@@ -1,1 +1,1 @@
-"""What a run's events say of it: recoveries by phase, goodput, curves, and a page that shows it."""
+"""The report of a run from its events: recoveries by phase, goodput, curves, and a page."""

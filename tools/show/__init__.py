@@ -1,1 +1,1 @@
-"""What commands print."""
+"""The output of commands: status, tables and lines for people, and metrics for machines."""

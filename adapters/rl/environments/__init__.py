@@ -1,1 +1,1 @@
-"""What is asked, and what replies."""
+"""The environments of RL: they give out prompts, reply to the policy, and score its answers."""

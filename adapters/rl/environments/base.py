@@ -1,4 +1,4 @@
-"""What replies to the policy: environments of one or several turns. Pure values.
+"""What replies to the policy: environments of one or several turns.
 
 An episode begins with a prompt. When a turn of the policy is over, its environment is told what
 the policy said, with the state it returned last; it replies with an observation, after which the

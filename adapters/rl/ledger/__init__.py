@@ -1,1 +1,1 @@
-"""Every prompt in exactly one state: the pure bookkeeping."""
+"""The ledger of prompts and samples: bookkeeping that keeps every prompt in one state."""

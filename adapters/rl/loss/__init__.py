@@ -1,1 +1,1 @@
-"""Advantages, ratios, the PPO loss."""
+"""The RL loss: advantages, importance ratios and the clipped objective of PPO."""

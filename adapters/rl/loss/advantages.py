@@ -1,4 +1,4 @@
-"""What a sample's reward is worth beside those of its group. Pure."""
+"""What a sample's reward is worth beside those of its group."""
 
 from __future__ import annotations
 

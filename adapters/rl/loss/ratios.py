@@ -1,4 +1,4 @@
-"""How far the policy has gone from the ones that sampled: importance ratios and their use. Pure.
+"""How far the policy has gone from the ones that sampled: importance ratios and their use.
 
 All log-probabilities are [rows, length - 1], the mask 1 where a token was sampled.
 """

@@ -1,1 +1,1 @@
-"""The models that can be trained."""
+"""The language models that an RL job trains, and how ranks fill and shard their weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.elastic.errors import ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.adapters.rl.config import RLConfig
 
 
 class Policy(nn.Module, ABC):
@@ -56,17 +53,6 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def layers(self) -> Sequence[nn.Module]:
         """Return the parts that are sharded each on its own, first to last."""
-
-
-def build_policy(config: RLConfig) -> Policy:
-    """Return the job's policy before any training: a pure function of the configuration."""
-    if config.pretrained is not None:
-        from holdfast.adapters.rl.policy.pretrained import load_pretrained
-
-        return load_pretrained(config.pretrained, context=config.model.context)
-    from holdfast.adapters.rl.policy.model import build_model
-
-    return build_model(config.model, seed=config.seed)
 
 
 def parameter_names(policy: nn.Module) -> list[str]:

@@ -1,1 +1,1 @@
-"""The side that samples."""
+"""The rollout workers: they sample answers and log each token as it comes."""

@@ -1,1 +1,1 @@
-"""Tokens, trajectories, and the log they survive in."""
+"""Tokens, trajectories, and the logs that keep them when a rollout worker dies."""

@@ -1,1 +1,1 @@
-"""Rank 0: gives out work, takes samples, salvages."""
+"""The rollout server on rank 0: gives out prompts, takes samples, salvages those of the dead."""

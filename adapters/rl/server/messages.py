@@ -1,4 +1,4 @@
-"""What rollout workers and the trainer's rollout server say to each other. Pure values.
+"""What rollout workers and the trainer's rollout server say to each other.
 
 In an ``exchange`` a worker says what it holds, hands in what it finished and asks for work; the
 answer is the server's view. It is its own heartbeat and announcement, so a new server learns

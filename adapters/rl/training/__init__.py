@@ -1,1 +1,1 @@
-"""The side that trains."""
+"""The trainers of an RL job: steps, evaluation, and the metrics they report."""

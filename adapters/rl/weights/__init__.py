@@ -1,1 +1,1 @@
-"""How processes come by weights: warm-up, pull, publish, retain."""
+"""The weights of a policy: made at the start, published by trainers, pulled by rollouts."""

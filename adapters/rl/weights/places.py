@@ -1,4 +1,4 @@
-"""Where in the snapshots the weights of a policy version are. Pure.
+"""Where in the snapshots the weights of a policy version are.
 
 A version is the snapshot of its step. Where a job has checkpoints, its snapshots also *retain* the
 versions before: after a cold start nothing else is left of them

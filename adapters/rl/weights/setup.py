@@ -7,7 +7,8 @@ import copy
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.policy.lora import adapt
 from holdfast.adapters.rl.policy.model import weights_hash
-from holdfast.adapters.rl.policy.policy import Policy, build_policy
+from holdfast.adapters.rl.policy.policy import Policy
+from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.elastic.errors import ConfigError
 
 

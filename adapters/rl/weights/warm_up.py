@@ -16,7 +16,8 @@ from torch.nn import functional
 from holdfast import ckpt
 from holdfast.adapters.rl.config import RLConfig, load_config
 from holdfast.adapters.rl.environments.task import Task, make_task
-from holdfast.adapters.rl.policy.policy import build_policy, fill, parameter_names
+from holdfast.adapters.rl.policy.policy import fill, parameter_names
+from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource

@@ -1,1 +1,1 @@
-"""What all parts of a sidecar share: book, slots, lock, messages, links."""
+"""The state that all parts of a sidecar share: its lock, book, slots, messages and links."""

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +20,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.arena import Arena, SlotFile
 from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.hosts import host_id
-from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
+from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.meters import Meters
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT
 from holdfast.ckpt.sidecar.core.book import (
@@ -73,15 +73,13 @@ class Waiter:
     expire: Callable[[], None]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who is told of what happens to snapshots and generations, under the lock, and of the end."""
+    """The calls that follow what happens to a snapshot, under the lock, in this order."""
 
-    commit: list[Callable[[Snapshot], None]] = field(default_factory=list)
-    protect: list[Callable[[Snapshot], None]] = field(default_factory=list)
-    release: list[Callable[[SnapshotKey], None]] = field(default_factory=list)
-    adopt: list[Callable[[SnapshotWorld], None]] = field(default_factory=list)
-    close: list[Callable[[], None]] = field(default_factory=list)
+    commit: tuple[Callable[[Snapshot], None], ...] = ()
+    protect: tuple[Callable[[Snapshot], None], ...] = ()
+    release: tuple[Callable[[SnapshotKey], None], ...] = ()
 
 
 class Core:
@@ -95,18 +93,21 @@ class Core:
         self.host = host or host_id()
         self.lock = threading.RLock()
         self.book = Book()
-        self.slots = Slots(arena)
-        self.on = Listeners()
+        self.slots = Slots(arena, unmap=self._unmap)
         self.counters: Counter[str] = Counter()
         self.meters = Meters()
         self.spoiled: set[BlockEntry] = set()
         self.durable = -1
         self.in_flight = FULL_IN_FLIGHT
-        self.slots.unmap = self._unmap
+        self._listeners = Listeners()
         self._waiters: list[Waiter] = []
         self._pools = {
             kind: ThreadPoolExecutor(THREADS, thread_name_prefix=kind.value) for kind in WaitingWork
         }
+
+    def listen(self, listeners: Listeners) -> None:
+        """Have ``listeners`` called from now on; they replace those before."""
+        self._listeners = listeners
 
     def apply(self, instructions: list[Instruction]) -> None:
         """Carry out what the book says, then look again at every waiting request."""
@@ -115,15 +116,15 @@ class Core:
                 case CommitSnapshot(snapshot=snapshot):
                     for slot in self.slots.of(snapshot.key):
                         self.slots.commit(slot)
-                    for listener in self.on.commit:
+                    for listener in self._listeners.commit:
                         listener(snapshot)
                 case Protect(snapshot=snapshot):
-                    for listener in self.on.protect:
+                    for listener in self._listeners.protect:
                         listener(snapshot)
                 case Release(key=key):
                     self.release(key)
                     self.spoiled = {e for e in self.spoiled if (e.generation, e.step) != key}
-                    for forget in self.on.release:
+                    for forget in self._listeners.release:
                         forget(key)
         self.changed()
 
@@ -223,7 +224,5 @@ class Core:
 
     def close(self) -> None:
         """Take no more work; what runs is not waited for."""
-        for listener in self.on.close:
-            listener()
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What travels between workers, agents and sidecars. Pure values, sent as JSON."""
+"""What travels between workers, agents and sidecars."""
 
 from __future__ import annotations
 

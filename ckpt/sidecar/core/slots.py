@@ -58,15 +58,18 @@ class Slot:
 
 
 class Slots:
-    """The table of slots."""
+    """The table of slots.
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    ``unmap`` unmaps a file that was removed; it takes long, and need not be done at once.
+    """
+
+    def __init__(
+        self, arena: Arena, *, unmap: Callable[[SlotFile], object] = SlotFile.close
+    ) -> None:
+        self._arena, self._unmap = arena, unmap
         self._table: dict[int, Slot] = {}
         self._next = 1
         self.corrupt = 0
-        self.unmap: Callable[[SlotFile], object] = SlotFile.close
-        """What unmaps a file that was removed; it takes long, and need not be done at once."""
 
     def all(self) -> list[Slot]:
         """Return every slot."""
@@ -171,7 +174,7 @@ class Slots:
         if has_little_room(self._arena.directory):
             slot.file.close()
         else:
-            self.unmap(slot.file)
+            self._unmap(slot.file)
 
     def pin(self, slot: Slot) -> None:
         """Keep the bytes until `unpin`."""

@@ -1,4 +1,4 @@
-"""Bytes on the way between sidecars and their clients: cut apart, and checked. Pure."""
+"""Bytes on the way between sidecars and their clients: cut apart, and checked."""
 
 from __future__ import annotations
 

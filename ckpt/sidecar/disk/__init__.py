@@ -1,1 +1,1 @@
-"""Spills snapshots to the node's own disk."""
+"""The disk tier: a sidecar spills protected snapshots to its node's own disk."""

@@ -46,7 +46,6 @@ class Disk:
         self._steps: list[int] = []
         self._nbytes = 0
         self._error: str | None = None
-        core.on.protect.append(self._protected)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -73,7 +72,8 @@ class Disk:
     def _directory(self, target: DiskTarget) -> SpillDirectory:
         return SpillDirectory(Path(target.directory, self._core.node))
 
-    def _protected(self, snapshot: Snapshot) -> None:
+    def protected(self, snapshot: Snapshot) -> None:
+        """Spill a snapshot, where it is due."""
         if self._target is None or snapshot.step % self._target.every:
             return
         self._next = snapshot

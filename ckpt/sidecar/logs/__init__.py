@@ -1,1 +1,1 @@
-"""Record logs of rollout workers and their copies."""
+"""Record logs: one worker appends to each, and other nodes keep copies."""

@@ -1,4 +1,4 @@
-"""How records of a log lie in its files and travel: framed by length, index and checksum. Pure.
+"""How records of a log lie in its files and travel: framed by length, index and checksum.
 
 A frame is ``[crc32c u32][length u32][index i64][record]``, little-endian; the checksum covers all
 that follows it. Frames carry no address, so runs of them are sent, kept and read without being

@@ -66,8 +66,6 @@ class RecordLogs:
         for log in self._table.values():
             if log.node == core.node:
                 self._protection.add(log)
-        core.on.adopt.append(self._adopt)
-        core.on.close.append(self._close)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -96,11 +94,12 @@ class RecordLogs:
             "log_copies_unsettled": self._keeping.unsettled(),
         }
 
-    def _adopt(self, world: SnapshotWorld) -> None:
+    def adopted(self, world: SnapshotWorld) -> None:
+        """Have the copies of all logs made where the new group wants them."""
         self._protection.adopt(world)
         self._keeping.adopt({log for log in self._table.values() if log.node != self._core.node})
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """End all threads and unmap."""
         with self._core.lock:
             self._protection.close()

@@ -1,4 +1,4 @@
-"""Which nodes hold the copies of a log. Pure.
+"""Which nodes hold the copies of a log.
 
 A log has as many whole copies as the world has parity: any ``m`` nodes may vanish. Whole copies
 and not parity fragments, because a log is small and grows by every append: at 12 bytes a token

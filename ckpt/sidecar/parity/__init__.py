@@ -1,1 +1,1 @@
-"""Builds and holds the parity rows."""
+"""Parity rows: built from the columns of other nodes, and held for them."""

@@ -1,4 +1,4 @@
-"""Which bytes of a data column differ from the same column of an earlier step. Pure."""
+"""Which bytes of a data column differ from the same column of an earlier step."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ class Columns:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._steps: dict[SnapshotKey, _ColumnStep] = {}
-        core.on.release.append(self._release)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -65,7 +64,8 @@ class Columns:
             step = self._steps[snapshot.key] = _ColumnStep(geometry=snapshot.geometry())
         return step.geometry
 
-    def _release(self, key: SnapshotKey) -> None:
+    def released(self, key: SnapshotKey) -> None:
+        """Forget the stripes of a snapshot."""
         self._steps.pop(key, None)
 
     # -- asking ----------------------------------------------------------------------------------

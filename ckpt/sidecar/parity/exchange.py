@@ -12,7 +12,7 @@ from time import monotonic
 
 from holdfast.ckpt.errors import FencedError
 from holdfast.ckpt.memory.block import block_bytes
-from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SidecarPeer, SnapshotWorld
+from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SidecarPeer
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey
 from holdfast.ckpt.sidecar.core.core import Core, Op
 from holdfast.ckpt.sidecar.core.links import PeerQueue, send
@@ -38,10 +38,6 @@ class ParityExchange:
         self._sealed_at_s: dict[SnapshotKey, float] = {}
         self._protect_s: deque[float] = deque(maxlen=64)
         self._restorable_s: float | None = None  # since when: the seal of what was protected last
-        core.on.adopt.append(self._adopt)
-        core.on.commit.append(self._commit)
-        core.on.protect.append(self._protected)
-        core.on.release.append(self._release)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -96,12 +92,15 @@ class ParityExchange:
             link.close()
         self._links.clear()
 
-    def _adopt(self, _world: SnapshotWorld) -> None:
+    def adopted(self) -> None:
+        """A generation began: its group is another, so nothing is sent to the one before."""
         self.builder.cancel()
         self._end_links()
         self._sealed_at_s.clear()
 
-    def _release(self, key: SnapshotKey) -> None:
+    def released(self, key: SnapshotKey) -> None:
+        """Build and keep nothing more of a snapshot."""
+        self._columns.released(key)
         self.builder.cancel(key)
         self._parities.drop(key)
         self._sealed_at_s.pop(key, None)
@@ -130,7 +129,7 @@ class ParityExchange:
 
     # -- parity ----------------------------------------------------------------------------------
 
-    def _commit(self, snapshot: Snapshot) -> None:
+    def committed(self, snapshot: Snapshot) -> None:
         """Every rank has sealed: build the rows this node holds."""
         if snapshot.world.parity:
             self.builder.begin(snapshot, self._columns.geometry(snapshot))
@@ -149,7 +148,8 @@ class ParityExchange:
 
     # -- reporting -------------------------------------------------------------------------------
 
-    def _protected(self, snapshot: Snapshot) -> None:
+    def protected(self, snapshot: Snapshot) -> None:
+        """Keep the rows of a snapshot, and note how long it took."""
         self._parities.mark_protected(snapshot.key)
         self._restorable_s = self._sealed_at_s.get(snapshot.key, monotonic())
         if (began_s := self._sealed_at_s.pop(snapshot.key, None)) is not None:

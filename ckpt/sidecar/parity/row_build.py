@@ -15,7 +15,7 @@ from holdfast.ckpt.memory.block import align
 from holdfast.ckpt.native import crc
 from holdfast.ckpt.native.isal import address_of, crc32c
 from holdfast.ckpt.native.sums import SUM_BYTES, Sums, runs_of
-from holdfast.ckpt.parity.erasure import ErasureCodec
+from holdfast.ckpt.parity.codec import ErasureCodec
 from holdfast.ckpt.parity.row_file import RowFile
 from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.ckpt.sidecar.core.book import SnapshotKey

@@ -1,1 +1,1 @@
-"""Writes protected snapshots to the store."""
+"""Persistence: a sidecar writes protected snapshots to the store as checkpoints."""

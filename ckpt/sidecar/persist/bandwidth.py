@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.ckpt.sizes import parse_bytes
-
 BURST_S: Final = 0.05
 """How much of a pause is made up for at once."""
 
@@ -29,15 +27,3 @@ class Bucket:
             return 0.0
         self._free_s = max(self._free_s, now_s - BURST_S) + nbytes / self.bytes_per_s
         return max(0.0, self._free_s - now_s)
-
-
-def parse_rate(rate: str | int) -> int:
-    """Return bytes per second of ``"500MB/s"`` (decimal), ``"1GiB/s"`` (binary) or a number.
-
-    Raises ``ValueError`` for anything else, and for less than one byte per second.
-    """
-    text = str(rate).strip()
-    try:
-        return parse_bytes(text[:-2] if text.lower().endswith("/s") else text)
-    except ValueError as error:
-        raise ValueError(f"{rate!r} is not a rate; write it as in 500MB/s or 1GiB/s") from error

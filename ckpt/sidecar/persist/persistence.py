@@ -80,14 +80,10 @@ class Persistence:
         self._note = Note(core.arena.directory, pending.NOTE)
         self._jobs: dict[SnapshotKey, CheckpointJob] = {}
         self._queue = Queue()
-        self._entering: tuple[RestorePoint | None] | None = None
         self._unheard: set[str] = set()
         self._heard: dict[str, tuple[PendingCheckpoint, ...]] = {}
         self._held: list[CheckpointJob] = []
         self._carried: set[int] = set()
-        core.on.adopt.append(self._adopt)
-        core.on.protect.append(self._protected)
-        core.on.release.append(self._released)
         for job in pending.load(self._note):
             self._jobs[job.key] = job
 
@@ -143,19 +139,12 @@ class Persistence:
 
     # -- generations -----------------------------------------------------------------------------
 
-    def entering(self, restore: RestorePoint | None) -> None:
-        """Be told, before a generation is adopted, where it starts from."""
-        self._entering = (restore,)
-
-    def _adopt(self, world: SnapshotWorld) -> None:
+    def adopted(self, world: SnapshotWorld, restore: RestorePoint | None) -> None:
         """Begin anew with what is not durable: tell who commits now."""
-        entering, self._entering = self._entering, None
-        if entering is None:
-            return  # taken over from a predecessor; the next generation carries it on
         self._queue, self._held = Queue(), []
         self._carried.clear()
         for job in list(self._jobs.values()):
-            self._carry(job, entering[0])
+            self._carry(job, restore)
         told = PendingCheckpoints(
             sent_in=world.generation,
             node=self._core.node,
@@ -254,7 +243,8 @@ class Persistence:
 
     # -- beginning -------------------------------------------------------------------------------
 
-    def _protected(self, snapshot: Snapshot) -> None:
+    def protected(self, snapshot: Snapshot) -> None:
+        """Begin the checkpoint of a snapshot, where one is wanted."""
         if (job := self._jobs.get(snapshot.key)) is None or job.due:
             return
         job.due = True
@@ -293,7 +283,8 @@ class Persistence:
         slot.persisting -= 1
         self._core.unpin(slot)
 
-    def _released(self, key: SnapshotKey) -> None:
+    def released(self, key: SnapshotKey) -> None:
+        """Give up the checkpoint of a snapshot that was abandoned or rolled back."""
         if (job := self._jobs.get(key)) is None:
             return
         book = self._core.book

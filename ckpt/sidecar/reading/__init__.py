@@ -1,1 +1,1 @@
-"""Operations of readers; rebuilds lost blocks."""
+"""The operations of readers, and the rebuilding of lost blocks for them."""

@@ -63,9 +63,6 @@ class Rebuild:
         self._room = room
         self._waiting: dict[BlockKey, list[tuple[Callable[[Slot], None], Refusable]]] = {}
         self._in_parts: dict[BlockKey, LostBlock] = {}
-        core.on.adopt.append(lambda _world: self._let_go())
-        core.on.release.append(self._let_go)
-        core.on.close.append(self._let_go)
 
     def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
         """Rebuild a block and ``answer`` with its slot, or refuse ``request``."""
@@ -166,7 +163,8 @@ class Rebuild:
             except CkptError as error:
                 request.refuse(error)
 
-    def _let_go(self, key: SnapshotKey | None = None) -> None:
+    def let_go(self, key: SnapshotKey | None = None) -> None:
+        """Give up the blocks that are read in parts: those of a snapshot, or all."""
         for each in [each for each in self._in_parts if key in (None, each[:2])]:
             self._in_parts.pop(each).close()
 

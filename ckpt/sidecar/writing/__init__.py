@@ -1,1 +1,1 @@
-"""Operations of workers that write: acquire, seal, abandon."""
+"""The operations of workers that write a snapshot: acquire, seal, abandon."""

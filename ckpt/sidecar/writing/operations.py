@@ -57,14 +57,13 @@ class WriteOperations:
         *,
         on_sealed: Callable[[BlockEntry, CheckpointTarget | None], None],
         on_abandoned: Callable[[int, int], None],
+        lease: LeasePage | None = None,
     ) -> None:
-        self.lease: LeasePage | None = None
-        self._core, self._room = core, room
+        self._core, self._room, self._lease = core, room, lease
         self._on_sealed, self._on_abandoned = on_sealed, on_abandoned
         self._creating: set[BlockKey] = set()
         self._over = 0
         self._spares = Spares(core, room, check=self._check_standing)
-        core.on.adopt.append(self._fence)
 
     def ops(self) -> dict[str, Op]:
         """Return what this part answers."""
@@ -76,7 +75,7 @@ class WriteOperations:
             "protected_step": (Await, self._protected_step),
         }
 
-    def _fence(self, _world: SnapshotWorld) -> None:
+    def adopted(self) -> None:
         """Take away what older generations were still writing."""
         for slot in self._core.slots.all():
             if slot.state is SlotState.WRITING:
@@ -101,7 +100,7 @@ class WriteOperations:
             raise FencedError(f"generation {generation} is over; take part in the next one")
 
     def _check_lease(self, generation: int) -> None:
-        if self.lease is not None and self.lease.expired:
+        if self._lease is not None and self._lease.expired:
             raise FencedError(
                 f"the lease of node {self._core.node} ran out in generation {generation}: others "
                 "may go on without it; take part in the next one"

@@ -85,7 +85,6 @@ class SlotRoom:
         self._fit: Fit | None = None
         self._mode = InFlightMode.FULL
         self._refusal = self._log_refusal = ""
-        core.on.adopt.append(self._adopt)
 
     @property
     def slots_per_rank(self) -> int:
@@ -97,7 +96,8 @@ class SlotRoom:
         """Return the block lengths that ranks of this node have asked for."""
         return self._lengths
 
-    def _adopt(self, world: SnapshotWorld) -> None:
+    def adopted(self, world: SnapshotWorld) -> None:
+        """Begin anew with what the ranks need; free slots beyond what they may need go."""
         self._lengths, self._fit, self._mode = {}, None, InFlightMode.FULL
         self._grants.clear()
         self._core.in_flight = FULL_IN_FLIGHT

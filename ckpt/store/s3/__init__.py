@@ -1,1 +1,1 @@
-"""The S3 store."""
+"""The S3 store: credentials, calls with retries, and uploads in parts."""

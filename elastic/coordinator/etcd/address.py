@@ -1,4 +1,4 @@
-"""Where an etcd is and how to speak to it, as one line of text. Pure.
+"""Where an etcd is and how to speak to it, as one line of text.
 
 ``etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?OPTION=FILE&...]``; with ``etcds://`` by TLS. The
 options are files on every node: ``password`` (of USER), ``ca`` (whom to trust; the system's

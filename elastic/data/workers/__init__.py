@@ -1,1 +1,1 @@
-"""Worker processes that load data."""
+"""Worker processes that load data, and end with their rank."""

@@ -37,6 +37,7 @@ _PR_SET_PDEATHSIG = 1
 _MAIN = ("init_main_from_name", "init_main_from_path")
 _SHARED = ("sys_path", "sys_argv", "dir", "orig_dir", *_MAIN)
 _CODE = """import sys; sys.path[:] = {path!r}
+import holdfast.elastic.data.streams, holdfast.elastic.data.workers.feed
 from holdfast.elastic.data.workers.starter import serve; serve({fd}, {told!r})"""
 
 
@@ -230,10 +231,7 @@ def serve(fd: int, told: str) -> None:
 
 
 def _load(told: dict[str, Any]) -> None:
-    """Import what the workers need, once for all of them."""
-    import holdfast.elastic.data.streams
-    import holdfast.elastic.data.workers.feed  # noqa: F401
-
+    """Import the script, once for all workers; `_CODE` has imported what Holdfast has for them."""
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
         spawn.prepare(told)

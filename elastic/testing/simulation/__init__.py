@@ -1,1 +1,1 @@
-"""Whole jobs on virtual time."""
+"""Whole jobs on virtual time: production decisions, random faults and invariants."""

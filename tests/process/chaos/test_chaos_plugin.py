@@ -15,8 +15,8 @@ import pytest
 from tree import HELPERS, ROOT
 
 from holdfast.tools.chaos.judging.result import load
-from holdfast.tools.chaos.report.reading import read
-from holdfast.tools.show.leftovers import processes_of
+from holdfast.tools.chaos.reading import read
+from holdfast.tools.leftovers import processes_of
 
 pytestmark = pytest.mark.timeout(300)
 

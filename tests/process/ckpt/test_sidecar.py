@@ -30,7 +30,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.sidecar import SidecarEvents, SidecarKeeper
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from holdfast.elastic.launch.local import agent_command
 from holdfast.elastic.membership.view import node_key
 from holdfast.elastic.processes.children import Child
 from holdfast.tools.commands.status import ask
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 LONG = ("--steps", "1000000")
 

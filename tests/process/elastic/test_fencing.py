@@ -26,7 +26,7 @@ from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedS
 from holdfast.elastic.launch.local import LOCAL_TIMING, agent_command, python_command
 from holdfast.elastic.membership.view import outcome_key
 from holdfast.elastic.processes.children import Child
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 SCRIPT = HELPERS / "tiny_training.py"
 RECORDING = HELPERS / "recording"

@@ -22,7 +22,7 @@ from holdfast.elastic.launch.local import agent_command
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, node_key, outcome_key
 from holdfast.elastic.processes.children import Child
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 RUN = f"hosted-{os.getpid()}"
 

@@ -14,7 +14,7 @@ from machines import Machines, waits
 from torchruns import DEADLINE_S
 from undisturbed import alone, weights
 
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.tools.show.leftovers import leftovers, memory_of, processes_of
+from holdfast.tools.leftovers import leftovers, memory_of, processes_of
 
 DEADLINE_S = 100.0
 SCRIPT = """
 import sys, time
-from holdfast.elastic.channel.base import Phase, connect
+from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.ckpt.sidecar.client import SidecarClient

@@ -21,7 +21,7 @@ from holdfast.elastic.launch.local import (
     python_command,
 )
 from holdfast.elastic.membership.records import JobOutcome
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")

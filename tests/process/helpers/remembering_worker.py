@@ -15,7 +15,8 @@ from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpE
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.blocks import random_payload, write_block
-from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase
+from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 

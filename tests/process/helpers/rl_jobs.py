@@ -19,7 +19,7 @@ from jobs import PATIENT, Job
 from holdfast.adapters.rl.config import RLConfig, save_config
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
-from holdfast.tools.show.leftovers import leftovers, processes_of
+from holdfast.tools.leftovers import leftovers, processes_of
 
 DEADLINE_S = 200.0
 _MODULE = "holdfast.adapters.rl.main"

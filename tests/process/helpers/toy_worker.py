@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.elastic.channel.base import Channel, WorkerPhase, connect
+from holdfast.elastic.channel.base import Channel, WorkerPhase
+from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.elastic.channel.base import connect
+from holdfast.elastic.channel.connecting import connect
 
 STEPS, MICROBATCHES = 36, 8
 SLOW_S, USUAL_S = 0.1, 0.005

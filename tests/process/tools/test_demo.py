@@ -15,7 +15,7 @@ import pytest
 from tree import ROOT
 
 from holdfast.elastic.events import EventReader
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 DEADLINE_S = 240.0
 

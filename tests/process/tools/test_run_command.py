@@ -17,7 +17,7 @@ from jobs import TOY
 from holdfast.elastic.agent.reporting import read_processes
 from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import LOCAL_TIMING
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 DEADLINE_S = 100.0
 
@@ -218,7 +218,7 @@ def test_output_is_captured_per_seat(tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
     script.write_text(
         "import os, json\n"
-        "from holdfast.elastic.channel.base import connect\n"
+        "from holdfast.elastic.channel.connecting import connect\n"
         "channel = connect()\n"
         "print('hello from', channel.seat, os.environ['OMP_NUM_THREADS'])\n"
         "channel.ready(after=0, spec=None, info={})\n"

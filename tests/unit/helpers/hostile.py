@@ -19,13 +19,13 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format.manifest import MANIFEST, PackedChunk
-from holdfast.ckpt.format.zarr_metadata import group
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.store.base import Readable, Store
 from holdfast.ckpt.testing.checkpoints import split_dim, write_checkpoint
 from holdfast.ckpt.testing.memory_store import MemoryStore
+from holdfast.ckpt.zarr.view import group
 
 Json = Any
 Change = Callable[[Json], object]

@@ -17,6 +17,7 @@ from tree import ROOT
 from holdfast.ckpt.errors import CorruptError, InternalError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.tools import cli
+from holdfast.tools.subcommand import Subparsers
 
 
 class FakeCommand:
@@ -25,7 +26,7 @@ class FakeCommand:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
-    def add_parser(self, subparsers: cli.Subparsers) -> argparse.ArgumentParser:
+    def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
         parser = subparsers.add_parser("inspect", help="test")
         parser.add_argument("path")
         return parser

@@ -1,1 +1,1 @@
-"""Sections about bytes: snapshot, persist, restore, parity, memory."""
+"""Benchmarks of bytes: snapshot, persist, restore, parity, memory."""

@@ -1,1 +1,1 @@
-"""The section about exact sums."""
+"""The benchmark of exact sums."""

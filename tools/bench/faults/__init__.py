@@ -1,1 +1,1 @@
-"""Sections about faults: mttr, join, goodput, and the peers."""
+"""Benchmarks of faults: time to recover, joins, goodput, and the same of peers."""

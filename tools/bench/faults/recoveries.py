@@ -1,4 +1,4 @@
-"""When a job got over a fault, read from its events: one fault, its phases. Pure."""
+"""When a job got over a fault, read from its events: one fault, its phases."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.tools.chaos.commands import Add, Words
+from holdfast.tools.chaos.reading import read
 from holdfast.tools.chaos.report.junit import to_junit
 from holdfast.tools.chaos.report.page import figure, headline, render
-from holdfast.tools.chaos.report.reading import read
 from holdfast.tools.chaos.report.run import ReportedRun
 from holdfast.tools.chaos.report.summary import RunsSummary, compare, summarise
 from holdfast.tools.report.html import seconds

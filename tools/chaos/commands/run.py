@@ -14,8 +14,8 @@ from rich.table import Table
 from holdfast.tools.chaos.commands import Add, Words
 from holdfast.tools.chaos.commands.check import EXIT_BROKEN, show
 from holdfast.tools.chaos.judging.result import Result
+from holdfast.tools.chaos.library import find
 from holdfast.tools.chaos.runs import SMALLEST, ScenarioRuns
-from holdfast.tools.chaos.scenarios.library import find
 from holdfast.tools.chaos.scenarios.scenario import Scenario
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 from holdfast.tools.chaos.scenarios.words import target_text, when_text

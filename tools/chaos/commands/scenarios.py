@@ -8,8 +8,7 @@ from typing import Final
 from rich.table import Table
 
 from holdfast.tools.chaos.commands import Add, Words
-from holdfast.tools.chaos.scenarios.library import ready
-from holdfast.tools.chaos.scenarios.scenario import load
+from holdfast.tools.chaos.library import load, ready
 from holdfast.tools.terminal import console, print_json
 
 WORDS: Final = Words(

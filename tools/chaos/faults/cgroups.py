@@ -1,4 +1,4 @@
-"""Limits of processor time by control groups: where one can be made, which file, which value. Pure.
+"""Limits of processor time by control groups: where one can be made, which file, which value.
 
 After the kernel's Documentation/admin-guide/cgroup-v2.rst (``cpu.max``) and, for the first version,
 Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``).

@@ -1,1 +1,1 @@
-"""History of a job, and the checker."""
+"""The history of a job, and the checker that judges it."""

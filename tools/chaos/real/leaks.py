@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.tools.chaos.real.jobs import RealJob
 from holdfast.tools.chaos.real.keys import left_keys
 from holdfast.tools.chaos.real.objects import Objects
-from holdfast.tools.show.leftovers import leftovers, processes_of
+from holdfast.tools.leftovers import leftovers, processes_of
 
 _SHM: Final = Path("/dev/shm")
 _OWN_HANDLES: Final = Path("/proc/self/fd")

@@ -18,7 +18,7 @@ from holdfast.tools.chaos.hooks import ATTEMPT, PATTERN
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
-from holdfast.tools.show.leftovers import processes_of
+from holdfast.tools.leftovers import processes_of
 
 _END_S: Final = 5.0
 _OUTPUT_BYTES: Final = 2000

@@ -1,4 +1,4 @@
-"""Whom a strike hits, of those that live at its moment. Pure."""
+"""Whom a strike hits, of those that live at its moment."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs of scenarios, and histories of any job, come to: a page, JUnit's XML, JSON."""
+"""Reports of runs and histories: a page, JUnit XML, JSON."""

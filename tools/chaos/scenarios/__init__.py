@@ -1,1 +1,1 @@
-"""What a scenario is, the faults there are, the ready ones."""
+"""Scenarios: their parts, the catalogue of faults, and the ready ones."""

@@ -1,4 +1,4 @@
-"""A scenario: which job is hurt, how, when, and what must hold afterwards. Pure, but for `load`.
+"""A scenario: which job is hurt, how, when, and what must hold afterwards. Pure.
 
 It is a TOML file; every key of it is a field of a structure here, an unknown one is an error. What
 really happens, and when, follows from it and a seed: `strikes.draw`.
@@ -6,8 +6,6 @@ really happens, and when, follows from it and a seed: `strikes.draw`.
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -145,17 +143,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     simulated: SimulatedSetup = SimulatedSetup()
     seed: int = 0
     lifetime_s: float = 300.0
-
-
-def load(path: Path) -> Scenario:
-    """Return the scenario in a file; raises ``ScenarioError`` naming file, field and remedy."""
-    try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ScenarioError(f"{path}: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: not TOML: {error}") from error
-    return parse(found, source=str(path))
 
 
 def parse(found: dict[str, Any], *, source: str) -> Scenario:

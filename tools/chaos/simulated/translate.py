@@ -1,4 +1,4 @@
-"""What of a scenario exists in the simulated world, and as what. Pure."""
+"""What of a scenario exists in the simulated world, and as what."""
 
 from __future__ import annotations
 

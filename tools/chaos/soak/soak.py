@@ -35,7 +35,7 @@ from holdfast.tools.chaos.soak.strokes import (
     strokes,
 )
 from holdfast.tools.chaos.soak.watching import SoakEvents, Use, grumbles, outcries
-from holdfast.tools.show.leftovers import leftovers
+from holdfast.tools.leftovers import leftovers
 
 TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.soaked")
 PARTS: Final = 2

@@ -1,1 +1,1 @@
-"""Which sets of nodes a job may lose at once: predicted by simulation, measured with processes."""
+"""Losses of several nodes at once: predicted by simulation, measured with real processes."""

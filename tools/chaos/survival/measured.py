@@ -16,11 +16,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.tools.chaos import real
+from holdfast.tools.chaos import prediction, real
 from holdfast.tools.chaos.judging.result import RESULT, SCENARIO, load, save
-from holdfast.tools.chaos.report import prediction
+from holdfast.tools.chaos.reading import read
 from holdfast.tools.chaos.report.losses import Loss, Prediction
-from holdfast.tools.chaos.report.reading import read
 from holdfast.tools.chaos.runs import Tell, emptied
 from holdfast.tools.chaos.scenarios.scenario import Scenario, parse
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
-from holdfast.ckpt.format.zarr_metadata import group
 from holdfast.ckpt.geometry.grid import cells, fault_of_cover, split_grid, whole
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.checkpoints import part_of, split_dim, write_checkpoint
+from holdfast.ckpt.zarr.view import group
 
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 WORLD_SIZE = 3

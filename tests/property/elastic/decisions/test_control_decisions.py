@@ -18,8 +18,9 @@ from holdfast.elastic.decisions.agree import (
     observe,
 )
 from holdfast.elastic.decisions.seating import NOWHERE, ChangeSeats, Keep, seat
+from holdfast.elastic.membership.readiness import ready_trainers
 from holdfast.elastic.membership.records import Origin, WorkerState
-from holdfast.elastic.membership.view import JobView, ready_trainers, role_of
+from holdfast.elastic.membership.view import JobView, role_of
 from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
 from holdfast.elastic.planning.reach import left_out
 from holdfast.elastic.testing.strategies import views

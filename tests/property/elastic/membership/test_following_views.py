@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.membership.readiness import ready_trainers
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, NodeRecord
-from holdfast.elastic.membership.view import (
-    JobView,
-    encode,
-    generation_key,
-    node_key,
-    ready_trainers,
-    seating_key,
-)
+from holdfast.elastic.membership.view import JobView, encode, generation_key, node_key, seating_key
 from holdfast.elastic.planning.plan import changes, plan
 from holdfast.elastic.planning.reach import all_asked, left_out, parted
 from holdfast.elastic.testing.strategies import views

@@ -17,7 +17,7 @@ from holdfast.ckpt.checkpoints.catalog import choose, committed_steps, quick_ver
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.errors import CorruptError, FencedError, NotFoundError, StoreError
-from holdfast.ckpt.format.zarr_metadata import array_name, group
+from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.checkpoints import (
@@ -28,6 +28,7 @@ from holdfast.ckpt.testing.checkpoints import (
     split_dim,
     write_checkpoint,
 )
+from holdfast.ckpt.zarr.view import group
 
 Arrays = Mapping[str, tuple[Array, str]]
 

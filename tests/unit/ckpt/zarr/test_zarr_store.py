@@ -24,10 +24,11 @@ from zarr_samples import of_every_dtype
 
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError, ImmutableError, StoreError
-from holdfast.ckpt.format.zarr_metadata import Stored, array_name, group
+from holdfast.ckpt.format.zarr_metadata import Stored, array_name
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.ckpt.zarr.store import CheckpointStore
+from holdfast.ckpt.zarr.view import group
 
 REFUSED = "store was opened in read-only mode and does not support writing"
 PROTOTYPE = default_buffer_prototype()

@@ -58,7 +58,6 @@ class Node:
     """A crew, and what the job would tell it."""
 
     def __init__(self, directory: Path, *, yield_s: float, spec: JobSpec) -> None:
-        self.failed: list[str] = []
         self.spec = spec
         config = AgentConfig(
             run="unit",
@@ -78,7 +77,6 @@ class Node:
             config,
             selector=selectors.DefaultSelector(),
             reporter=self.reporter,
-            job_failed=self.failed.append,
             wake=lambda: None,
         )
 
@@ -227,11 +225,11 @@ def test_a_script_that_ends_well_without_training_fails_the_job(make) -> None:  
     node = make()
     node.seat(1, 1)
     node.end("trainer/0", code=0)
-    assert "trainer/0 ended without training (python train.py)" in node.failed[0]
+    assert "trainer/0 ended without training (python train.py)" in node.crew.job_failure
 
 
 def test_a_script_that_crashes_is_tried_again(make) -> None:  # type: ignore[no-untyped-def]
     node = make()
     node.seat(1, 1)
     node.end("trainer/0", code=1)
-    assert node.failed == []
+    assert not node.crew.job_failure

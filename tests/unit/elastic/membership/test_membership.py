@@ -6,15 +6,14 @@ import pytest
 
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.readiness import fenced_nodes, ready_trainers
 from holdfast.elastic.membership.records import JobOutcome, Seating, WorkerState
 from holdfast.elastic.membership.view import (
     JobView,
     encode,
-    fenced_nodes,
     generation_key,
     node_key,
     outcome_key,
-    ready_trainers,
     seat_order,
     seating_key,
 )

@@ -17,11 +17,12 @@ from torch import nn
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.lora import LoraConfig, LoraLinear
-from holdfast.adapters.rl.policy.policy import Policy, build_policy, full_tensors, parameter_names
+from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 from holdfast.adapters.rl.weights import warm_up
+from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.setup import Policies, require_same
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.transport import RunKey

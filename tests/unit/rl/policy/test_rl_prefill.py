@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters.rl.config import RLConfig, preset
-from holdfast.adapters.rl.policy.policy import Policy, build_policy, full_tensors
+from holdfast.adapters.rl.policy.policy import Policy, full_tensors
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.weights.initial import build_policy
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-5

@@ -11,9 +11,10 @@ import torch
 
 from holdfast.adapters.rl.config import RLConfig, preset
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.policy import build_policy, full_tensors, parameter_names
+from holdfast.adapters.rl.policy.policy import full_tensors, parameter_names
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.elastic.errors import ConfigError
 
 pytest.importorskip("transformers")

@@ -10,10 +10,11 @@ import torch
 
 from holdfast.adapters.rl.config import preset
 from holdfast.adapters.rl.policy.model import build_model
-from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.token_record import encode_deltas, fold
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.adapters.rl.weights.initial import build_policy
 
 torch.set_num_threads(1)
 

@@ -15,12 +15,13 @@ from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.environments.slow_tool import SlowTool
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.samples.token_record import encode_deltas, fold
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 from holdfast.adapters.rl.training.held_out_episodes import Player
+from holdfast.adapters.rl.weights.initial import build_policy
 
 torch.set_num_threads(1)
 CHOSEN = EnvironmentConfig(factory="slow_tool")

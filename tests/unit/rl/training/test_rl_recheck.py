@@ -12,10 +12,11 @@ from torch import Tensor
 from holdfast.adapters.rl.config import preset
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.policy.model import build_model
-from holdfast.adapters.rl.policy.policy import build_policy, full_tensors
+from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.recheck import Recheck, row_at
+from holdfast.adapters.rl.weights.initial import build_policy
 
 CONFIG = preset("tiny")
 

@@ -1,1 +1,1 @@
-"""Faults of networks and wires."""
+"""Faults of networks and of single connections."""

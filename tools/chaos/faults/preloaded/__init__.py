@@ -1,1 +1,1 @@
-"""Faults by LD_PRELOAD: disks, clocks."""
+"""Faults by LD_PRELOAD, of disks and clocks."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ckpt.sidecar.persist.bandwidth import BURST_S, Bucket, parse_rate
+from holdfast.ckpt.sidecar.persist.bandwidth import BURST_S, Bucket
+from holdfast.ckpt.sizes import parse_rate
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 10**9), st.floats(0, 5, allow_nan=False)), min_size=1, max_size=60

@@ -25,8 +25,9 @@ from holdfast.tools.chaos.faults.network.wire import WireInjector
 from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector
 from holdfast.tools.chaos.faults.registry import families, for_kinds
 from holdfast.tools.chaos.faults.store import ENDPOINT, StoreInjector
+from holdfast.tools.chaos.library import load
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError, load, parse
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw
 
 DOCS = (ROOT / "docs/chaos.md").read_text()

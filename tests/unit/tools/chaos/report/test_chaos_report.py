@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from self_contained import assert_self_contained
 
+from holdfast.tools.chaos import prediction
 from holdfast.tools.chaos.commands.report import to_json
 from holdfast.tools.chaos.judging.checker import CHECKS
 from holdfast.tools.chaos.judging.history import HistoryError
 from holdfast.tools.chaos.judging.result import ResultError
-from holdfast.tools.chaos.report import prediction
+from holdfast.tools.chaos.reading import read
 from holdfast.tools.chaos.report.junit import ENDED, to_junit
 from holdfast.tools.chaos.report.losses import Loss, Prediction
 from holdfast.tools.chaos.report.page import headline, render
-from holdfast.tools.chaos.report.reading import read
 from holdfast.tools.chaos.report.summary import ALL, compare, percentile, summarise, survival
 from holdfast.tools.cli import main
 

@@ -16,10 +16,10 @@ from holdfast.elastic.testing.shrinking import FailureOracle, fewest
 from holdfast.tools.chaos.faults.registry import INJECTORS, for_kinds
 from holdfast.tools.chaos.judging.checker import HistoryVerdict, Violation
 from holdfast.tools.chaos.judging.result import Result, Struck
+from holdfast.tools.chaos.library import find, ready
 from holdfast.tools.chaos.real.targets import part_of
 from holdfast.tools.chaos.runs import ScenarioRuns
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
-from holdfast.tools.chaos.scenarios.library import find, ready
 from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw
 from holdfast.tools.cli import main

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from tree import ROOT
 
+from holdfast.tools.chaos import reading
 from holdfast.tools.chaos.judging import history
 from holdfast.tools.chaos.judging.result import load
-from holdfast.tools.chaos.report import reading
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
 from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw

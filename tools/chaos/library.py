@@ -1,14 +1,26 @@
-"""The scenarios that come with Holdfast, found by name."""
+"""Scenarios as files: those that come with Holdfast, found by name, and those of users."""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
 from pathlib import Path
 from typing import Final
 
-from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, load
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
 
-FOLDER: Final = Path(__file__).with_name("ready")
+FOLDER: Final = Path(__file__).parent / "scenarios" / "ready"
+
+
+def load(path: Path) -> Scenario:
+    """Return the scenario in a file; raises ``ScenarioError`` naming file, field and remedy."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ScenarioError(f"{path}: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: not TOML: {error}") from error
+    return parse(found, source=str(path))
 
 
 def ready() -> dict[str, Path]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.tools.chaos import prediction
 from holdfast.tools.chaos.judging.checker import check
 from holdfast.tools.chaos.judging.history import HistoryError, of_events, told
 from holdfast.tools.chaos.judging.result import HISTORY, RESULT, load
-from holdfast.tools.chaos.report import prediction
 from holdfast.tools.chaos.report.run import ReportedRun, judged
 
 

@@ -1,0 +1,137 @@
+"""The answers found of one view, and what the next view takes over of them. Pure.
+
+Views of a large world follow each other by the change of a few nodes. What is asked of every node
+is asked anew only of those that changed, and what follows from parts of a view stays while these
+are the very same objects. A question is a function of what it names and of nothing else, so what
+is taken over is what would be found anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+_T = TypeVar("_T")
+
+Parts: TypeAlias = tuple[Any, ...]
+"""What an answer depends on; the same objects, the same answer."""
+
+
+class _Whole(NamedTuple):
+    parts: Parts
+    answer: Any
+
+
+class _ByNode(NamedTuple):
+    parts: Parts
+    answers: dict[str, Any]
+    changed: Set[str]
+    """The nodes of which another record is known since."""
+
+
+_ahead: list[tuple[Callable[[Any], bool], Callable[[Any], object]]] = []
+
+
+def ask_ahead(ask: Callable[[Any], object], *, when: Callable[[Any], bool]) -> None:
+    """Have a question answered in every view that is made from now on, where ``when`` is so."""
+    _ahead.append((when, ask))
+
+
+def answer_ahead(view: Any) -> None:
+    """Answer the questions of `ask_ahead` in a view that was just made from the one before.
+
+    Few nodes changed between the two, so it costs little now; all of them at once would cost much
+    when a plan is asked for.
+    """
+    for when, ask in _ahead:
+        if when(view):
+            ask(view)
+
+
+class Findings:
+    """The answers found of one view, and those of the views before it."""
+
+    __slots__ = ("_by_node", "_here", "_whole")
+
+    def __init__(self) -> None:
+        self._here: dict[str, Any] = {}
+        self._whole: dict[str, _Whole] = {}
+        self._by_node: dict[str, _ByNode] = {}
+
+    def inherit(self, before: Findings, *, changed: Set[str]) -> None:
+        """Take over what was found of a view of which the nodes ``changed`` are others now."""
+        self._whole = dict(before._whole)
+        self._by_node = {
+            name: found._replace(changed=found.changed | changed) if changed else found
+            for name, found in before._by_node.items()
+        }
+
+    def here(self, name: str, find: Callable[[], _T]) -> _T:
+        """Return what ``find`` found of this view."""
+        if name not in self._here:
+            self._here[name] = find()
+        return cast("_T", self._here[name])
+
+    def whole(self, name: str, parts: Parts, find: Callable[..., _T]) -> _T:
+        """Return what ``find`` says of the parts."""
+        known = self._whole.get(name)
+        if known is None or not _same(known.parts, parts):
+            known = self._whole[name] = _Whole(parts, find(*parts))
+        return cast("_T", known.answer)
+
+    def by_node(
+        self, name: str, parts: Parts, find: Callable[..., _T | None], nodes: Mapping[str, Any]
+    ) -> dict[str, _T]:
+        """Return what ``find`` says of each node and the parts, where it says anything."""
+
+        def of_each(records: Iterable[Any], *parts: Any) -> dict[str, _T]:
+            return {
+                record.node: answer
+                for record in records
+                if (answer := find(record, *parts)) is not None
+            }
+
+        return self.by_nodes(name, parts, of_each, nodes)
+
+    def by_nodes(
+        self, name: str, parts: Parts, find: Callable[..., dict[str, _T]], nodes: Mapping[str, Any]
+    ) -> dict[str, _T]:
+        """Return what ``find`` says of many nodes at once, and the parts, by node."""
+        known = self._by_node.get(name)
+        if known is None or not _same(known.parts, parts) or len(known.changed) > len(nodes):
+            answers = find(nodes.values(), *parts)
+        elif known.changed:
+            answers = _renewed(known, find, nodes)
+        else:
+            return known.answers
+        self._by_node[name] = _ByNode(parts, answers, frozenset())
+        return answers
+
+
+def _renewed(
+    known: _ByNode, find: Callable[..., dict[str, Any]], nodes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the answers with those of the changed nodes; the very same where they are the same."""
+    before, changed = known.answers, known.changed
+    said = find([nodes[node] for node in changed if node in nodes], *known.parts)
+    removed = [node for node in before.keys() & changed if node not in said] if before else ()
+    added = not said.keys() <= before.keys()
+    if not (added or removed) and _as_said(said, before):
+        return before
+    answers = {**before, **said}
+    for node in removed:
+        del answers[node]
+    return {node: answers[node] for node in sorted(answers)} if added else answers
+
+
+def _as_said(said: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Say whether all answers are those of before; only words are compared, and other things told
+    by being the very same."""
+    return all(
+        now is before[node] or (isinstance(now, str) and now == before[node])
+        for node, now in said.items()
+    )
+
+
+def _same(parts: Parts, others: Parts) -> bool:
+    return all(one is other for one, other in zip(parts, others, strict=True))

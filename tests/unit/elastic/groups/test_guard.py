@@ -1,0 +1,43 @@
+"""Unit tests of a guard's calls: the waiter is released, whatever the waiting thread raises."""
+
+import threading
+
+import pytest
+
+from holdfast.elastic.groups.collectives import WaitGuard
+
+DEADLINE_S = 5.0
+
+
+def outcome_of(raised: BaseException) -> BaseException | None:
+    """Return what a guarded call that raises hands to its waiter; None where it waits for ever."""
+    found: list[BaseException] = []
+
+    def blocking() -> None:
+        raise raised
+
+    def wait() -> None:
+        try:
+            WaitGuard(1, lambda: False, grace_s=0.01).call(blocking, name="form-group")
+        except BaseException as error:  # noqa: BLE001 - is what the test looks at
+            found.append(error)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(DEADLINE_S)
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit("gone")])
+def test_a_waiter_is_released_by_what_is_no_exception_and_told_its_name(
+    raised: BaseException,
+) -> None:
+    error = outcome_of(raised)
+    assert isinstance(error, RuntimeError)
+    assert "form-group" in str(error) and repr(raised) in str(error)
+    assert error.__cause__ is raised
+
+
+def test_a_waiter_gets_the_exception_of_the_call_itself() -> None:
+    raised = ValueError("no such peer")
+    assert outcome_of(raised) is raised
