@@ -1,7 +1,7 @@
 """Holdfast's checkpoints: save, load and open the state of a training job.
 
-The names below are imported when they are first used, so that ``from holdfast import ckpt`` (which
-the sidecar and the agent do) does not import torch.
+The names below are imported at their first use, so that ``from holdfast import ckpt`` (in the
+sidecar and the agent) does not import torch.
 """
 
 import lazy_loader

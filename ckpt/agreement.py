@@ -1,4 +1,4 @@
-"""Do ranks that save together agree on the plain values that there is only one of?"""
+"""A check that ranks that save together have equal plain values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHOWN = 100
 def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None:
     """Raise ``StateError``, on all ranks, where a plain value differs between ranks.
 
-    Collective through ``gather``; a key may be missing at some ranks, and what each has of an
-    optimizer's parameters is put together, so both are no difference.
+    Collective through ``gather``. A key may be missing at some ranks, and the parameters of an
+    optimizer's group are merged over all ranks; neither counts as a difference.
     """
     digests = {key: _digest(flat.values[key]) for key in _agreeing(flat)}
     if len(set(gather(_digest(sorted(digests.items()))))) == 1:
@@ -47,7 +47,7 @@ def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None
 
 
 def _agreeing(flat: FlatState) -> Iterable[str]:
-    """Yield the keys whose values all ranks must have alike."""
+    """Yield the keys whose values must be equal at all ranks."""
     groups = tuple(f"{name}.groups." for name in flat.optimizers)
     for key in flat.values:
         if not (key.startswith(groups) and key.rpartition(".")[2] in HOW_NOT_WHAT):

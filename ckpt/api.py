@@ -1,4 +1,4 @@
-"""Save, load and open checkpoints: what a training script calls."""
+"""Save, load and open checkpoints: the functions that a training script calls."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def save(
 ) -> str:
     """Save ``state`` as ``step`` below ``root`` and return the step's directory.
 
-    ``root`` is a directory or ``s3://bucket/prefix``. ``state`` maps names to modules,
-    optimizers, objects with ``state_dict``/``load_state_dict``, tensors, `Part`, `FlatPart`,
-    `PerRank` and plain values. With torch.distributed, every rank calls this with the same
-    arguments and writes its own part; what fails on one rank is raised on all. The checkpoint is
-    visible once it is complete and durable, not before; a step saved again is the old one or the
-    new one, entirely.
+    ``root`` is a directory or ``s3://bucket/prefix``. ``state`` maps names to modules, optimizers,
+    objects with ``state_dict``/``load_state_dict``, tensors, `Part`, `FlatPart`, `PerRank` and
+    plain values. With torch.distributed, every rank calls this with the same arguments and writes
+    its own part; an error on one rank is raised on all. The checkpoint becomes visible once it is
+    complete and durable, not before; a step that is saved again is entirely the old one or entirely
+    the new one.
 
     ``compression`` maps glob patterns of names to codecs (``zstd``, ``zstd:9``, ``blosc-lz4``,
-    ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default).
-    ``base`` is an earlier step of this root, or the latest: tensors that did not change since are
-    referred to, not written again. ``mesh`` is noted for people: the axes of the device mesh and
+    ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default). ``base``
+    is an earlier step of this root, or ``"latest"``: the checkpoint refers to its unchanged tensors
+    instead of writing them again. ``mesh`` is recorded for people: the axes of the device mesh and
     their sizes.
 
-    Raises ``StateError`` for a state that cannot be saved and ``StoreError`` when the store
-    refuses (full, read-only, forbidden).
+    Raises ``StateError`` for a state that cannot be saved and ``StoreError`` when the store refuses
+    (full, read-only, forbidden).
     """
     world = RankWorld()
     with world.agreed():
@@ -95,7 +95,7 @@ def save(
 
 
 def _step_number(step: object, *, name: str = "step") -> int:
-    """Return ``step`` as a plain integer; numpy's and tensors of one integer are welcome."""
+    """Return ``step`` as a plain integer; accept numpy integers and one-integer tensors."""
     try:
         if isinstance(step, bool):
             raise TypeError
@@ -119,7 +119,7 @@ def _check_state(state: object) -> None:
 
 
 def _check_root(root: str | Path) -> None:
-    """Refuse the directory of one step, which is what `save` returns, as a root of steps."""
+    """Refuse the directory of one step, which `save` returns, as a root of steps."""
     _, named = locate(root)
     if named is not None:
         raise StateError(f"{root}: the directory of step {named}; give the root it is in")
@@ -128,14 +128,14 @@ def _check_root(root: str | Path) -> None:
 def _base(
     root: str | Path, base: int | Literal["latest"] | None, world: RankWorld, step: int
 ) -> int | None:
-    """Return the step to compare with, as rank 0 finds it; None where there is none."""
+    """Return the step to compare with, as rank 0 finds it; None if there is none."""
     if base is None or world.rank != 0:
         return None
     if base != "latest":
         if isinstance(base, str):
             raise StateError(f"base is {base!r}; give an earlier step, or 'latest'")
         return _step_number(base, name="base")
-    with contextlib.suppress(CorruptError):  # nothing there can be trusted: save in full
+    with contextlib.suppress(CorruptError):  # no step there can be trusted: save in full
         return next((each for each in verified(root) if each != step), None)
     return None
 
@@ -143,7 +143,7 @@ def _base(
 def _write(
     root: str | Path, flat: FlatState, plan: CapturePlan, *, step: int, options: PackOptions
 ) -> WriterReceipt:
-    """Stream this rank's tensors from where they are into its pack."""
+    """Stream this rank's tensors from their memory into its pack."""
     places = [piece.at for piece in plan.pieces]
     sources = dict(zip(places, plan.sources(flat), strict=True))
 
@@ -177,20 +177,19 @@ def load(
 ) -> RestoreReport:
     """Load ``step`` (None: the newest that can be trusted) from ``root`` into ``state``, in place.
 
-    ``root`` may also be the directory of one step, as `save` returns it. The state may be laid
-    out over other ranks than it was saved from. With torch.distributed, every rank calls this; all
-    load the same step or all raise. With ``step=None`` a damaged checkpoint is passed over with a
-    warning.
+    ``root`` may also be the directory of one step, as `save` returns it. The state may be sharded
+    over other ranks than at the save. With torch.distributed, every rank calls this; all load the
+    same step or all raise. With ``step=None`` a damaged checkpoint is skipped with a warning.
 
     ``strict`` says which keys may differ: ``exact`` (none), ``ignore-missing`` (keys of the state
     may be missing in the checkpoint), ``ignore-extra`` (the reverse) or ``ignore`` (both), for all
-    keys or as a mapping of glob patterns to levels, the first match counting. What was ignored is
-    in the report; another dtype or shape is never accepted. ``select`` is a glob pattern, or
+    keys or as a mapping of glob patterns to levels, of which the first match counts. The report
+    lists ignored keys; another dtype or shape is never accepted. ``select`` is a glob pattern, or
     several, of the keys to load (``model.*``); everything else stays as it is.
 
-    Raises ``NotFoundError`` listing the steps there are, ``MismatchError`` listing the keys that
-    differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state
-    may then be overwritten in part.
+    Raises ``NotFoundError`` listing the existing steps, ``MismatchError`` listing the keys that
+    differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state may
+    then be overwritten in part.
     """
     world = RankWorld()
     candidates: Iterator[int] = iter(())
@@ -229,7 +228,7 @@ def load(
 
 
 def _exchanged(keys: list[str], world: RankWorld) -> list[list[str]]:
-    """Return the keys of all ranks; nothing where all have the same."""
+    """Return the keys of all ranks, or nothing where all have the same."""
     digest = hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
     if len(set(world.gather(digest))) == 1:
         return []
@@ -239,8 +238,8 @@ def _exchanged(keys: list[str], world: RankWorld) -> list[list[str]]:
 def open(root: str | Path, *, step: int | None = None) -> Checkpoint:
     """Open ``step`` (None: the newest that can be trusted) for reading, without a model.
 
-    ``root`` may also be the directory of one step. Raises ``NotFoundError`` listing the steps
-    there are, ``CorruptError`` naming the damaged file.
+    ``root`` may also be the directory of one step. Raises ``NotFoundError`` listing the existing
+    steps, ``CorruptError`` naming the damaged file.
     """
     place, named = locate(root)
     return Checkpoint(StoreSource(place, choose(place, named if step is None else step)))

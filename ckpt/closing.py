@@ -1,4 +1,4 @@
-"""Being a context manager by having a `close`."""
+"""A base class that makes a context manager of an object with `close`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closed at the end of its ``with`` block, whatever happens in it."""
+    """Closed at the end of its ``with`` block, also after an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held; repeating it is harmless."""
+        """Release all resources; a second call is harmless."""
 
     def __enter__(self) -> Self:
         return self

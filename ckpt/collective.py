@@ -1,4 +1,4 @@
-"""The ranks of a torch.distributed world acting as one: exchange JSON, agree on failure."""
+"""Collectives over all ranks of torch.distributed: exchange JSON, agree on failure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.ckpt.errors import CkptError, HoldfastError, code_of, from_peer
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong on a rank."""
+    """An error on a rank."""
 
     code: str
     message: str
 
 
 class RankWorld:
-    """The default process group, or a world of one where there is none."""
+    """The default process group, or a world of one if there is none."""
 
     def __init__(self) -> None:
         alone = not (dist.is_available() and dist.is_initialized())
@@ -28,7 +28,7 @@ class RankWorld:
         self.size = 1 if alone else dist.get_world_size()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's ``value``, in rank order, as it comes out of JSON. Collective."""
+        """Return every rank's ``value``, in rank order, decoded from JSON. Collective."""
         if self.size == 1:
             return [value]
         data = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
@@ -54,7 +54,7 @@ class RankWorld:
 
 
 class Agreed:
-    """Ends when every rank has ended it; raises on all ranks what was raised on one."""
+    """Ends when every rank has ended it; raises on all ranks an error of one."""
 
     def __init__(self, world: RankWorld) -> None:
         self._world = world
@@ -69,7 +69,7 @@ class Agreed:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and not isinstance(error, Exception):
-            return  # an interrupt: this process ends, which the others notice
+            return  # an interrupt: this process ends, and the others notice
         mine = RankFailure(code=code_of(error), message=_said(error)) if error else None
         everyone = self._world.gather(mine)
         if error is not None:

@@ -1,4 +1,4 @@
-"""What work took: counts, seconds and bytes by name, with the spread of the recent ones."""
+"""Counters and timers by name, with quantiles of recent values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 from holdfast.ckpt.types import Json
 
 RECENT = 64
-"""How many of the newest measurements of a name its spread is taken from."""
+"""The number of newest measurements of a name from which its median and maximum are taken."""
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class _Series:
 class Meters:
     """Totals since the start; safe to share between threads.
 
-    Names are the stages of the data path: ``stall``, ``copy``, ``seal``, ``exchange``,
-    ``protect``, ``rebuild``, ``persist``.
+    Names are the stages of the data path: ``stall``, ``copy``, ``seal``, ``exchange``, ``protect``,
+    ``rebuild``, ``persist``.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Meters:
         self._meters: dict[str, _Series] = {}
 
     def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
-        """Note one piece of work."""
+        """Add one measurement."""
         with self._lock:
             meter = self._meters.setdefault(name, _Series())
             meter.count += 1
@@ -46,20 +46,20 @@ class Meters:
 
     @contextmanager
     def timed(self, name: str, nbytes: int = 0) -> Iterator[None]:
-        """Note what the body takes, unless it raises."""
+        """Measure the duration of the body, unless it raises."""
         began_s = time.perf_counter()
         yield
         self.add(name, time.perf_counter() - began_s, nbytes)
 
     def seconds(self, name: str) -> float:
-        """Return the total of a name, 0 for one that never happened."""
+        """Return the total seconds of a name, 0 for an unknown one."""
         with self._lock:
             return self._meters[name].seconds if name in self._meters else 0.0
 
     def status(self) -> dict[str, Json]:
         """Return ``{name: {count, seconds, bytes, median_s, max_s, last_s}}``.
 
-        The last three are of the `RECENT` newest.
+        The last three are of the `RECENT` newest measurements.
         """
         with self._lock:
             return {

@@ -1,4 +1,4 @@
-"""Names for the integers and strings that must not be mixed up. Pure."""
+"""Distinct types for integers and strings that must not be mixed up. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, NewType
@@ -23,10 +23,11 @@ Json = Any
 
 
 def learn(namespace: Mapping[str, object]) -> None:
-    """Have msgspec learn a module's structs now: call it at the module's end with `globals()`.
+    """Register a module's structs with msgspec: call it at the module's end with `globals()`.
 
-    msgspec 0.22 does so at the first decoding, and two threads that decode a type for the first
-    time at once end the process with SIGSEGV: one meets what the other has half filled in.
+    msgspec 0.22 otherwise does so at the first decoding. Two threads that decode a type for the
+    first time at once then end the process with SIGSEGV: one uses what the other has half filled
+    in.
     """
     for kind in list(namespace.values()):
         ours = isinstance(kind, type) and kind.__module__ == namespace["__name__"]

@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint (DCP) over our format, and DCP's own directories both ways.
+"""The adapter for torch.distributed.checkpoint (DCP): our format through DCP, and its directories.
 
-`HoldfastWriter` and `HoldfastReader` make DCP's ``save``, ``async_save`` and ``load`` write and
-read checkpoints of ours; `DcpSource` and `DcpSink` read and write the directories that DCP makes
+With `HoldfastWriter` and `HoldfastReader`, DCP's ``save``, ``async_save`` and ``load`` write and
+read Holdfast checkpoints; `DcpSource` and `DcpSink` read and write the directories that DCP makes
 by itself. See docs/dcp.md.
 """
 

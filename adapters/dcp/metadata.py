@@ -1,8 +1,8 @@
-"""Read the ``.metadata`` of a DCP directory without running what it says.
+"""Reader of a DCP directory's ``.metadata`` that runs no code from it.
 
-The file is a pickle. This unpickler knows the few classes that DCP itself puts there and refuses
-every other name; it hands out subclasses made for the one file, so that a hostile pickle has
-nothing it could change but those.
+The file is a pickle. This unpickler accepts the few classes that DCP itself puts there and refuses
+every other name. It returns subclasses made for the one file, so that a hostile pickle can change
+nothing but those.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FAULTS: Final = (
     RecursionError,
     MemoryError,
 )
-"""What a broken pickle may raise while it is read."""
+"""Errors that reading a broken pickle may raise."""
 
 
 def _layout(name: str) -> torch.layout:
@@ -116,8 +116,8 @@ def _admitted(module: str, name: str) -> Any:
 def read_metadata(directory: Path) -> dcp.Metadata:
     """Return the metadata of a DCP directory.
 
-    Raises ``NotFoundError`` where there is none, ``StateError`` where it names a class that is
-    not DCP's, and ``CorruptError`` where it cannot be read.
+    Raises ``NotFoundError`` if there is none, ``StateError`` if it names a class that is not DCP's,
+    and ``CorruptError`` if it cannot be read.
     """
     path = directory / METADATA
     try:

@@ -1,9 +1,9 @@
-"""What torch.distributed.checkpoint calls the entries of a checkpoint.
+"""Translation between stored names and those of torch.distributed.checkpoint.
 
 DCP flattens a nested state dict into names, ``".".join(path)``, and remembers the path of each,
-because keys have dots of their own. A checkpoint written through DCP keeps its names, and the
-paths that cannot be told from them in values called ``dcp.paths.<writer>``. In any other
-checkpoint of ours the optimizer's names are those of ``ckpt.save``, and become DCP's here::
+because keys can contain dots. A checkpoint written through DCP keeps its names; paths that do not
+follow from the names are stored in values called ``dcp.paths.<writer>``. In any other Holdfast
+checkpoint the optimizer's names are those of ``ckpt.save``, and become DCP's here::
 
     optimizer.state.model.layers.0.weight.exp_avg  →  optimizer.state.layers.0.weight.exp_avg
     optimizer.groups.0.lr                          →  optimizer.param_groups.0.lr
@@ -20,10 +20,10 @@ from holdfast.ckpt.state import plain
 from holdfast.ckpt.types import Json
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where an entry lies in the nested state dict: keys of mappings, indices of lists."""
+"""Place of an entry in the nested state dict: keys of mappings, indices of lists."""
 
 PATHS: Final = "dcp.paths."
-"""Values of this prefix, one per writer, map names to paths; they mark what DCP has written."""
+"""Prefix of the values, one per writer, that map names to paths; they mark checkpoints of DCP."""
 
 _GROUP: Final = re.compile(r"(.+)\.groups\.(\d+)\.params")
 
@@ -32,8 +32,8 @@ _GROUP: Final = re.compile(r"(.+)\.groups\.(\d+)\.params")
 class DcpView:
     """A checkpoint in DCP's names.
 
-    ``tensors`` maps them to ``stored`` names, ``values`` to objects, ``paths`` to where they lie in
-    the nested state dict.
+    ``tensors`` maps DCP names to ``stored`` names, ``values`` to objects, ``paths`` to their places
+    in the nested state dict.
     """
 
     stored: frozenset[str]
@@ -50,16 +50,16 @@ class _TensorAt:
 
 
 class _OfOneRank:
-    """Stands for a value that belongs to one rank, which DCP has no place for."""
+    """Stands for a value that belongs to one rank; DCP cannot represent those."""
 
 
 def name_of(path: Path) -> str:
-    """Return the name DCP gives to what lies at ``path``."""
+    """Return DCP's name of the entry at ``path``."""
     return ".".join(map(str, path))
 
 
 def usual_path(name: str) -> Path:
-    """Return the path taken where none is recorded: the first part of the name, then the rest.
+    """Return the default path, for a name without a recorded one: its first part, then the rest.
 
     So ``model.layers.0.weight`` is ``layers.0.weight`` of the state dict called ``model``.
     """
@@ -69,7 +69,7 @@ def usual_path(name: str) -> Path:
 def is_leaf(value: object) -> bool:
     """Say whether DCP keeps ``value`` as one entry when it flattens.
 
-    Mappings are taken apart, and lists that hold mappings or tensors; tuples never are.
+    DCP takes mappings apart, and lists that hold mappings or tensors, but never tuples.
     """
     if isinstance(value, Mapping | _TensorAt):
         return False
@@ -89,10 +89,10 @@ def leaves(path: Path, value: object) -> Iterator[tuple[Path, Any]]:
 
 
 def to_record(paths: Mapping[str, Path], values: Mapping[str, object]) -> dict[str, Json]:
-    """Return what of ``paths`` must be kept so that `view_of` finds them all again.
+    """Return the part of ``paths`` that must be recorded so that `view_of` finds all of them again.
 
     ``values`` are the objects among the entries: one that would be flattened, but was not, needs
-    its path kept too.
+    its path recorded too.
     """
     return {
         name: list(path)
@@ -104,7 +104,7 @@ def to_record(paths: Mapping[str, Path], values: Mapping[str, object]) -> dict[s
 def view_of(
     tensors: Iterable[str], *, aliases: Mapping[str, str], values: Mapping[str, Json]
 ) -> DcpView:
-    """Return what DCP sees of stored tensors, tied names and plain values (as JSON)."""
+    """Return DCP's view of stored tensors, tied names and plain values (as JSON)."""
     recorded: dict[str, Path] = {}
     for name, paths in values.items():
         if name.startswith(PATHS):
@@ -132,7 +132,7 @@ def view_of(
 
 
 def _add(view: DcpView, start: Path, value: object, *, aliases: Mapping[str, str]) -> None:
-    """Add a value; tensors in it that are not there (they were not selected) are left out."""
+    """Add a value; leave out tensors in it that are not stored (they were not selected)."""
     for path, leaf in leaves(start, value):
         name = name_of(path)
         if isinstance(leaf, _TensorAt):
@@ -156,12 +156,12 @@ def _reference(tag: str, payload: Any) -> object:
 
 
 def _bare(parameter: str) -> str:
-    """Return a parameter's name in its own module: the first part names that in the state."""
+    """Return a parameter's name in its own module: without the first part, the module's name."""
     return parameter.partition(".")[2] or parameter
 
 
 def _optimizer_paths(values: Mapping[str, Json]) -> Callable[[str], Path]:
-    """Return how names become paths where ``ckpt.save`` has named the optimizers' entries."""
+    """Return the function from names to paths, for optimizer entries named by ``ckpt.save``."""
     optimizers: dict[str, set[str]] = {}
     for name, members in values.items():
         if match := _GROUP.fullmatch(name):

@@ -1,4 +1,7 @@
-"""Have torch.distributed.checkpoint load checkpoints of ours, every byte verified."""
+"""The reader through which torch.distributed.checkpoint loads checkpoints in our format.
+
+Every byte is verified against its checksum.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ Array: TypeAlias = npt.NDArray[Any]
 Delivery: TypeAlias = tuple[Copy, Array]
 
 _STAGED_BYTES: Final = 64 << 20
-"""What is read at once for targets that cannot be read into: on a device, or of another dtype."""
+"""Bytes read at once for targets that need a staging copy: on a device, or of another dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OpenedCheckpoint:
-    """Which checkpoint a rank has opened: its step, and a checksum over its files."""
+    """The checkpoint that a rank has opened: its step, and a checksum over its files."""
 
     step: int
     files: int
@@ -58,11 +61,11 @@ class HoldfastReader(StorageReader):
 
     Loads ``step`` below ``root`` (None: the newest that can be trusted), whether it was written
     through DCP or by ``ckpt.save``. ``root`` may also be the directory of one step. Bytes go from
-    the packs straight into the tensors, checked on their way. A tensor saved with another dtype
-    is refused unless ``cast`` asks for the conversion.
+    the packs straight into the tensors, and are verified on the way. A tensor saved with another
+    dtype is refused unless ``cast`` asks for the conversion.
 
-    DCP wraps what goes wrong in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors``
-    are in its ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
+    DCP wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors`` are in its
+    ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
     ``MismatchError``. Tensors may then be overwritten in part.
     """
 
@@ -89,8 +92,8 @@ class HoldfastReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Open the checkpoint and describe it as DCP does.
 
-        DCP turns an error raised here into an ``AssertionError``, after asking once more with a
-        rank: that is answered with nothing, and `set_up_storage_reader` raises the error.
+        DCP turns an error raised here into an ``AssertionError``, after calling once more with a
+        rank. That call gets empty metadata, and `set_up_storage_reader` raises the error.
         """
         if "rank" in kwargs and self._fault is not None:
             return Metadata({})
@@ -108,13 +111,13 @@ class HoldfastReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the metadata that `read_metadata` gave."""
+        """Take the metadata that `read_metadata` returned."""
         if self._fault is not None:
             raise self._fault
         self._refs = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add to the plan what this rank has opened."""
+        """Add the checkpoint that this rank has opened to the plan."""
         manifest = self._source.manifest
         seen = _OpenedCheckpoint(manifest.step, crc32c(msgspec.json.encode(manifest.writers)))
         return dataclasses.replace(plan, storage_data=seen)
@@ -136,7 +139,7 @@ class HoldfastReader(StorageReader):
         return self._opened[0]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for. Raises ``CorruptError`` where bytes are damaged."""
+        """Read the regions of the plan. Raises ``CorruptError`` if bytes are damaged."""
         assert self._opened is not None, "read_metadata comes first"
         source, view = self._opened
         try:
@@ -154,7 +157,7 @@ class HoldfastReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The step's directory; the root where the newest step is to be loaded."""
+        """The step's directory; the root if the newest step is to be loaded."""
         return self._root if self._step is None else f"{self._root}/{step_folder(self._step)}"
 
     @classmethod
@@ -171,7 +174,7 @@ def _values(source: StoreSource) -> dict[str, Any]:
 
 
 def _as_torch_saves(value: object) -> io.BytesIO:
-    """Return the bytes that load planners expect: made here, of a value that came as JSON."""
+    """Return the bytes that load planners expect, made here from a value stored as JSON."""
     data = io.BytesIO()
     torch.save(value, data)
     data.seek(0)
@@ -179,7 +182,7 @@ def _as_torch_saves(value: object) -> io.BytesIO:
 
 
 def _metadata(source: StoreSource, view: DcpView) -> Metadata:
-    """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` says where each lies."""
+    """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` maps each to its place."""
     parts = parts_of(source.indexes(), origin=source.origin)
     found = Metadata({}, planner_data=dict(view.paths), storage_data={})
     found.storage_meta = StorageMeta(checkpoint_id=source.store.where(source.folder))
@@ -207,7 +210,7 @@ def _tensor_metadata(parts: TensorChunks) -> TensorStorageMetadata:
 
 
 class _Fill:
-    """Brings the regions that a load plan wants into the tensors the planner gives for them."""
+    """Reads the regions of a load plan into the tensors that the planner gives for them."""
 
     def __init__(
         self, refs: dict[MetadataIndex, ChunkRef], planner: LoadPlanner, *, cast: bool
@@ -215,7 +218,7 @@ class _Fill:
         self._refs, self._planner, self._cast = refs, planner, cast
 
     def run(self, source: StoreSource, items: Sequence[ReadItem]) -> None:
-        """Fill what can be read into at once, then the rest through a bounded buffer."""
+        """Fill the directly readable targets at once, then the rest through a bounded buffer."""
         wanted = [(item, *self._target(item)) for item in items]
         direct = [one for one in wanted if _readable_into(one[2], one[1].ref.dtype)]
         scatter(source, [(copy, _array(target)) for _, copy, target in direct])
@@ -232,7 +235,7 @@ class _Fill:
                 self._planner.commit_tensor(item, target)
 
     def _target(self, item: ReadItem) -> tuple[Copy, torch.Tensor]:
-        """Return what to read for an item, and where to: a plan's item is a copy of ours."""
+        """Return the copy to read for an item, and its target tensor."""
         fqn, shape = item.dest_index.fqn, tuple(item.lengths)
         ref = self._refs[item.storage_index]
         target = self._planner.resolve_tensor(item).detach()
@@ -293,7 +296,7 @@ def _order(copy: Copy) -> tuple[int, int, str]:
 
 
 def scatter(source: StoreSource, deliveries: Sequence[Delivery]) -> None:
-    """Read the regions of all copies to the arrays that take them; each chunk is read once."""
+    """Read the regions of all copies into their arrays; each chunk is read once."""
     ordered = sorted(deliveries, key=lambda delivery: chunk_key(delivery[0].ref))
     groups = [list(group) for _, group in groupby(ordered, key=lambda one: chunk_key(one[0].ref))]
     source.scatter(

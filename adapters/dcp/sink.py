@@ -1,4 +1,4 @@
-"""Write a directory that plain torch.distributed.checkpoint loads, as a sink to convert to."""
+"""Sink of a conversion: writes a directory that plain torch.distributed.checkpoint loads."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from holdfast.ckpt.store.new_folder import NewFolder
 from holdfast.ckpt.types import Json
 
 FILE_BYTES: Final = 256 << 20
-"""Boxes are gathered to files of about this size; what is held in memory at once."""
+"""Approximate size of a file; boxes are held in memory until they fill one."""
 
 
 class _TorchWriter(FileSystemWriter):
-    """Torch's own writer, which says where the directory will be, not where it is made."""
+    """Torch's own writer, which records the final directory instead of the temporary one."""
 
     def __init__(self, path: Path, *, final: Path) -> None:
-        super().__init__(path, sync_files=False)  # all of the directory is synced at its end
+        super().__init__(path, sync_files=False)  # the whole directory is synced at the end
         self._final = final
 
     def storage_meta(self) -> StorageMeta:
@@ -52,7 +52,7 @@ class _TorchWriter(FileSystemWriter):
 
 
 class _GivenPlanner(DefaultSavePlanner):
-    """Gives the writer what it is told to write."""
+    """Gives the writer the data of its items."""
 
     def __init__(self, data: Mapping[MetadataIndex, Any]) -> None:
         super().__init__()
@@ -66,11 +66,11 @@ class DcpSink(Closing):
     """Writes a DCP directory box by box, as a `TensorSink` of ``holdfast.ckpt.convert``.
 
     Names become DCP's (`holdfast.adapters.dcp.names`); tied tensors are stored once and found under
-    each name. Written through torch's own ``FileSystemWriter``, in files of ``file_bytes``; the
-    directory appears complete in ``finish``, or not at all. DCP has no place for a step, nor for
+    each name. Files of ``file_bytes`` are written through torch's own ``FileSystemWriter``;
+    ``finish`` makes the complete directory visible, or nothing. DCP cannot represent a step, nor
     values that belong to one rank.
 
-    Raises ``StoreError`` where ``path`` is there already or cannot be written.
+    Raises ``StoreError`` if ``path`` exists already or cannot be written.
     """
 
     def __init__(self, path: str | Path, *, file_bytes: int = FILE_BYTES) -> None:
@@ -92,7 +92,7 @@ class DcpSink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Start a directory for these tensors; the plain values are written now."""
+        """Start a directory for these tensors; write the plain values."""
         self._folder = NewFolder(self._path, tag=new_tag())
         view = view_of(specs, aliases=aliases, values=values)
         self._specs, self._names = specs, {fqn: [] for fqn in specs}
@@ -106,7 +106,7 @@ class DcpSink(Closing):
         self._put(items, {MetadataIndex(name): value for name, value in view.values.items()})
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Take the C-order little-endian bytes of a box; they are this object's from now on."""
+        """Take the C-order little-endian bytes of a box; this object owns them from now on."""
         spec = self._specs[fqn]
         dtype = torch_dtypes.BY_NAME[spec.dtype]
         if data.nbytes != box.size * dtype.itemsize:
@@ -128,7 +128,7 @@ class DcpSink(Closing):
             self._flush()
 
     def finish(self) -> None:
-        """Write what is left and the metadata, and put the directory into its place."""
+        """Write the rest and the metadata, and move the directory to its final path."""
         assert self._writer is not None and self._folder is not None, "begin comes first"
         self._flush()
         with _refusals(self._path):
@@ -136,7 +136,7 @@ class DcpSink(Closing):
         self._folder.publish()
 
     def close(self) -> None:
-        """Remove what was not finished."""
+        """Remove an unfinished directory."""
         if self._folder is not None:
             self._folder.close()
         self._waiting.clear()
@@ -147,7 +147,7 @@ class DcpSink(Closing):
         self._put(items, waiting)
 
     def _put(self, items: list[WriteItem], data: Mapping[MetadataIndex, Any]) -> None:
-        """Have torch write one file, and note every name under which each item is to be found."""
+        """Have torch write one file, and record every name of each item."""
         assert self._writer is not None, "begin comes first"
         if not items:
             return

@@ -1,4 +1,4 @@
-"""A directory that torch.distributed.checkpoint wrote, as a source of tensors to convert from."""
+"""Source of a conversion: a directory that torch.distributed.checkpoint wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from holdfast.ckpt.types import Json
 Array: TypeAlias = npt.NDArray[Any]
 
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError)
-"""What ``torch.load`` raises for bytes that are not what ``torch.save`` wrote."""
+"""Errors of ``torch.load`` for bytes that ``torch.save`` did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class _Stored:
 class DcpSource(Closing):
     """Reads a DCP directory box by box, as a `TensorSource` of ``holdfast.ckpt.convert``.
 
-    Names are DCP's flattened ones; ``values`` are the objects that are plain, and DCP's paths
+    Names are DCP's flattened ones; ``values`` are the plain objects, and DCP's paths
     (`holdfast.adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory,
-    however large DCP's shards are. Nothing is unpickled but DCP's own classes and what
-    ``weights_only`` admits. DCP's files have no checksums to verify: checking begins with what is
-    written of them.
+    however large DCP's shards are. Nothing is unpickled but DCP's own classes and types that
+    ``weights_only`` allows. DCP's files have no checksums to verify: verification starts with the
+    converted copy.
 
     Raises ``NotFoundError``, ``CorruptError`` for files that are cut off or not DCP's, and
     ``StateError`` naming an object that is not plain.
@@ -79,7 +79,7 @@ class DcpSource(Closing):
         self.values: Mapping[str, Json] = self._values(metadata)
 
     def _sort(self, metadata: Metadata) -> dict[str, list[_Stored]]:
-        """Return what is stored of each name; tensors with the boxes their metadata tells."""
+        """Return the stored items of each name; tensors with the boxes of their metadata."""
         shapes = {
             (fqn, tuple(chunk.offsets)): tuple(chunk.sizes)
             for fqn, found in metadata.state_dict_metadata.items()
@@ -154,7 +154,7 @@ class DcpSource(Closing):
     def read(self, fqn: str, box: Box) -> memoryview:
         """Return the C-order little-endian bytes of a box of a tensor.
 
-        Raises ``NotFoundError`` for another name than those of ``specs``.
+        Raises ``NotFoundError`` for a name that is not in ``specs``.
         """
         if fqn not in self.specs:
             raise NotFoundError(f"{self.origin}: no tensor {fqn!r}; see its specs")
@@ -167,7 +167,7 @@ class DcpSource(Closing):
         return memoryview(out.reshape(-1).view(np.uint8).data)
 
     def _array(self, fqn: str, item: _Stored) -> Array:
-        """Return an item's elements as they lie in the file, mapped."""
+        """Return an item's elements as stored in the file, mapped."""
         key = (item.info.relative_path, item.info.offset)
         with self._mapping:
             if key not in self._arrays:
@@ -178,7 +178,7 @@ class DcpSource(Closing):
         data, info = self._map(fqn, item.info), item.info
         try:
             with (self._path / info.relative_path).open("rb") as file, FakeTensorMode():
-                tensor = torch.load(_slice(file, info), weights_only=True)  # tells where they lie
+                tensor = torch.load(_slice(file, info), weights_only=True)  # gives their place
             start = info.offset + tensor.untyped_storage()._checkpoint_offset
         except _UNREADABLE as error:
             raise self._damaged(fqn, info, str(error).splitlines()[0]) from error

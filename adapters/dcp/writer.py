@@ -1,4 +1,4 @@
-"""Write what torch.distributed.checkpoint plans as a checkpoint of ours."""
+"""The writer through which torch.distributed.checkpoint saves checkpoints in our format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Place = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriterAssignment:
-    """What the coordinator tells a rank: its number among the writers, and its tensors' grids."""
+    """The coordinator's message to a rank: its writer number, and its tensors' grids."""
 
     writer: int
     world_size: int
@@ -48,11 +48,10 @@ class HoldfastWriter(StorageWriter):
 
     Saves as ``step`` below ``root``, where ``ckpt.open``, ``ckpt.load`` and `HoldfastReader` find
     it. Every rank makes one pack; the coordinator commits, and before that nothing is visible.
-    Leaves that are not tensors are stored as plain values; others are refused with their name.
-
-    ``checkpoint_id``, where one is given to ``save``, is another root, or the directory of a step
-    in one. DCP wraps what goes wrong in a ``CheckpointException``; the errors of
-    ``holdfast.ckpt.errors`` are in its ``failures``.
+    Leaves that are not tensors are stored as plain values; others are refused with their name. If
+    ``save`` gets a ``checkpoint_id``, it is another root, or the directory of a step in one. DCP
+    wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors`` are in its
+    ``failures``.
     """
 
     def __init__(self, root: Place, *, step: int, run: str = "") -> None:
@@ -66,12 +65,12 @@ class HoldfastWriter(StorageWriter):
             self._step = self._step if step is None else step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take note of this rank's number."""
+        """Record this rank's number."""
         self._rank = int(kwargs.get("rank", 0))
         self._together = bool(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Check that the step can be saved; the plan stays as it is."""
+        """Check that the step can be saved; return the plan unchanged."""
         step_folder(self._step)
         open_store(self._root)
         if not self._together:
@@ -84,7 +83,7 @@ class HoldfastWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Number the writers and find the grid that their parts of each tensor form.
 
-        With plan caching only the plans that have changed are there; the others keep theirs.
+        With plan caching only the changed plans are present; the others keep their assignments.
         """
         grids = _grids(plans)
         return [
@@ -137,7 +136,7 @@ class HoldfastWriter(StorageWriter):
         metadata.storage_meta = self.storage_meta()
 
     def storage_meta(self) -> StorageMeta:
-        """Return where the checkpoint goes."""
+        """Return the checkpoint's directory."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     @property
@@ -178,7 +177,7 @@ def _grids(plans: Sequence[SavePlan]) -> dict[str, tuple[int, ...] | None]:
 
 
 class _Shard:
-    """One rank's part of a save: its index, and the bytes of each chunk when they are asked for."""
+    """One rank's part of a save: its index, and the bytes of each chunk on request."""
 
     def __init__(self, plan: SavePlan, planner: SavePlanner, *, step: int, run: str) -> None:
         self._planner = planner
@@ -233,7 +232,7 @@ class _Shard:
         self._tensors[fqn] = entry
 
     def payload(self, ref: ChunkRef) -> Buffer:
-        """Return the bytes of a chunk; what the planner makes for it is freed with them."""
+        """Return the bytes of a chunk; the planner's copy of it is freed with them."""
         tensor = self._planner.resolve_data(self._items[ref.fqn, ref.chunk.at])
         assert isinstance(tensor, torch.Tensor)
         if (torch_dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape)) != (
@@ -248,7 +247,7 @@ class _Shard:
 
 
 def bytes_of(tensor: torch.Tensor) -> Buffer:
-    """Return the elements of a tensor in C order; its own memory where it lies so on the CPU."""
+    """Return the elements of a tensor in C order; its own memory if it is so stored on the CPU."""
     local = tensor.detach()
     lazy = local.is_conj() or local.is_neg()
     if local.device.type == "cpu" and local.is_contiguous() and not lazy:
@@ -262,7 +261,7 @@ def bytes_of(tensor: torch.Tensor) -> Buffer:
 def _paths(
     plan: SavePlan, objects: dict[str, object], tensors: dict[str, TensorEntry]
 ) -> dict[str, Json]:
-    """Return the paths to be recorded of what this rank writes; without flattening, one part."""
+    """Return the paths to record for this rank's entries; unflattened names are one part."""
     flattened: dict[str, Path] = plan.planner_data if isinstance(plan.planner_data, dict) else {}
     return to_record({fqn: flattened.get(fqn, (fqn,)) for fqn in (*tensors, *objects)}, objects)
 
@@ -277,7 +276,7 @@ def _values(objects: dict[str, object]) -> dict[str, Json]:
 def _object(planner: SavePlanner, item: WriteItem) -> object:
     """Return the object of an item that is no tensor; pickled bytes are never stored.
 
-    A planner that makes bytes of its own is taken at its word, as far as ``weights_only`` goes.
+    The bytes of a planner that makes its own are accepted as far as ``weights_only`` allows.
     """
     if isinstance(planner, DefaultSavePlanner) and _untouched(planner):
         return planner.lookup_object(item.index)

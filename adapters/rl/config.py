@@ -42,20 +42,23 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     A step trains on ``groups`` prompts with ``group`` samples each, in ``microbatches`` equal
     parts. ``pretrained`` is the directory of a causal language model of Hugging Face's transformers
-    and its tokenizer, to be trained instead of a small model of our own; of ``model`` only the
-    context counts then. With ``lora`` only adapters are trained. ``tp`` ranks have the heads and
-    hidden units of a layer between them. ``warm_start`` is the directory of the warmed-up model:
-    read when it has one, written by `holdfast.adapters.rl.weights.warm_up`; None starts from the
-    model as it is. ``exact_weight`` is the weight of the exact match in the reward, the rest is the
-    task's shaped score. ``environment`` gives prompts and rewards instead of the task, for episodes
-    of several turns of ``max_new_tokens`` each; the warm-up still learns the task's answers.
-    ``slots`` and ``log_every_ticks`` are of each rollout worker; without ``log_rollouts`` what a
-    lost one had under way is sampled again. ``checkpoint`` is the directory, or
+    and its tokenizer, to be trained instead of the built-in small model; of ``model`` only the
+    context counts then. With ``lora`` only adapters are trained. ``tp`` ranks share the heads and
+    hidden units of a layer.
+
+    ``warm_start`` is the directory of the warmed-up model: read if it has one, written by
+    `holdfast.adapters.rl.weights.warm_up`; None starts from the model as it is. ``exact_weight`` is
+    the weight of the exact match in the reward; the rest is the task's shaped score.
+    ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
+    ``max_new_tokens`` each; the warm-up still learns the task's answers.
+
+    ``slots`` and ``log_every_ticks`` apply to each rollout worker. Without ``log_rollouts`` the
+    unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
     ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last one are written to,
-    and that the same command goes on from when everything was killed; ``disk`` is the directory on
-    every node's own disk that snapshots are spilled to, for the same (``holdfast run --disk``). No
-    step begins while the file ``hold`` is there (None: none ever is). ``check`` is what the
-    always-on checker does beside looking.
+    and from which the same command resumes after everything was killed. ``disk`` is the directory
+    on every node's own disk that snapshots are spilled to, for the same purpose
+    (``holdfast run --disk``). No step begins while the file ``hold`` exists (None: no such file).
+    ``check`` are the settings of the always-on checker.
     """
 
     task: str = "spell_backward"
@@ -127,7 +130,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def plan(self) -> BatchPlan:
-        """The shape of the job as the ledger sees it."""
+        """The shape of the job, as the ledger needs it."""
         return BatchPlan(
             groups=self.groups,
             group=self.group,
@@ -141,22 +144,22 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def staleness(self) -> int:
-        """The largest staleness of a token: ``eta``, none in mode ``sync``."""
+        """The largest staleness of a token: ``eta``, or 0 in mode ``sync``."""
         return 0 if self.mode is Mode.SYNC else self.eta
 
     @property
     def described(self) -> str:
-        """The mode as one reads it, such as ``bounded(2)``."""
+        """The mode as readable text, such as ``bounded(2)``."""
         return self.mode.value if self.mode is Mode.SYNC else f"{self.mode.value}({self.eta})"
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What makes tokens of the task's texts."""
+        """The tokenizer of the task's texts."""
         return Ascii() if self.pretrained is None else _pretrained_tokenizer(self.pretrained)
 
     @property
     def limits(self) -> TurnLimits:
-        """When a turn is over."""
+        """The limits of a turn."""
         return TurnLimits(
             end=self.tokenizer.end,
             context=self.model.context,
@@ -171,18 +174,19 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def keep(self) -> int:
-        """Snapshots to keep in memory: all versions that may still be asked to sample.
+        """Number of snapshots to keep in memory: all versions that may still be asked to sample.
 
-        Where the policies that sampled are computed again, those of reused groups are kept too.
+        If log-probabilities are recomputed under the versions that sampled, those of reused groups
+        are kept too.
         """
         return max(2, self._lag + 1)
 
     @property
     def retained(self) -> int:
-        """Earlier versions in every snapshot, so that one snapshot alone is enough to go on from.
+        """Number of earlier versions in every snapshot, so that a single snapshot can be resumed.
 
-        None where no snapshot outlives the job, in a checkpoint or on the nodes' disks, and none
-        where samples go on under any newer version.
+        0 if no snapshot outlives the job, in a checkpoint or on the nodes' disks, and 0 if samples
+        may continue under any newer version.
         """
         again = self.plan.pinned or self.loss.proximal == "recomputed"
         outlives = self.checkpoint is not None or self.disk is not None
@@ -190,7 +194,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def _lag(self) -> int:
-        """How many steps back a version may still be asked for."""
+        """The number of steps by which a version may be older and still be asked for."""
         again = self.replay.policy != "none" and self.loss.proximal == "recomputed"
         return self.staleness + (self.replay.max_age if again else 0)
 
@@ -218,7 +222,7 @@ def save_config(config: RLConfig, path: Path) -> None:
 
 
 def preset(name: str) -> RLConfig:
-    """Return a named configuration. Raises ``ConfigError`` for a name that is not known."""
+    """Return a named configuration. Raises ``ConfigError`` for an unknown name."""
     try:
         return PRESETS[name]
     except KeyError:
@@ -264,5 +268,8 @@ PRESETS: dict[str, RLConfig] = {
         evaluate_every=3,
     ),
 }
-"""Settings by name: ``quick`` and ``full`` for the demo, ``reversal`` and ``spiral`` to learn one
-task in a minute or two, ``tiny`` for tests."""
+"""Settings by name.
+
+``quick`` and ``full`` are for the demo, ``reversal`` and ``spiral`` learn one task in a minute or
+two, ``tiny`` is for tests.
+"""

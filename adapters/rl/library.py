@@ -1,10 +1,11 @@
-"""The ledger, the token logs and the published weights for a training loop of your own.
+"""The ledger, the token logs and the published weights for a user-written training loop.
 
-`Rollouts` belongs to a loop under `elastic.resilient` and is tracked with the model: the ledger and
-the weights are then one consistent cut. Rank 0 samples, with whatever samples; what it adds to a
-`Sample` is in a log of its node's sidecar, with copies on other nodes, and comes back after the
-loss of the process or the node. Every prompt is trained once. Or processes of your own sample,
-which attach to what `Rollouts.serve` offers (`holdfast.adapters.rl.sampler_process`).
+`Rollouts` belongs to a loop under `elastic.resilient` and is tracked with the model, so the ledger
+and the weights are one consistent cut. Rank 0 samples, with any sampling code. The tokens it adds
+to a `Sample` are in a log of its node's sidecar, with copies on other nodes, and come back after
+the loss of the process or the node. Every prompt is trained once. Alternatively, user-written
+processes sample; they attach to the work that `Rollouts.serve` offers
+(`holdfast.adapters.rl.sampler_process`).
 """
 
 from __future__ import annotations
@@ -51,15 +52,14 @@ _MOST = 1 << 20
 
 
 class Rollouts:
-    """The prompts of a training loop: each trained once, in order, with all that was sampled of it.
+    """The prompts of a training loop: each is trained once, in order, with all of its samples.
 
     Make one in each generation and track it with the model, by any name. ``prompt_of`` gives the
-    tokens of a prompt by its ordinal, ``plan`` says how many prompts and samples a step has. Tokens
-    are logged, in well under a millisecond, when ``log_every_tokens`` came together or a sample is
-    finished; a loss of the process costs those that are not. The loop must snapshot every step:
-    what is sampled belongs to a policy version, and goes with it where that is rolled back. Every
-    step is checked (`holdfast.adapters.rl.ledger.checker`); with ``fatal`` a violation ends the
-    job.
+    tokens of a prompt by its ordinal; ``plan`` says how many prompts and samples a step has. Tokens
+    are logged, in well under a millisecond, when ``log_every_tokens`` have accumulated or a sample
+    is finished; a loss of the process costs the unlogged ones. The loop must snapshot every step: a
+    sample belongs to a policy version, and is rolled back with it. Every step is checked
+    (`holdfast.adapters.rl.ledger.checker`); with ``fatal`` a violation ends the job.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Rollouts:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
         self.ledger, self.checker = Ledger(plan), StepChecker()
-        self.lock: AbstractContextManager[Any] = nullcontext()  # one thread has the ledger
+        self.lock: AbstractContextManager[Any] = nullcontext()  # one thread uses the ledger
         self._serving: Serving | None = None
         self._served: Callable[[], Serving] | None = None
         self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
@@ -92,10 +92,10 @@ class Rollouts:
     # -- the loop's side -------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, on rank 0, every sample that the plan lets in now and that is not finished.
+        """Yield, on rank 0, every unfinished sample that the plan admits now.
 
-        First makes sure that the present policy version is protected, so that what is sampled
-        with it cannot be rolled back by a loss the parity covers.
+        First waits until the present policy version is protected, so that its samples cannot be
+        rolled back by a loss that the parity covers.
         """
         if self._served is not None:
             raise ConfigError("others sample here: samples() and serve() do not go together")
@@ -116,9 +116,10 @@ class Rollouts:
                 yield sample
 
     def batch(self) -> list[Trajectory]:
-        """Return the samples of the present step, in order, as trained from now on. Collective.
+        """Return the samples of the present step, in order, and mark them as trained. Collective.
 
-        Within `serve` it waits for them. Else raises ``ConfigError`` while some are not finished.
+        Within `serve` it waits for them. Otherwise it raises ``ConfigError`` while some are not
+        finished.
         """
         step, payload = self._run.completed, b""
         if self._run.is_leader:
@@ -131,13 +132,13 @@ class Rollouts:
     def serve(
         self, directory: str | Path, model: nn.Module, *, silence_s: float = 60.0
     ) -> Iterator[None]:
-        """Have processes of your own sample, for as long as the ``with`` block lasts.
+        """Let user-written processes sample while the ``with`` block lasts.
 
         They find this loop by the ``directory`` (see
         `holdfast.adapters.rl.sampler_process.attach`), which only they and the ranks should be able
-        to read, and pull the weights of ``model``, which is tracked as ``model``. One that ends is
-        noticed at once and what it had given to others; one that only falls silent, after
-        ``silence_s``. To be entered on all ranks, after `Run.track`.
+        to read, and pull the weights of ``model``, which is tracked as ``model``. The end of a
+        process is noticed at once, and its samples are given to others; a process that only falls
+        silent counts as lost after ``silence_s``. Enter it on all ranks, after `Run.track`.
         """
         self._served = partial(
             Serving, self._run, directory=directory, model=model, silence_s=silence_s
@@ -155,13 +156,13 @@ class Rollouts:
     def weights(self, names: Iterable[str], version: int) -> Mapping[str, Tensor]:
         """Return parameters of the model tracked as ``model``, as they were in ``version``.
 
-        There are those of the newest ``keep`` snapshots (see `elastic.resilient`). Raises
-        ``CkptError`` for others.
+        The versions of the newest ``keep`` snapshots are available (see `elastic.resilient`).
+        Raises ``CkptError`` for others.
         """
         return weights_of(self._run, names, version)
 
     def report(self) -> dict[str, Json]:
-        """Return what became of prompts, samples and tokens, and every violation found."""
+        """Return the counts of prompts, samples and tokens, and every violation found."""
         return {
             **msgspec.to_builtins(self.ledger.counters),
             "ordinals": self.ledger.counts(),
@@ -171,16 +172,16 @@ class Rollouts:
     # -- the state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Json]:
-        """Return the ledger, whose logs have what is not in it, and what the checker knows."""
+        """Return the ledger (unfinished tokens are in the logs) and the checker's state."""
         return {**self._state.state_dict(), "checker": self.checker.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Replace all of it by what ``state_dict`` returned."""
+        """Replace everything by what ``state_dict`` returned."""
         self._state.load_state_dict(state)
         self.checker.load_state_dict(state["checker"])
 
     def workers(self) -> tuple[WorkerIdentity, ...]:
-        """Return whose logs may have samples that are not trained and protected."""
+        """Return the workers whose logs may have samples that are not trained and protected."""
         if self._serving is not None:
             return self._serving.server.workers()
         own = self._worker
@@ -190,21 +191,21 @@ class Rollouts:
 
     @property
     def seed(self) -> int:
-        """Of the noise that picks tokens: the run's."""
+        """Seed of the noise that picks tokens: the run's."""
         return self._run.seed
 
     @property
     def generation(self) -> int:
-        """The run's."""
+        """The run's generation."""
         return self._run.generation
 
     @property
     def limits(self) -> TurnLimits:
-        """When an answer is over: the plan's."""
+        """The limits that end an answer: the plan's."""
         return self.ledger.plan.limits
 
     def added(self, sample: Sample, delta: Delta) -> None:
-        """Log what was added to a sample, with what else is to be; hand in one that is finished."""
+        """Log tokens added to a sample, with earlier unlogged ones; deliver a finished sample."""
         self._unlogged.append(delta)
         if sample.finished:
             self.ledger.deliver(sample.trajectory())
@@ -217,7 +218,7 @@ class Rollouts:
     # -- inside ----------------------------------------------------------------------------------
 
     def _sampled(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
-        """Return what this process sampled for a step, and how the ledger stood."""
+        """Return this process's samples of a step, and the ledger's state before it."""
         self._begin()
         found = self.ledger.batch(step)
         if found is None:
@@ -230,7 +231,7 @@ class Rollouts:
         return found, seen
 
     def _gathered(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
-        """Return what others sampled for a step, and how the ledger stood."""
+        """Return the other processes' samples of a step, and the ledger's state before it."""
         serving = self._serving or self._begin_serving()
         found = serving.gather(step)
         with self.lock:
@@ -239,7 +240,7 @@ class Rollouts:
         return found, seen
 
     def _begin_serving(self) -> Serving:
-        """Offer work, with the first batch: a rehearsal, which gets no further, offers none."""
+        """Offer work, at the first batch: a rehearsal, which gets no further, offers none."""
         assert self._served is not None
         serving = self._serving = self._served()
         self.lock = serving.server.lock
@@ -251,13 +252,13 @@ class Rollouts:
         return plan.version_of(ordinal) if plan.pinned else self._run.completed
 
     def _held(self) -> Iterator[Trajectory]:
-        """Return all there is of open samples, for a log that begins anew."""
+        """Yield the trajectories of all open samples, for a log that starts anew."""
         open_ = {key: sample.trajectory() for key, sample in self._open.items()}
         yield from open_.values()
         yield from (each for each in self.ledger.samples() if each.key not in open_)
 
     def _begin(self) -> None:
-        """Once in a generation: take over what earlier ones left, own logs included."""
+        """Once in a generation: salvage the logs of earlier workers, and this process's own."""
         if self._began:
             return
         self._began, run, ledger = True, self._run, self.ledger
@@ -273,9 +274,9 @@ class Rollouts:
         self._log.append([], self._held)
 
     def _await_published(self) -> int:
-        """Wait until the present version is protected; return the newest step that is.
+        """Wait until the present version is protected; return the newest protected step.
 
-        Where none comes for long, as without snapshots, it is not waited for again.
+        If none is protected for long (without snapshots, for example), later calls do not wait.
         """
         run, reached = self._run, -1
         deadline_s = time.monotonic() + self._wait_s
@@ -294,14 +295,14 @@ class Rollouts:
         return reached
 
     def _judge(self, step: int, found: Sequence[str]) -> None:
-        """Tell violations; end the job for one where that is wanted."""
+        """Report violations; end the job if ``fatal`` is set."""
         for what in found:
             self._run.emit("violation", step=step + 1, what=what)
         if found and self._fatal:
             raise JobFailedError(f"{found[0]} (fatal is set)")
 
     def _release(self, protected: int) -> None:
-        """Let go of what is trained and protected; drop logs that have nothing else."""
+        """Release the log records of trained, protected samples; drop inherited logs once done."""
         below = max(0, protected) * self.ledger.plan.groups
         self._log.release(below)
         if below < self._inherited:

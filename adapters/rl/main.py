@@ -1,8 +1,8 @@
-"""The one script of an RL job: every worker runs it, and its seat says which part it plays.
+"""The script of an RL job: every worker runs it, and its seat decides its part.
 
-Under ``holdfast run`` seats ``trainer/N`` train and ``rollout/N`` sample. Started by hand it is
-the whole job: one trainer rank, with a rollout worker on a thread beside it. Each part imports
-only what it needs: imports are most of a worker's start.
+Under ``holdfast run`` seats ``trainer/N`` train and ``rollout/N`` sample. Started by hand it is the
+whole job: one trainer rank, with a rollout worker on a thread beside it. Each part imports only
+what it needs: imports are most of a worker's start.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class ThreadHost:
         return self._channel.roster()
 
     def leaving(self) -> bool:
-        """The node does not leave without the trainer."""
+        """Return False: the node does not leave without the trainer."""
         return False
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no controller waits for it."""
 
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
-        """The trainer's own heartbeat is the process's."""
+        """Do nothing: the trainer's own heartbeat is the process's."""
 
     def emit(self, kind: str, **fields: Json) -> None:
         """Record the event as the trainer's."""
@@ -63,7 +63,7 @@ class ThreadHost:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play this process's part; return the exit status."""
+    """Run this process's part; return the exit status."""
     options = _parse(arguments)
     torch.set_num_threads(1)
     channel = connect()
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLConfig:
-    """Return the job's settings; what the command line overrides matters to every role."""
+    """Return the job's settings, with the command line's overrides, the same for every role."""
     config = load_config(options.config) if options.config else preset(options.preset)
     if disk := overrides.get("disk"):
         config = msgspec.structs.replace(config, disk=str(disk))
@@ -123,7 +123,7 @@ def _roll_out(channel: Channel, config: RLConfig) -> None:
 
 
 def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
-    """Be trainer and rollout worker in one process, warm-up included."""
+    """Run trainer and rollout worker in one process, warm-up included."""
     from holdfast.adapters.rl.rollout.worker import RolloutWorker
     from holdfast.adapters.rl.weights import warm_up
 
@@ -147,7 +147,7 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
 
 
 def _sample(worker: RolloutWorker, server: RolloutServer) -> None:
-    """Be the rollout worker; what ends it ends the trainer, which would wait for it forever."""
+    """Run the rollout worker; its error ends the trainer, which would wait for it forever."""
     try:
         worker.run()
     except HoldfastError as error:
@@ -165,7 +165,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process at once: to tear down an interpreter full of torch takes seconds."""
+    """End the process at once: tearing down an interpreter with torch loaded takes seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,9 +1,10 @@
-"""Sampling processes of one's own, beside a training loop of one's own.
+"""User-written sampling processes, beside a user-written training loop.
 
-A process that anything started `attach`es to the loop by a directory, is given samples and the
-weights to sample them with, and adds tokens to them. What it added is in a log that others hold
-copies of when `Sample.extend` returns; when it dies, another goes on. It may come and go at any
-time, and stays while the loop's ranks are replaced. `Rollouts.serve` is the other side.
+A process, started in any way, `attach`es to the loop by a directory. It gets samples and the
+weights to sample them with, and adds tokens to them. When `Sample.extend` returns, the tokens are
+in a log with copies on other nodes; if the process dies, another one continues. A process may come
+and go at any time, and stays while the loop's ranks are replaced. `Rollouts.serve` is the other
+side.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def attach(
     log_every_tokens: int = 1,
     wait_s: float = 120.0,
 ) -> Sampler:
-    """Take part in the loop that serves ``directory``; waits for it.
+    """Attach to the loop that serves ``directory``; wait for it.
 
     ``load`` is called with the weights (name → whole tensor) of each policy version that is to
-    sample, and copies what it is given: `nn.Module.load_state_dict`, or what an engine has for it.
-    Only `Sampler.take` and `Sampler.samples` call it. ``node`` names the node whose sidecar has the
-    log: to be given where nodes are machines, so that it is the one this process runs on. A loss of
-    the process costs the tokens since the last ``log_every_tokens``. Raises ``JobFailedError`` when
-    nobody serves the directory for ``wait_s``, here and in those calls.
+    sample, and must copy them: `nn.Module.load_state_dict`, or an engine's equivalent. Only
+    `Sampler.take` and `Sampler.samples` call it. ``node`` names the node whose sidecar has the log;
+    give it where nodes are machines, so that it is this process's own node. A loss of the process
+    costs the tokens since the last ``log_every_tokens``. Raises ``JobFailedError`` when the directory is
+    not served for ``wait_s``, here and in those calls.
     """
     if log_every_tokens < 1:
         raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
@@ -89,7 +90,7 @@ class _SamplerPlace:
             time.sleep(RETRY_S)
 
     def require_leader(self) -> None:
-        """Raise ``JobFailedError`` when none was there for too long."""
+        """Raise ``JobFailedError`` if there was no leader for too long."""
         now_s = time.monotonic()
         if self._meeting.led():
             self._led_s = now_s
@@ -106,21 +107,21 @@ class _SamplerPlace:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do: the job ended, or another has taken its place."""
+        """True if there is nothing more to do: the job ended, or another took its place."""
         offer = self._meeting.offer() or self._offer
         return offer.over or offer.run != self.first.run
 
     @property
     def sidecar(self) -> str:
-        """Address of the sidecar of the node."""
+        """Address of the node's sidecar."""
         peers = self._offer.generation.snapshots.peers
         return next(peer.address for peer in peers if peer.node == self.node)
 
     def roster(self) -> Roster:
         """Return the newest generation that was offered.
 
-        Where the node is gone from it, this becomes a newcomer on another: what its log had is the
-        old one's.
+        If the node is no longer in it, this sampler becomes a new one on another node; its old log
+        belongs to its old incarnation.
         """
         offer = self._meeting.offer()
         if offer is not None and offer is not self._offer and offer.run == self.first.run:
@@ -133,26 +134,26 @@ class _SamplerPlace:
         return self._roster
 
     def leaving(self) -> bool:
-        """Whether the sampler was told to close."""
+        """Say whether the sampler was told to close."""
         return self.is_leaving
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no controller waits for it."""
 
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
-        """Nobody watches it: its death is seen by its lock."""
+        """Do nothing: others see its death by its lock."""
 
     def emit(self, kind: str, **fields: Json) -> None:
-        """Tell it to whoever listens to the log."""
+        """Write the event to the debug log."""
         _log.debug("%s %s: %s", self.seat, kind, fields)
 
     def close(self) -> None:
-        """Let others know that it is gone."""
+        """Release the lock, by which others see that it is gone."""
         self._lock.release()
 
 
 def _roster(offer: Offer) -> Roster:
-    """Return the generation with the address that its rank 0 serves samplers at."""
+    """Return the generation with the address at which its rank 0 serves samplers."""
     record = offer.generation
     first, *others = record.members
     first = msgspec.structs.replace(first, info={"rollout": offer.leader})
@@ -181,26 +182,26 @@ class _Hand:
 
     @property
     def renewable(self) -> bool:
-        """Whether newer weights may be loaded now."""
+        """True if newer weights may be loaded now."""
         return not self.pinned and self.wanted > 0
 
     @property
     def slots(self) -> int:
-        """How many are asked for at a time."""
+        """Number of samples asked for at a time."""
         return max(1, self.wanted)
 
     @property
     def free(self) -> int:
-        """How many more are asked for."""
+        """Number of samples still asked for."""
         return self.wanted
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is at work."""
+        """True if no sample is in progress."""
         return not self._samples
 
     def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
-        """Have the loop's code take the weights of a policy version."""
+        """Give the loop's code the weights of a policy version."""
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         self._load(weights)
@@ -209,13 +210,13 @@ class _Hand:
             sample.version = version
 
     def unload(self) -> None:
-        """Give up everything; the weights are void."""
+        """Give up all samples; the weights are void."""
         self.drop({*self._samples})
         self.deltas.clear()
         self.version = None
 
     def put(self, trajectory: Trajectory) -> None:
-        """Have a sample given to the loop's code, its beginning in the log."""
+        """Give the loop's code a sample, and log its beginning."""
         assert self.version is not None
         sample = self._make(trajectory, self.version)
         self._samples[trajectory.key] = sample
@@ -224,24 +225,24 @@ class _Hand:
             self.deltas.append(unlogged(trajectory, (0, 0)))
 
     def arrivals(self) -> list[Sample]:
-        """Return, once, what was put and is still wanted."""
+        """Return, once, the samples that were put and are still wanted."""
         arrived, self._arrived = self._arrived, []
         return [sample for sample in arrived if not sample.given_up]
 
     def remove(self, sample: Sample) -> None:
-        """Forget a sample that is finished."""
+        """Forget a finished sample."""
         self._samples.pop((sample.ordinal, sample.sample), None)
 
     def running(self) -> list[Trajectory]:
-        """Return what is at work as it stands."""
+        """Return the trajectories in progress, as they are now."""
         return [sample.trajectory() for sample in self._samples.values()]
 
     def progress(self) -> dict[SampleId, int]:
-        """Return how many tokens of each there are."""
+        """Return the number of tokens of each sample."""
         return {key: len(sample.tokens) for key, sample in self._samples.items()}
 
     def oldest(self) -> dict[SampleId, int]:
-        """Return the oldest version of each one's tokens, of those to come too."""
+        """Return the oldest version of each sample's tokens, future ones included."""
         version = self.version or 0
         return {
             each.key: version if each.oldest is None else each.oldest for each in self.running()
@@ -253,7 +254,7 @@ class _Hand:
             self._samples.pop(key).give_up()
 
     def take_deltas(self) -> list[Delta]:
-        """Return, once, what the log has yet to get."""
+        """Return, once, the deltas that are not in the log yet."""
         deltas, self.deltas = self.deltas, []
         return deltas
 
@@ -261,7 +262,7 @@ class _Hand:
 class Sampler:
     """One process's part in sampling, for one thread; a context manager that closes it.
 
-    ``version`` of the weights is the number of steps they are trained.
+    ``version`` is the weights' number of trained steps.
     """
 
     def __init__(
@@ -290,28 +291,28 @@ class Sampler:
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights that were loaded last, None before the first."""
+        """Policy version of the weights that were loaded last; None before the first."""
         return self._hand.version
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be sampled: the loop has made its last step."""
+        """True if nothing more is to be sampled: the loop has made its last step."""
         return self._client.over or self._place.over
 
     def samples(self) -> Iterator[Sample]:
-        """Yield one sample after another, until the loop is over; each is to be finished."""
+        """Yield one sample after another, until the loop is over; each has to be finished."""
         while taken := self.take():
             yield taken[0]
             if not taken[0].finished:
                 raise ConfigError("finish a sample before the next one, or take() several")
 
     def take(self, count: int = 1) -> list[Sample]:
-        """Return up to ``count`` samples to start or to go on with; the most urgent come first.
+        """Return up to ``count`` samples to start or to continue, the most urgent first.
 
-        With nothing at work it waits for some, and returns none only when the loop is `over`. Else
-        it returns what there is at once, for samplers that keep many at work. New weights may be
-        loaded meanwhile, in mode ``BOUNDED`` also while samples are at work, which go on under
-        them: a cache of theirs is then to be filled anew (see `version`).
+        With no sample in progress it waits for some, and returns none only when the loop is `over`.
+        Otherwise it returns at once, for samplers that keep many in progress. New weights may be
+        loaded meanwhile; in mode ``BOUNDED`` also while samples are in progress, which continue
+        under them: their key-value caches must then be filled again (see `version`).
         """
         if count < 1:
             raise ConfigError(f"count is {count}, needed: at least 1")
@@ -330,7 +331,7 @@ class Sampler:
         return hand.arrivals()
 
     def close(self) -> None:
-        """Hand what is at work to others, and end."""
+        """Hand the samples in progress to others, and end."""
         client, deadline_s = self._client, time.monotonic() + _PART_LIMIT_S
         client.log(self._hand.take_deltas())
         self._place.is_leaving = True
@@ -343,21 +344,21 @@ class Sampler:
 
     @property
     def limits(self) -> TurnLimits:
-        """When an answer is over: the plan's."""
+        """The limits that end an answer: the plan's."""
         return self._plan.limits
 
     @property
     def seed(self) -> int:
-        """Of the noise that picks tokens: the run's."""
+        """Seed of the noise that picks tokens: the run's."""
         return self._seed
 
     @property
     def generation(self) -> int:
-        """In which the weights were pulled."""
+        """Generation in which the weights were pulled."""
         return self._hand.generation
 
     def added(self, sample: Sample, delta: Delta) -> None:
-        """Log what was added to a sample, with what else is to be; hand in one that is finished."""
+        """Log tokens added to a sample, with earlier unlogged ones; deliver a finished sample."""
         hand = self._hand
         hand.deltas.append(delta)
         if sample.finished:

@@ -1,4 +1,4 @@
-"""Any box of any tensor out of the chunks a source holds, as numpy, without importing torch."""
+"""Assembly of any box of a tensor from a source's chunks, as numpy, without importing torch."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Chunks(Protocol):
-    """The part of a source of shards that is needed here."""
+    """The part of a source of shards that this module needs."""
 
     origin: str
 
     def indexes(self) -> Sequence[ShardIndex]:
-        """Return what every writer holds."""
+        """Return the index of every writer."""
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Read regions of chunks to where they belong, verified."""
+        """Read regions of chunks into their destinations, verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorChunks:
-    """A tensor with all its chunks, whoever wrote them."""
+    """A tensor with all its chunks, from all writers."""
 
     fqn: str
     dtype: DType
@@ -42,7 +42,7 @@ class TensorChunks:
 
 
 def parts_of(indexes: Sequence[ShardIndex], *, origin: str) -> dict[str, TensorChunks]:
-    """Bring the chunks of each tensor together. Raises ``CorruptError`` where writers disagree."""
+    """Collect the chunks of each tensor. Raises ``CorruptError`` if writers disagree."""
     chunks: dict[str, list[ChunkRef]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for index in indexes:
@@ -68,7 +68,7 @@ def parts_of(indexes: Sequence[ShardIndex], *, origin: str) -> dict[str, TensorC
 
 
 class Assembler:
-    """Puts boxes together from the chunks of a source."""
+    """Assembles boxes from the chunks of a source."""
 
     def __init__(self, source: Chunks) -> None:
         self._source = source
@@ -77,7 +77,7 @@ class Assembler:
     def box(self, fqn: str, box: Box | None = None) -> Array:
         """Return a box of a tensor (all of it for None) in the numpy view of its dtype.
 
-        Raises ``NotFoundError`` for an unknown tensor, ``CorruptError`` where bytes are damaged
+        Raises ``NotFoundError`` for an unknown tensor, ``CorruptError`` if bytes are damaged
         or missing.
         """
         try:

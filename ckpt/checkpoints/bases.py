@@ -1,13 +1,13 @@
-"""What an earlier step already holds, so that unchanged tensors need not be written again.
+"""References to unchanged tensors of an earlier step, which need not be written again.
 
-A chunk counts as unchanged when dtype, shape, box, codec, CRC32C *and* CRC64 are those of the
-base: two different polynomials, so together a checksum of 96 bits. References lead to the pack
-where the bytes lie, never to another reference, so no chain has to be followed.
+A chunk counts as unchanged when dtype, shape, box, codec, CRC32C *and* CRC64 are those of the base:
+two different polynomials, so together a checksum of 96 bits. References lead to the pack where the
+bytes lie, never to another reference, so no chain has to be followed.
 
-Savers and removers do not lock each other out, each shows what it does before it looks. A saver
+Savers and removers do not lock each other out; each publishes its intent before it checks. A saver
 writes its index, which names the packs it refers to, and then makes sure that the base is still
-committed as it was. A remover takes the base's manifest away, and then looks for references, in
-the indexes of unfinished saves too. Whatever the order, one of them sees the other.
+committed unchanged. A remover removes the base's manifest, and then looks for references, also in
+the indexes of unfinished saves. In any order, one of them sees the other.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _ATTEMPTS: Final = 5
 def known_chunks(
     store: Store, step: int, *, writer: int, into: int
 ) -> tuple[BaseStep | None, Bases]:
-    """Return the chunks that ``writer`` had in ``step``, with the pack each one lies in.
+    """Return the chunks that ``writer`` had in ``step``, with the pack of each one.
 
-    None where the step had fewer writers. What lies in the folder of step ``into``, which is to
-    be saved, is left out: no step refers to itself. Raises ``NotFoundError`` where the step is
-    not committed, ``CorruptError`` where it is damaged.
+    Returns none where the step had fewer writers. Chunks in the folder of step ``into``, which is
+    to be saved, are left out: no step refers to itself. Raises ``NotFoundError`` if the step is
+    not committed, ``CorruptError`` if it is damaged.
     """
     folder = step_folder(step)
     data = store.read(f"{folder}/{MANIFEST}")
@@ -84,7 +84,7 @@ def _lies_in(file: FileRecord, folder: str) -> bool:
 
 
 def require_bases(store: Store, writers: Iterable[WriterRecord], *, origin: str) -> None:
-    """Raise ``StoreError`` unless the steps that these writers refer to are as they were."""
+    """Raise ``StoreError`` unless the steps that these writers refer to are unchanged."""
     for base in {record.base for record in writers if record.base is not None}:
         home = step_folder(base.step)
         try:
@@ -101,8 +101,8 @@ def require_bases(store: Store, writers: Iterable[WriterRecord], *, origin: str)
 def needed_packs(store: Store) -> set[str] | None:
     """Return the names, below the root, of all packs that steps need of other steps.
 
-    Unfinished saves count. None when it cannot be known, because an index is damaged: then
-    nothing may be removed.
+    Unfinished saves count. Returns None when an index is damaged, so that the needed packs are
+    unknown: then nothing may be removed.
     """
     found: set[str] = set()
     for info in folders(store):
@@ -114,7 +114,10 @@ def needed_packs(store: Store) -> set[str] | None:
 
 
 def _needed_by(store: Store, folder: str) -> set[str] | None:
-    """Return what one step needs. Looks again where the step was saved again meanwhile."""
+    """Return the packs that one step needs.
+
+    Looks again if the step was saved again meanwhile.
+    """
     for _ in range(_ATTEMPTS):
         records: tuple[WriterRecord, ...] = ()
         with contextlib.suppress(NotFoundError, CorruptError):  # then every index there counts
@@ -133,7 +136,7 @@ def _needed_by(store: Store, folder: str) -> set[str] | None:
 
 
 def _unlisted(store: Store, folder: str, *, but: set[str]) -> list[FileRecord]:
-    """Return what the indexes of unfinished saves refer to."""
+    """Return the packs to which the indexes of unfinished saves refer."""
     found: list[FileRecord] = []
     for name in store.names(f"{folder}/index"):
         if (path := f"index/{name}") not in but:

@@ -1,7 +1,7 @@
-"""Any box of any tensor, verified, for many threads at once and in little memory.
+"""Verified reading of any box of any tensor, from many threads at once, in little memory.
 
 Like ``holdfast.ckpt.checkpoints.assemble``, but each call works in the calling thread: a program
-that reads boxes of bounded size from bounded many threads takes bounded memory.
+that reads boxes of bounded size from a bounded number of threads takes bounded memory.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Result = TypeVar("Result")
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_CHUNKS: Final = 64
-"""As much as a source reads in one thread: the calling one."""
+"""The limits up to which a source reads in one thread: the calling one."""
 
 _LEAST_TILE: Final = 1 << 20
 _MOST_TILE: Final = 32 << 20
 
 
 class ChunkFiles(Protocol):
-    """The part of a source of shards that is needed here; safe to share between threads."""
+    """The part of a source of shards that this module needs; safe to share between threads."""
 
     origin: str
 
     def indexes(self) -> Sequence[ShardIndex]:
-        """Return what every writer holds."""
+        """Return the index of every writer."""
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Read regions of chunks to where they belong, verified."""
+        """Read regions of chunks into their destinations, verified."""
 
 
 class BoxReader:
@@ -54,17 +54,17 @@ class BoxReader:
         self._extents: dict[str, tuple[Array, Array]] = {}
 
     def cell(self, fqn: str) -> tuple[int, ...]:
-        """Return the largest extent per dim that a chunk of the tensor has; 1 where it is empty."""
+        """Return the largest extent per dim of the tensor's chunks; 1 if there are none."""
         shapes = [ref.chunk.box.shape for ref in self.tensors[fqn].chunks]
         if not shapes:
             return (1,) * len(self.tensors[fqn].shape)
         return tuple(max(*extents, 1) for extents in zip(*shapes, strict=True))
 
     def box(self, fqn: str, box: Box) -> Array:
-        """Return a box of a tensor, in the numpy view of its dtype, as memory of its own.
+        """Return a box of a tensor, in the numpy view of its dtype, as newly allocated memory.
 
-        Raises ``NotFoundError`` for an unknown tensor, ``CorruptError`` where bytes are damaged
-        or missing.
+        Raises ``NotFoundError`` for an unknown tensor, ``CorruptError`` if bytes are damaged or
+        missing.
         """
         if (parts := self.tensors.get(fqn)) is None:
             raise NotFoundError(f"{self._source.origin}: no tensor {fqn!r}; see `holdfast inspect`")
@@ -87,7 +87,7 @@ class BoxReader:
         return out
 
     def _overlaps(self, parts: TensorChunks, box: Box) -> Iterator[tuple[ChunkRef, Box]]:
-        """Yield the chunks that share elements with ``box``, and what they share."""
+        """Yield the chunks that overlap ``box``, each with the overlap."""
         low, high = self._extent(parts)
         start = np.array(box.offset, dtype=np.int64)
         end = start + np.array(box.shape, dtype=np.int64)
@@ -111,9 +111,9 @@ class BoxReader:
 def parallel(
     work: Callable[[Item], Result], items: Iterable[Item], *, threads: int
 ) -> Iterator[Result]:
-    """Yield ``work`` of each item, in order, from ``threads`` threads; few are done ahead.
+    """Yield ``work`` of each item, in order, from ``threads`` threads; few run ahead.
 
-    Raises what ``work`` raises, once what came before it was yielded.
+    Raises the error of ``work``, after the results before it were yielded.
     """
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-boxes") as pool:
@@ -131,7 +131,7 @@ def parallel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBudget:
-    """How many threads read boxes of how many bytes, within a bound on memory."""
+    """The number of reading threads and the size of their boxes, within a bound on memory."""
 
     threads: int
     tile_bytes: int
@@ -140,7 +140,7 @@ class ReadBudget:
 def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int = 1) -> ReadBudget:
     """Divide ``memory_bytes`` between threads that each hold a box and a chunk per source.
 
-    A compressed chunk is read whole, so one thread with the largest chunk is the least there is.
+    A compressed chunk is read whole, so the minimum is one thread with the largest chunk.
     """
     least = sources * (largest_chunk + _LEAST_TILE)
     used = max(1, min(threads, memory_bytes // least))
@@ -149,5 +149,5 @@ def budget(memory_bytes: int, *, threads: int, largest_chunk: int, sources: int 
 
 
 def largest_chunk(tensors: Iterable[TensorChunks]) -> int:
-    """Return the size of the largest chunk of all ``tensors``, 0 where there is none."""
+    """Return the size of the largest chunk of all ``tensors``, 0 if there is none."""
     return max((ref.chunk.nbytes for parts in tensors for ref in parts.chunks), default=0)

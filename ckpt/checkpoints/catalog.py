@@ -1,4 +1,4 @@
-"""Which checkpoints lie below a root, and which of them can be trusted."""
+"""The checkpoints below a root, and the checks by which they can be trusted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_record(store: Store, folder: str, record: FileRecord) -> bytes:
 
 
 def missing(store: Store, name: str) -> CorruptError:
-    """Return the error about a file that the manifest lists and that is not there."""
+    """Return the error for a file that the manifest lists and that does not exist."""
     return CorruptError(
         f"{store.where(name)}: missing, the manifest lists it; load another step, or restore the "
         "file from a copy"
@@ -67,7 +67,7 @@ def missing(store: Store, name: str) -> CorruptError:
 
 
 def load_manifest(store: Store, folder: str) -> Manifest:
-    """Read the manifest of a step's folder. Raises ``NotFoundError`` where there is none."""
+    """Read the manifest of a step's folder. Raises ``NotFoundError`` if there is none."""
     name = f"{folder}/{MANIFEST}"
     return read_manifest(store.read(name), origin=store.where(name))
 
@@ -88,12 +88,12 @@ def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
 
 
 def noted(store: Store, folder: str) -> list[str] | None:
-    """Return the files, by path, noted as those that may go; None where the note is damaged."""
+    """Return the paths of the files noted as removable; None where the note is damaged."""
     name = f"{folder}/{RETAINED}"
     try:
         return read_note(store.read(name), origin=store.where(name))
     except NotFoundError:
-        return []  # nothing was
+        return []  # there is no note
     except CorruptError as error:
         _log.warning("what a removed step left stays where it is: %s", error)
         return None
@@ -103,8 +103,8 @@ def noted(store: Store, folder: str) -> list[str] | None:
 class StepInfo:
     """A step's directory.
 
-    Without a manifest it is the rest of a save that did not finish, or, where it is ``retained``,
-    of a step that was removed while later ones need some of its packs.
+    Without a manifest it is the remainder of a save that did not finish. Where it is ``retained``,
+    it is the remainder of a removed step, of which later steps need some packs.
     """
 
     step: int
@@ -150,7 +150,7 @@ def committed_steps(root: str | Path) -> list[int]:
 def choose(root: str | Path, step: int | None) -> int:
     """Return ``step`` if it is committed, the newest verified step for None.
 
-    Raises ``NotFoundError`` listing what there is.
+    Raises ``NotFoundError`` listing the existing steps.
     """
     there = committed_steps(root)
     if step is not None:
@@ -163,7 +163,10 @@ def choose(root: str | Path, step: int | None) -> int:
 
 
 def newest_first(root: str | Path) -> Iterator[int]:
-    """Return the committed steps, newest first, unchecked. Raises ``NotFoundError`` without any."""
+    """Return the committed steps, newest first, unchecked.
+
+    Raises ``NotFoundError`` if there is none.
+    """
     there = committed_steps(root)
     if not there:
         raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
@@ -184,7 +187,7 @@ def _listing(root: str | Path, there: list[int]) -> str:
 def verified(root: str | Path) -> Iterator[int]:
     """Yield the steps that pass the quick check, newest first.
 
-    Damaged ones are passed over with a warning; raises ``CorruptError`` when all are.
+    Damaged steps are skipped with a warning; raises ``CorruptError`` when all are damaged.
     """
     store, found = open_store(root), 0
     there = committed_steps(root)
@@ -210,14 +213,14 @@ def latest(root: str | Path) -> int | None:
 
 
 def quick_verify(store: Store, step: int) -> Manifest:
-    """Check what can be checked without reading packs: manifest, indexes, sizes of all files."""
+    """Check a step without reading packs: manifest, indexes, sizes of all files."""
     return open_step(store, step)[0]
 
 
 def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
-    """Return a step's manifest and its writers' indexes, once all that is cheap is checked.
+    """Return a step's manifest and its writers' indexes, after all cheap checks.
 
-    Raises ``NotFoundError`` where the step is not committed and ``CorruptError`` where a file is
+    Raises ``NotFoundError`` if the step is not committed and ``CorruptError`` if a file is
     missing, cut off or changed.
     """
     folder = step_folder(step)
@@ -245,7 +248,7 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
 
 
 def check_size(store: Store, folder: str, record: FileRecord) -> None:
-    """Raise ``CorruptError`` unless the file is there with the size it was written with."""
+    """Raise ``CorruptError`` unless the file exists with its recorded size."""
     name = from_root(folder, record.path)
     size = store.size(name)
     if size is None:

@@ -1,7 +1,7 @@
-"""Write a step's packs, then commit them: torch-free, so that sidecars can do it.
+"""Write a step's packs, then commit them; without torch, so that sidecars can do it.
 
 Writers may be many processes on many nodes; one of them commits, once it has every receipt. Until
-the manifest is published nothing of the step is visible; saving a step again publishes a new
+the manifest is published, nothing of the step is visible. To save a step again publishes a new
 manifest over new files in one rename, and only then removes the old files.
 """
 
@@ -61,13 +61,13 @@ _FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """How packs are written: compressed by ``compression``, against the earlier step ``base``.
+    """Options of writing packs: compression by ``compression``, against the earlier step ``base``.
 
     At most ``ahead_bytes`` are held in memory before they are written. ``threads`` compute
-    checksums and compress; with 0 it is who writes, for the least processor time. ``watch`` is
-    told of every few pieces, and sets the pace. ``around_cache`` keeps what goes to a local disk
-    out of the page cache: cheaper, where it is not read soon. What is not compressed is then
-    checksummed as it is written, and never by the threads.
+    checksums and compress; with 0 the writing thread does so, for the least processor time.
+    ``watch`` is called after every few pieces, and sets the pace. ``around_cache`` keeps bytes for
+    a local disk out of the page cache, which is cheaper where they are not read soon. Uncompressed
+    bytes are then checksummed as they are written, and never by the threads.
     """
 
     compression: codecs.Rules = field(default_factory=dict)
@@ -85,7 +85,7 @@ PLAIN: Final = PackOptions()
 
 
 class WriterReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Proof that one writer's pack and index of a step are durable; JSON, to be sent along."""
+    """Proof that one writer's pack and index of a step are durable; JSON, for sending."""
 
     run: str
     generation: int
@@ -104,8 +104,8 @@ def write_pack(
 ) -> WriterReceipt:
     """Write one writer's shard of ``step``; every chunk is checked before it is published.
 
-    Writing the same shard again is harmless. Raises ``CorruptError`` when ``payload`` is not what
-    ``index`` says, ``StoreError`` when the store refuses.
+    To write the same shard again is harmless. Raises ``CorruptError`` when ``payload`` does not
+    match ``index``, ``StoreError`` when the store refuses.
     """
     index = msgspec.structs.replace(index, step=step)
     return write_parts(
@@ -132,7 +132,7 @@ def write_parts(
     verify: bool,
     options: PackOptions = PLAIN,
 ) -> WriterReceipt:
-    """Write one writer's shard, asking ``payload`` for one chunk after the other."""
+    """Write one writer's shard, calling ``payload`` for one chunk after the other."""
     store, folder = open_store(root), step_folder(index.step)
     base, known = _known(store, index, options.base)
     writer = pack.PackWriter(
@@ -167,7 +167,7 @@ def _codecs(index: ShardIndex, rules: codecs.Rules) -> dict[str, codecs.Codec | 
 
 
 def _known(store: Store, index: ShardIndex, step: int | None) -> tuple[BaseStep | None, pack.Bases]:
-    """Return what the base holds; a base that cannot be read saves nothing, and hurts nothing."""
+    """Return the base's chunks; without a readable base nothing is saved, and nothing is lost."""
     if step is None or step == index.step:
         return None, {}
     try:
@@ -178,7 +178,7 @@ def _known(store: Store, index: ShardIndex, step: int | None) -> tuple[BaseStep 
 
 
 def _fresh_stem(store: Store, folder: str, index: ShardIndex, *, tag: str) -> str:
-    """Return a stem that is not among the files to be removed there, or it would go with them."""
+    """Return a stem that is not noted for removal there, or its files would be removed too."""
     going = noted(store, folder) or ()
     while True:
         stem = _stem(f"{index.writer:05d}", index.run, index.generation, tag=tag)
@@ -235,7 +235,7 @@ def _published(
     generation: int,
     mesh: Mapping[str, int],
 ) -> bool:
-    """Publish the step, unless another saver is quicker; say whether it stands."""
+    """Publish the step, unless another saver is quicker; say whether it is published."""
     origin = store.where(folder)
     before, version = _standing(store, folder)
     if before is not None and before.run == run:
@@ -262,7 +262,7 @@ def _published(
 
 
 def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict[int, PackIndex]:
-    """Return the indexes, once it is sure that all they need is there, and that it stays."""
+    """Return the indexes, after checking that all files they need exist, and stay."""
     origin = store.where(folder)
     going = noted(store, folder) or ()
     if gone := sorted({record.pack.path for record in writers} & {*going}):
@@ -282,7 +282,7 @@ def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict
 
 
 def _settle(store: Store, folder: str, manifest: Manifest) -> None:
-    """Remove what the published step replaced, and heal what another saver left half done."""
+    """Remove files that the published step replaced; repair the reference map of another saver."""
     refmap.heal(store, folder)
     try:
         _tidy(store, folder, manifest)
@@ -311,7 +311,7 @@ def _writers(
 
 
 def _standing(store: Store, folder: str) -> tuple[Manifest | None, str | None]:
-    """Return the step's present manifest, if it is to be respected, and its version."""
+    """Return the step's present manifest, unless it is damaged, and its version."""
     name = f"{folder}/{MANIFEST}"
     try:
         data, version = store.fetch(name)
@@ -331,7 +331,7 @@ def _withdraw(
     generation: int,
     winner: Manifest,
 ) -> None:
-    """Leave nothing behind of a save that a newer generation was quicker than."""
+    """Remove the files of a save that a newer generation has overtaken."""
     merged = _merged_stem(writers, generation, run=winner.run)
     own = {file.path for record in writers for file in (record.pack, record.index)}
     own |= {f"data/{merged}.pack", f"index/{merged}.json"}
@@ -355,7 +355,7 @@ def _describe(
     writers: tuple[WriterRecord, ...],
     mesh: Mapping[str, int],
 ) -> Manifest:
-    """Check the packs, add what Zarr needs beside them, and return the manifest."""
+    """Check the packs, write the files that Zarr needs beside them, and return the manifest."""
     with PackSource(store, folder, packs) as source:
         parts = parts_of(source.indexes(), origin=source.origin)
         check_cover(parts, origin=source.origin)
@@ -401,9 +401,9 @@ def _versions() -> dict[str, str]:
 
 
 def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
-    """Remove what the manifest replaced, and what fenced writers of the run left.
+    """Remove files that the manifest replaced, and files that fenced writers of the run left.
 
-    Never a file that may belong to another saver at work, or that another step needs.
+    Never removes a file that may belong to another active saver, or that another step needs.
     """
     fenced = set(_fenced(store, folder, manifest)) - {file.path for file in manifest.files()}
     if fenced:
@@ -415,7 +415,7 @@ def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
 
 
 def _fenced(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the files of the run's older generations: they may not be committed any more."""
+    """Yield the files of the run's older generations, which may not be committed any more."""
     for part in ("data", "index"):
         for name in store.names(f"{folder}/{part}"):
             match = _FILE.fullmatch(name)

@@ -1,8 +1,8 @@
-"""What the committer adds so that every Zarr chunk exists in one piece.
+"""Cells that the committer adds so that every Zarr chunk exists in one piece.
 
 Where the savers' boxes are the cells of a regular grid, their packs hold every Zarr chunk already,
-edges padded. Other layouts (flat ranges, unequal boxes) leave cells that no saver had whole: those
-are put together and stored once more, in a pack of their own.
+edges padded. Other layouts (flat ranges, unequal boxes) leave cells that no saver had whole. Those
+are assembled and stored once more, in a pack of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What pruning remembers at a root: pinned steps, and when each host first saw each step.
+"""The pruning record of a root: pinned steps, and the time each host first saw each step.
 
-It lies in one small file that is replaced whole, if it still is what was read: pruners and pinners
-on several hosts do not lose each other's changes. Times are kept per host, so an age is a
-difference of two readings of one clock: what other hosts' clocks say does not matter.
+It is one small file that is replaced as a whole, if it has not changed since it was read. So
+processes on several hosts that prune or pin do not lose each other's changes. Times are kept per
+host, so an age is a difference of two readings of one clock: other hosts' clocks do not matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     seen: dict[str, dict[int, float]] = {}
 
     def ages(self, *, host: str, now_s: float) -> dict[int, float]:
-        """Return how long ago ``host`` first saw each step; a clock set back gives zero."""
+        """Return the seconds since ``host`` first saw each step; a clock set back gives zero."""
         return {step: max(now_s - then, 0.0) for step, then in self.seen.get(host, {}).items()}
 
     def after(
@@ -40,7 +40,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         host: str,
         now_s: float,
     ) -> Retention:
-        """Return it with changed pins, and with what ``host`` sees; steps not there are dropped."""
+        """Return the record with new pins and ``host``'s sightings; absent steps are dropped."""
         pins = ({*self.pins, *pin} - set(unpin)) & set(there)
         seen = {
             name: {step: then for step, then in steps.items() if step in there}
@@ -52,7 +52,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(store: Store) -> Retention:
-    """Return what is remembered; nothing where there is no file."""
+    """Return the record; an empty one if there is no file."""
     return _load(store)[0]
 
 
@@ -79,9 +79,9 @@ def update(
     host: str,
     now_s: float,
 ) -> Retention:
-    """Remember pins and sightings; return what is remembered then.
+    """Record pins and sightings; return the new record.
 
-    Raises ``NotFoundError`` where a step to be pinned is not there.
+    Raises ``NotFoundError`` if a step to be pinned does not exist.
     """
     pins = list(pin)
     if absent := sorted(set(pins) - set(there)):

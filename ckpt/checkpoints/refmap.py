@@ -1,8 +1,8 @@
-"""A step's reference map, and its repair where somebody who came too late wrote over it.
+"""The reference map of a step, and its repair after a slower process overwrote it.
 
-``refs.json`` is the one file of a step whose name is not new with every save: people know it by
-that name. Savers write it before they publish, so of two savers the slower one may have written
-over it, or a remover taken it away; what the manifest says tells what belongs there.
+``refs.json`` is the one file of a step whose name is not new with every save: readers know it by
+that name. Savers write it before they publish. So the slower one of two savers may have overwritten
+it, or a remover may have removed it. The manifest tells which content is right.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def reference_map(
 
 
 def heal(store: Store, folder: str) -> None:
-    """Write the reference map of the committed step again, unless it is what it should be.
+    """Write the reference map of the committed step again, unless it is right.
 
-    Where that cannot be done the step is none the worse: it is read without the map.
+    If that fails, the step is still good: it can be read without the map.
     """
     try:
         manifest = load_manifest(store, folder)

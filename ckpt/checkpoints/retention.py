@@ -1,4 +1,4 @@
-"""Which checkpoints may go, and their removal; the newest verified one never goes."""
+"""Removal of old checkpoints; the newest verified one is never removed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.ckpt.store.places import open_store
 def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int) -> list[int]:
     """Return the steps that may be removed, oldest first.
 
-    Kept are the newest ``keep_last`` of ``committed`` and, wherever it stands, the newest one
-    whose bytes can be trusted.
+    Always kept are the newest ``keep_last`` of ``committed`` and the newest one, however old, whose
+    bytes are verified.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, at least one checkpoint must stay")
@@ -30,10 +30,10 @@ def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int
 def prune(root: str | Path, *, keep_last: int, dry_run: bool = False) -> list[int]:
     """Remove old checkpoints below ``root`` and return their steps.
 
-    A step's manifest goes first, so that a checkpoint is whole or not there at any moment; packs
-    that a step which stays refers to stay too, until nothing refers to them. Raises
-    ``NotFoundError`` where there is no checkpoint, ``CorruptError`` when none can be trusted:
-    then nothing is removed.
+    A step's manifest is removed first, so that a checkpoint is either whole or absent at any
+    moment. Packs to which a remaining step refers stay too, until nothing refers to them. Raises
+    ``NotFoundError`` if there is no checkpoint, ``CorruptError`` when none can be trusted: then
+    nothing is removed.
     """
     newest_verified = catalog.choose(root, None)
     store = open_store(root)
@@ -49,10 +49,10 @@ def remove(root: str | Path, step: int) -> None:
 
 
 def remove_steps(store: Store, going: Sequence[int]) -> None:
-    """Remove steps, and what only they, or steps removed before, kept there.
+    """Remove steps, and the files that only they, or steps removed before, needed.
 
-    A note of a step's files goes before its manifest does: whoever comes after a process killed
-    in between finds what is left to do, and touches no file of a saver at work.
+    A note of a step's files is written before its manifest is removed. If the process is killed in
+    between, the next one finds the remaining files, and touches no file of an active saver.
     """
     for step in going:
         folder = step_folder(step)
@@ -62,7 +62,7 @@ def remove_steps(store: Store, going: Sequence[int]) -> None:
 
 
 def note(store: Store, folder: str, files: Iterable[str]) -> None:
-    """Take down that files, by path, may go once the manifest there does not list them."""
+    """Record files, by path, that may be removed once the manifest there does not list them."""
     there = noted(store, folder)
     together = sorted({*(there or ()), *files})
     if there != together:
@@ -83,12 +83,12 @@ def sweep(store: Store, *, only: int | None = None) -> None:
             noticed.append((folder, {f"{folder}/{path}" for path in {*paths} - kept}))
     if (
         not noticed or (needed := needed_packs(store)) is None
-    ):  # after the manifests: holdfast.ckpt.checkpoints.bases
+    ):  # after the manifests: see holdfast.ckpt.checkpoints.bases
         return
     for folder, files in noticed:
         store.delete(sorted(files - needed))
         if f"{folder}/{REFS}" in files:
-            heal(store, folder)  # it was saved again meanwhile, perhaps
+            heal(store, folder)  # the step may have been saved again meanwhile
         if not files & needed:
             store.delete([f"{folder}/{RETAINED}"])
             if not any(store.names(f"{folder}/{part}") for part in ("data", "index")):
@@ -100,7 +100,7 @@ def _with_notes(store: Store) -> list[int]:
 
 
 def _files(store: Store, folder: str) -> Iterator[str]:
-    """Yield the files of a step; all that lie there where its manifest is damaged."""
+    """Yield the files of a step; where its manifest is damaged, all files in its folder."""
     try:
         yield from (file.path for file in load_manifest(store, folder).files())
     except CorruptError:

@@ -1,8 +1,8 @@
-"""Which checkpoints stay and which go, with the reason for each. Pure.
+"""Rules for the checkpoints to keep and to remove, with the reason for each. Pure.
 
 A step stays when any rule keeps it: it is among the newest, at a round number, among the best by a
 metric, pinned, the newest one whose bytes can be trusted, or younger than the age limit. An age
-limit also ends what the other rules keep, save pins and the newest trusted step.
+limit also removes steps that other rules keep, except pins and the newest trusted step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What to keep. ``most_steps_old`` counts steps below the newest, ``most_age_s`` seconds."""
+    """The rules. ``most_steps_old`` counts steps below the newest, ``most_age_s`` seconds."""
 
     keep_last: int = 3
     keep_every: int | None = None
@@ -64,7 +64,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PruneCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed step: its plain values, whether it is pinned, and its age where it is known."""
+    """A committed step: its plain values, whether it is pinned, and its age where known."""
 
     step: int
     values: Mapping[str, Json] = {}
@@ -73,7 +73,7 @@ class PruneCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a step, and why."""
+    """The decision on a step, with its reasons."""
 
     step: int
     keep: bool
@@ -112,7 +112,7 @@ def judge(
 
 
 def ranked(candidates: Sequence[PruneCandidate], best: Best) -> list[tuple[int, float]]:
-    """Return steps and metric, best first, the newer of equals first.
+    """Return steps and metric, best first; of equal ones the newer first.
 
     Steps without the metric, or where it is not a finite number, are left out.
     """

@@ -33,12 +33,12 @@ _BASE_BITS: Final = 48
 
 
 def _place(chunk: PackedChunk) -> int:
-    """Return where a chunk lies in one range of numbers for a writer's pack and its bases."""
+    """Return a chunk's position in one number space for a writer's pack and its bases."""
     return chunk.at if chunk.base is None else chunk.at + ((chunk.base + 1) << _BASE_BITS)
 
 
 def _as_shard(index: PackIndex) -> ShardIndex:
-    """Return a pack's index as the description every source of shards gives."""
+    """Return a pack's index as the shard index that every source of shards gives."""
     tensors = {
         fqn: TensorEntry(
             dtype=tensor.dtype,
@@ -66,7 +66,7 @@ def _as_shard(index: PackIndex) -> ShardIndex:
 
 
 class PackSource(Closing):
-    """The packs of one step as a `ShardSource`; packs are opened when first read.
+    """The packs of one step as a `ShardSource`; a pack is opened at its first read.
 
     Safe to share between threads.
     """
@@ -85,7 +85,7 @@ class PackSource(Closing):
         return tuple(_as_shard(index) for index in self.packs.values())
 
     def indexes(self) -> Sequence[ShardIndex]:
-        """Return what every writer holds; ``Chunk.at`` grows as the chunks lie in the packs."""
+        """Return the index of every writer; ``Chunk.at`` grows in the order of a pack's chunks."""
         return self._shards
 
     @functools.cached_property
@@ -100,10 +100,10 @@ class PackSource(Closing):
     # -- reading ---------------------------------------------------------------------------------
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Read regions of chunks to where they belong; return the bytes read.
+        """Read regions of chunks into their destinations; return the bytes read.
 
-        Everything read is verified, but the targets hold it before it is: what they hold after a
-        ``CorruptError`` is not to be used.
+        All bytes are verified, but only after they are in the targets: do not use the targets after
+        a ``CorruptError``.
         """
         tasks = list(self._tasks(deliveries))
         if len(tasks) <= 1:
@@ -117,7 +117,7 @@ class PackSource(Closing):
                     future.cancel()
 
     def _tasks(self, deliveries: ByChunk) -> Iterator[list[tuple[ChunkReader, list[Delivery]]]]:
-        """Yield chunks to be read one after another by one thread, in the order they lie."""
+        """Yield groups of chunks, in the order of their positions; one thread reads each group."""
         task: list[tuple[ChunkReader, list[Delivery]]] = []
         size = 0
         in_order = sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at))
@@ -131,9 +131,9 @@ class PackSource(Closing):
             yield task
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
-        """Yield the verified bytes of each chunk, in the order asked.
+        """Yield the verified bytes of each chunk, in the order of the request.
 
-        A view is valid until the next one is asked for: its memory is used again.
+        A view is valid until the next one is requested: its memory is used again.
         """
         spare: list[bytearray] = []
         ahead: deque[tuple[ChunkRef, bytearray, Future[memoryview]]] = deque()
@@ -194,7 +194,7 @@ class PackSource(Closing):
 
 
 def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
-    """Read the chunks of a task, small ones that follow each other at once."""
+    """Read the chunks of a task; small ones that follow each other in one call."""
     read = 0
     run: list[tuple[ChunkReader, list[Delivery]]] = []
     for reader, regions in task:
@@ -217,7 +217,7 @@ def _flush(run: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
 class StoreSource(PackSource):
     """A committed checkpoint as a `ShardSource`; opening reads the manifest and all indexes.
 
-    Raises ``NotFoundError`` where no checkpoint is committed and ``CorruptError`` where a file is
+    Raises ``NotFoundError`` if no checkpoint is committed and ``CorruptError`` if a file is
     missing, cut off or changed.
     """
 
@@ -234,7 +234,7 @@ class StoreSource(PackSource):
         return {**self.packs, **extra}
 
     def read_range(self, path: str, at: int, nbytes: int) -> memoryview:
-        """Return raw bytes of a pack, unverified. Raises ``CorruptError`` where they end early."""
+        """Return raw bytes of a pack, unverified. Raises ``CorruptError`` if they end early."""
         name = from_root(self.folder, path)
         data = np.empty(nbytes, dtype=np.uint8)
         try:
@@ -251,7 +251,7 @@ class StoreSource(PackSource):
 
 
 def _take(spare: list[bytearray], nbytes: int) -> bytearray:
-    """Return a buffer of at least ``nbytes``: the smallest used one that will do, or a new one."""
+    """Return a buffer of at least ``nbytes``: the smallest spare one that fits, or a new one."""
     fitting = [buffer for buffer in spare if len(buffer) >= nbytes]
     if not fitting:
         return bytearray(nbytes)

@@ -1,8 +1,8 @@
-"""What lies among the steps below a root and no committed step needs; found, not removed.
+"""Files below a root that no committed step needs; finds them and does not remove them.
 
-Some of it may stay by design until somebody comes by: what a save that did not finish has written
-goes when the step is saved again, an upload whose writer may live when it is a day old. Each find
-says which of these it is, so that who knows more (all writers have ended, say) can judge.
+Some of them stay by design until another process comes by. Files of a save that did not finish go
+when the step is saved again; an upload whose writer may be alive goes when it is a day old. Each
+find names its kind, so that a caller who knows more (that all writers have ended, say) can judge.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PACK: Final = ".pack"
 
 
 class UnreferencedKind(StrEnum):
-    """What an unreferenced thing is: its value says it in words.
+    """The kind of an unreferenced file; its value says it in words.
 
     ``FILE``: a file beside a committed step's, or of a removed step, that nothing refers to.
     ``SAVE``: a file of a save that did not finish. ``ABANDONED``: a temporary file or upload that a
-    sweep would remove. ``BEGUN``: one whose writer may live, for all that the store knows.
+    sweep would remove. ``BEGUN``: one whose writer may be alive, for all that the store knows.
     """
 
     FILE = "no committed step refers to it"
@@ -38,7 +38,7 @@ class UnreferencedKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreferenced:
-    """A find: ``where`` people see it, and the ``step`` in whose folder it lies."""
+    """A find: its path or URL ``where``, and the ``step`` in whose folder it lies."""
 
     where: str
     step: int
@@ -46,10 +46,10 @@ class Unreferenced:
 
 
 def unreferenced(store: Store) -> Iterator[Unreferenced]:
-    """Yield what no committed step needs, step by step. What lies beside the steps is not judged.
+    """Yield the files that no committed step needs, step by step; only steps' folders are searched.
 
-    What cannot be known is left out: all files of a step whose manifest or note is damaged, and
-    while an index is damaged all packs. Raises ``StoreError`` when the store refuses.
+    Uncertain files are left out: all files of a step whose manifest or note is damaged, and all
+    packs while an index is damaged. Raises ``StoreError`` when the store refuses.
     """
     needed = needed_packs(store)
     for info in folders(store):
@@ -83,7 +83,7 @@ def _files(store: Store, info: StepInfo, needed: set[str] | None) -> Iterator[Un
 
 
 def _paths(store: Store, folder: str, *, beside: bool) -> Iterator[str]:
-    """Yield the files of a step's folder; with ``beside`` also such as no saver writes there.
+    """Yield the files of a step's folder; with ``beside`` also files that no saver writes there.
 
     A folder without manifest and note may belong to a checkpoint of another kind.
     """

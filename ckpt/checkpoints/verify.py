@@ -1,8 +1,8 @@
-"""Find every damage in a checkpoint: file by file, then chunk by chunk, by several threads.
+"""Search for all damage in a checkpoint: file by file, then chunk by chunk, on several threads.
 
 A deep check reads each pack once, in runs small enough to be checksummed while they are in the
-cache, into one buffer per thread; small chunks that lie side by side are read together. What a
-step refers to in packs of other steps is checked too.
+cache, into one buffer per thread; adjacent small chunks are read together. Chunks in packs of other
+steps, to which the step refers, are checked too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TASK_BYTES: Final = 8 << 20
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """One damage: the file, and inside a pack the tensor, the chunk's box and where it starts."""
+    """One damage: the file, and inside a pack the tensor, the chunk's box and its offset."""
 
     file: str
     tensor: str | None = None
@@ -57,7 +57,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChunk:
-    """A chunk of an index, and the name of the pack it lies in."""
+    """A chunk of an index, and the name of its pack."""
 
     pack: str
     fqn: str
@@ -66,27 +66,27 @@ class StoredChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes in the pack, its checksum left out."""
+        """The chunk's bytes in the pack, without its checksum."""
         return stored_bytes(self.chunk, self.tensor)
 
 
 @dataclass(slots=True, kw_only=True)
 class Examination:
-    """What a quick check of a step found, and what a deep one has still to read."""
+    """The faults that a quick check of a step found, and the chunks for a deep check to read."""
 
     faults: list[Damage] = field(default_factory=list)
     chunks: list[StoredChunk] = field(default_factory=list)
     ends: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Per pack of the step itself where each chunk ends, with the zeros behind it."""
+    """Per pack of the step itself, the end of each chunk including the zeros behind it."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a deep check reads."""
+        """The bytes that a deep check reads."""
         return sum(stored.nbytes for stored in self.chunks)
 
     @contextlib.contextmanager
     def noting(self, file: str) -> Iterator[None]:
-        """Take a ``CorruptError`` about ``file`` down as a fault."""
+        """Record a ``CorruptError`` about ``file`` as a fault."""
         try:
             yield
         except CorruptError as error:
@@ -96,7 +96,7 @@ class Examination:
 def examine(store: Store, step: int) -> Examination:
     """Check manifest, indexes, reference map and the sizes of all files of a step.
 
-    Raises ``NotFoundError`` where the step was never committed.
+    Raises ``NotFoundError`` if the step was never committed.
     """
     folder, found = step_folder(step), Examination()
     with found.noting(store.where(f"{folder}/{MANIFEST}")):
@@ -141,9 +141,9 @@ def faults(
     threads: int = THREADS,
     progress: Progress = lambda _: None,
 ) -> Iterator[Damage]:
-    """Yield what is damaged. ``deep`` reads every byte; ``progress`` hears of bytes read.
+    """Yield all damage. ``deep`` reads every byte; ``progress`` is called with the bytes read.
 
-    Raises ``NotFoundError`` where the step was never committed.
+    Raises ``NotFoundError`` if the step was never committed.
     """
     found = examine(store, step)
     yield from found.faults
@@ -166,7 +166,7 @@ def deep_faults(
             try:
                 file = store.open(name)
             except NotFoundError:
-                continue  # its size, asked for before, is a fault already
+                continue  # the check of its size has recorded this fault already
             pack = Pack(file, origin=store.where(name), ends=found.ends.get(name, {}))
             opened.callback(pack.close)
             tasks += [(pack, task) for task in _tasks(chunks)]
@@ -184,7 +184,7 @@ def deep_faults(
 
 
 def _by_pack(chunks: Sequence[StoredChunk]) -> dict[str, list[StoredChunk]]:
-    """Return the chunks of each pack in the order they lie in it."""
+    """Return the chunks of each pack in the order of their offsets."""
     packs: dict[str, list[StoredChunk]] = {}
     for stored in sorted(chunks, key=lambda stored: stored.chunk.at):
         packs.setdefault(stored.pack, []).append(stored)
@@ -192,7 +192,7 @@ def _by_pack(chunks: Sequence[StoredChunk]) -> dict[str, list[StoredChunk]]:
 
 
 def _tasks(chunks: Sequence[StoredChunk]) -> Iterator[list[StoredChunk]]:
-    """Yield what one thread checks at a time."""
+    """Yield groups of chunks, each checked by one thread."""
     task: list[StoredChunk] = []
     nbytes = 0
     for stored in chunks:
@@ -206,7 +206,7 @@ def _tasks(chunks: Sequence[StoredChunk]) -> Iterator[list[StoredChunk]]:
 
 
 def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> list[Damage]:
-    """Check chunks in the order they lie; neighbours that fit in ``room`` are read at once."""
+    """Check chunks in the order of their offsets; neighbours that fit ``room`` are read at once."""
     found: list[Damage] = []
     checkers = [ChunkChecker(pack, stored) for stored in chunks]
     address = isal.address_of(room)
@@ -214,7 +214,7 @@ def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> li
         first, end = group[0].at, group[-1].at + group[-1].extent
         data = room[: end - first] if len(group) > 1 else room[:0]
         if data and pack.file.read_into([data], first) < data.nbytes:
-            data = room[:0]  # the file ends here: let each chunk say what it misses
+            data = room[:0]  # the file ends here: check each chunk by itself
         for checker in group:
             start = checker.at - first
             try:
@@ -228,7 +228,7 @@ def _check(pack: Pack, chunks: Sequence[StoredChunk], *, room: memoryview) -> li
 
 
 def _neighbours(checkers: Sequence[ChunkChecker], most_bytes: int) -> Iterator[list[ChunkChecker]]:
-    """Yield groups of chunks that lie side by side as they are, and fit in ``most_bytes``."""
+    """Yield groups of adjacent, unchanged chunks that fit in ``most_bytes`` together."""
     group: list[ChunkChecker] = []
     nbytes = 0
     for checker in checkers:
@@ -245,18 +245,18 @@ def _neighbours(checkers: Sequence[ChunkChecker], most_bytes: int) -> Iterator[l
 
 
 class ChunkChecker(ChunkReader):
-    """Checks a chunk, and what lies behind it up to the next one, without keeping its bytes."""
+    """Checks a chunk, and the bytes behind it up to the next one, without keeping its bytes."""
 
     def __init__(self, pack: Pack, stored: StoredChunk) -> None:
         super().__init__(pack, stored.fqn, stored.tensor, stored.chunk)
         self.at = stored.chunk.at
         self.extent = self._extent()
-        """The chunk's bytes with all that belongs to it."""
+        """The chunk's length with its checksum and the zeros behind it."""
         self.direct = self._in_one_run()
-        """Whether its bytes lie in the pack as they are."""
+        """True if its bytes lie in the pack unchanged."""
 
     def fault(self, message: str) -> Damage:
-        """Return what is wrong with it as a value."""
+        """Return its damage as a value."""
         return Damage(
             file=self._pack.origin,
             tensor=self._fqn,
@@ -274,10 +274,10 @@ class ChunkChecker(ChunkReader):
         self._finish(found, data[nbytes:])
 
     def check(self, room: memoryview) -> None:
-        """Read and check all of the chunk, by way of ``room``. Raises ``CorruptError``.
+        """Read and check the whole chunk through ``room``. Raises ``CorruptError``.
 
         ``room`` is a multiple of `holdfast.ckpt.native.crc.BLOCK_BYTES`. A compressed chunk, and
-        one padded in the midst of its rows, takes its own size in memory.
+        one padded inside its rows, takes its own size in memory.
         """
         if not self.direct:
             self._unpacked(None)

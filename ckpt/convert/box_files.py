@@ -1,4 +1,4 @@
-"""What several bridges share: finding a file's store, and boxes of files of raw elements."""
+"""Helpers that several bridges share: find a file's store, and read boxes of raw elements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.ckpt.store.base import Readable, Store
 from holdfast.ckpt.store.places import open_store, scheme_of
 
 _SLAB_BYTES: Final = 4 << 20
-"""What lies between a box's rows is read along up to this much at a time."""
+"""Bytes between a box's rows are read along, up to this many at a time."""
 
 
 def split_place(path: str | Path) -> tuple[Store, str]:
-    """Return the store a file lies in, and its name there; ``path`` may be a URL."""
+    """Return the store of a file, and the file's name there; ``path`` may be a URL."""
     text = str(path)
     if scheme_of(text):
         folder, _, name = text.rstrip("/").rpartition("/")
@@ -38,7 +38,7 @@ class RawTensor:
         self._kind = np.dtype((np.void, itemsize))
 
     def read(self, box: Box, *, origin: str) -> memoryview:
-        """Return a box's elements. Raises ``CorruptError`` where the file ends before them."""
+        """Return a box's elements. Raises ``CorruptError`` if the file ends before them."""
         out = np.empty(box.shape, dtype=self._kind)
         if box.size:
             self._fill(box, out, origin)
@@ -61,7 +61,7 @@ class RawTensor:
                 self._fill(_narrow(box, dim, low, high), out[(*before, slice(low, high))], origin)
 
     def _span(self, box: Box) -> tuple[int, int]:
-        """Return the first element of a box and the one behind its last, counted in the tensor."""
+        """Return the positions, in elements, of a box's first element and behind its last one."""
         first = last = 0
         for o, n, extent in zip(box.offset, box.shape, self._shape, strict=True):
             first, last = first * extent + o, last * extent + o + n - 1

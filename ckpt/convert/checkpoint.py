@@ -1,8 +1,7 @@
-"""Our own checkpoints as a source and a sink of tensors; torch-free.
+"""Our own checkpoints as a source and a sink of tensors, without torch.
 
 The sink writes as the ranks of any layout would have. Where the content of the source is known, the
-files are named after content and layout, so a writer that is complete is recognised when the work
-is started again.
+files are named by content and layout. So a restart recognises the writers that are complete.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class CheckpointSource(Closing):
 
     @property
     def identity(self) -> Identity:
-        """What tells this state from others, and what a copy of it inherits."""
+        """The identity of this state, which a copy of it inherits."""
         manifest = self._source.manifest
         files = msgspec.json.encode([manifest.run, manifest.generation, manifest.writers])
         return Identity(
@@ -87,10 +86,10 @@ class CheckpointSource(Closing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which state a checkpoint holds. ``content`` is a digest of it, None where it is not known.
+    """The identity of a checkpoint's state. ``content`` is a digest of it, or None if unknown.
 
     ``rank_values`` are the plain values that belong to one writer, by its number; ``compression``
-    is how its tensors are compressed (see ``holdfast.ckpt.format.codecs``).
+    is the compression of its tensors (see ``holdfast.ckpt.format.codecs``).
     """
 
     run: str = ""
@@ -103,9 +102,9 @@ class Identity:
 class CheckpointSink(Closing):
     """Writes tensors as step ``step`` of the checkpoints below ``root``, in any layout.
 
-    A step that is committed there already is never touched. A sink that was killed leaves nothing
-    visible; started again with the same ``Identity.content`` it goes on where it was. What it left
-    and nobody goes on with stays in the step's directory until that is removed.
+    It never touches a step that is committed there already. A killed sink leaves nothing visible;
+    started again with the same ``Identity.content`` it continues. Files that it left and that no
+    sink continues stay in the step's directory until that is removed.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class CheckpointSink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Refuse a step that is there. Raises ``StoreError``, ``MismatchError`` for the layout."""
+        """Refuse an existing step. Raises ``StoreError``, or ``MismatchError`` for the layout."""
         self._step, self._specs = step or 0, specs
         self._aliases, self._values = aliases, values
         self._folder = step_folder(self._step)
@@ -146,7 +145,7 @@ class CheckpointSink(Closing):
         )
 
     def pieces(self, most_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
-        """Yield what is still to be written, writer by writer."""
+        """Yield the pieces still to be written, writer by writer."""
         tensors = self._layout.writers(self._specs, most_bytes=most_bytes)
         there = self._there() if self._identity.content is not None else {}
         options = PackOptions(compression=self._identity.compression, ahead_bytes=2 * most_bytes)
@@ -192,7 +191,7 @@ class CheckpointSink(Closing):
         return sha256(msgspec.json.encode(what)).hexdigest()[:_TAG_LENGTH]
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Take the next piece."""
+        """Write the next piece."""
         if self._filler is None:
             raise StateError("ask for pieces() first: they are written in that order")
         self._filler.push(fqn, box, data)
@@ -215,7 +214,7 @@ class CheckpointSink(Closing):
         self._finished = True
 
     def close(self) -> None:
-        """Stop writing; what is complete stays, unseen, where it can be recognised later."""
+        """Stop writing; complete files stay, invisible, and a restart can recognise them."""
         if self._filler is not None:
             self._filler.abandon()
         if self._finished or self._identity.content is not None:
@@ -242,7 +241,7 @@ class _PackWriter:
         self.tag, self.receipt = tag, receipt
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the chunks, none where they are written already."""
+        """Yield the chunks; none if they are written already."""
         if self.receipt is None:
             for ref in self._index.chunks():
                 yield ref.fqn, ref.chunk.box
@@ -263,7 +262,7 @@ class _PackWriter:
 def _standing(store: Store, folder: str, names: Sequence[str]) -> WriterReceipt | None:
     """Return the receipt of files that an earlier attempt completed, if they are sound.
 
-    The index is written when its pack is durable; both are named after what is in them.
+    The index is written when its pack is durable; both are named by their content.
     """
     for name in names:
         if not name.startswith("index/"):
@@ -294,7 +293,7 @@ def _standing(store: Store, folder: str, names: Sequence[str]) -> WriterReceipt 
 
 
 def _is_sound(store: Store, index: PackIndex) -> bool:
-    """Read every chunk of a pack and say whether all are as they were written."""
+    """Read every chunk of a pack and say whether all are undamaged."""
     with PackSource(store, step_folder(index.step), {index.writer: index}) as source:
         try:
             for shard in source.indexes():

@@ -1,8 +1,8 @@
-"""Fill files that are written by pulling, from pieces that are pushed.
+"""Conversion between pushed pieces and a store that pulls the parts of a file.
 
-A store takes a file as an iterable and asks for one part after the other, which is what lets it
-write whole files only, in bounded memory. Whoever has a piece wants to hand it over and go on. A
-`Handover` stands between the two, with a thread; a `Filler` does so for one file after another.
+A store takes a file as an iterable and pulls one part after the other; so it writes whole files
+only, in bounded memory. A producer pushes a piece and continues. A `Handover` connects the two by a
+thread; a `Filler` does so for one file after another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _AbandonedError(InternalError):
 
 
 class Handover:
-    """Runs ``consume(parts)`` in a thread; `push` gives it the next part, one may wait."""
+    """Runs ``consume(parts)`` in a thread; `push` gives it the next part, and one part may wait."""
 
     def __init__(self, consume: Callable[[Iterator[memoryview]], object]) -> None:
         self._changed = threading.Condition()
@@ -40,7 +40,7 @@ class Handover:
             consume(self._parts())
         except _AbandonedError:
             pass
-        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
             self._error = error
         finally:
             with self._changed:
@@ -61,7 +61,7 @@ class Handover:
             del part
 
     def push(self, part: memoryview) -> None:
-        """Hand over the next part; raises what the consumer raised."""
+        """Hand over the next part; raises the consumer's error."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting or self._gone)
             if not self._gone:
@@ -72,7 +72,7 @@ class Handover:
         raise StateError("more bytes came than the file has room for")
 
     def finish(self) -> None:
-        """Say that this was all and wait until the consumer is done; raises what it raised."""
+        """End the parts and wait until the consumer is done; raises its error."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -80,7 +80,7 @@ class Handover:
         self._raise()
 
     def abandon(self) -> None:
-        """Stop the consumer and wait until it is gone."""
+        """Stop the consumer and wait until it has ended."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
@@ -96,10 +96,10 @@ class File(Protocol):
     """A file to be filled."""
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield what goes into it, in order."""
+        """Yield its pieces, in order."""
 
     def fill(self, parts: Iterator[memoryview]) -> None:
-        """Write it from the bytes of those pieces; runs in a thread of its own."""
+        """Write it from the bytes of those pieces; runs in a separate thread."""
 
 
 class Filler:
@@ -112,14 +112,14 @@ class Filler:
         self._at = -1
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield all pieces, in the order they are to be pushed."""
+        """Yield all pieces, in the order in which they must be pushed."""
         for number, file in enumerate(self._files):
             for piece in file.pieces():
                 self._due.append((number, piece))
                 yield piece
 
     def push(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Take the next piece. Raises ``StateError`` for any other."""
+        """Write the next piece. Raises ``StateError`` for any other."""
         number, piece = self._due.popleft() if self._due else (-1, None)
         if piece != (fqn, box):
             raise StateError(
@@ -130,7 +130,7 @@ class Filler:
         self._open.push(data)
 
     def _turn_to(self, number: int) -> None:
-        """Complete files up to ``number`` and open that, if there is one."""
+        """Complete all files before ``number``, and open that one if it exists."""
         while self._at < number:
             if self._open is not None:
                 self._open.finish()
@@ -140,13 +140,13 @@ class Filler:
                 self._open = Handover(self._files[self._at].fill)
 
     def finish(self) -> None:
-        """Complete all files. Raises ``StateError`` where a piece was not pushed."""
+        """Complete all files. Raises ``StateError`` if a piece was not pushed."""
         if self._due:
             raise StateError(f"{self._due[0][1]} and {len(self._due) - 1} more pieces never came")
         self._turn_to(len(self._files))
 
     def abandon(self) -> None:
-        """Drop the file that is being written; those that are complete stay."""
+        """Drop the file that is being written; complete files stay."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.abandon()

@@ -1,7 +1,7 @@
-"""The seam to other formats: a source of ``(TensorSpec, Box, bytes)`` and a sink of the same.
+"""The interface to other formats: a source of ``(TensorSpec, Box, bytes)`` and a matching sink.
 
-A format is bridged by a `TensorSource`, a `TensorSink` or both; `transfer` takes any of one to any
-of the other, piece by piece, in bounded memory. Our own checkpoints are `CheckpointSource` and
+A format is bridged by a `TensorSource`, a `TensorSink` or both. `transfer` copies any source to any
+sink, piece by piece, in bounded memory. Our own checkpoints are `CheckpointSource` and
 `CheckpointSink`; ``holdfast.ckpt.convert`` has those of other formats.
 """
 
@@ -24,10 +24,10 @@ from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.types import Json
 
 Progress: TypeAlias = Callable[[int], None]
-"""Hears of bytes that are done."""
+"""Called with the number of bytes newly done."""
 
 Piece: TypeAlias = tuple[str, Box]
-"""A part of a tensor by its name."""
+"""A part of a tensor: the tensor's name and a box."""
 
 MEMORY_BYTES: Final = 2 << 30
 MEMORY_LEAST: Final = 8 << 20
@@ -44,7 +44,7 @@ class TensorSource(Protocol):
     ``origin`` says in words where the bytes come from.
 
     A source with a true attribute ``parallel`` may be read by several threads at once, and each
-    view that `read` returns stays good.
+    view that `read` returns stays valid.
     """
 
     @property
@@ -62,19 +62,19 @@ class TensorSource(Protocol):
     def read(self, fqn: str, box: Box) -> memoryview:
         """Return the box's elements: C order, little-endian, valid until the next call.
 
-        Verified where the format has checksums; raises ``CorruptError`` for bytes that are
-        damaged or missing.
+        Verified where the format has checksums; raises ``CorruptError`` for bytes that are damaged
+        or missing.
         """
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close open files."""
 
 
 class TensorSink(Protocol):
-    """Where tensors go: `begin`, then every piece once, then `finish`.
+    """A destination of tensors: `begin`, then every piece once, then `finish`.
 
-    Nothing is visible to readers of the format before `finish`; it publishes as a whole. `close`
-    without it leaves nothing visible. What is there already is never overwritten.
+    Nothing is visible to readers of the format before `finish`, which publishes everything at once.
+    `close` without it leaves nothing visible. Existing files are never overwritten.
     """
 
     def begin(
@@ -85,29 +85,29 @@ class TensorSink(Protocol):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Take notice of what will come; raises before a byte is read where it has no place."""
+        """Prepare for these tensors; refuse them before any byte is read if they do not fit."""
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Take a box's elements; ``data`` belongs to the sink from now on."""
+        """Write a box's elements; ``data`` belongs to the sink from now on."""
 
     def finish(self) -> None:
-        """Make all durable and visible, at once."""
+        """Make everything durable and visible, at once."""
 
     def close(self) -> None:
-        """Let go of what is held open, and of what was not finished."""
+        """Close open files, and drop unfinished ones."""
 
 
 @runtime_checkable
 class OrderedSink(Protocol):
-    """A sink that wants its pieces cut its own way and in its own order (files it streams)."""
+    """A sink that needs its pieces cut in its own way and order (files that it streams)."""
 
     def pieces(self, most_bytes: int) -> Iterable[Piece]:
-        """Yield what is wanted, after `begin`; each at most ``most_bytes`` (or one element)."""
+        """Yield the pieces to send, after `begin`; each at most ``most_bytes`` (or one element)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transferred:
-    """What `transfer` did; ``values`` counts the plain values that were handed over."""
+    """The totals of a `transfer`; ``values`` counts the plain values that were handed over."""
 
     tensors: int
     aliases: int
@@ -118,10 +118,10 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferBudget:
-    """How memory is shared: pieces this large, so much read ahead, by so many threads.
+    """The division of memory: the size of pieces, the bytes read ahead, the number of threads.
 
-    At most half of the memory is for what is read ahead; a source needs as much again for what it
-    takes pieces from, a sink for what it has not written yet.
+    At most half of the memory is for bytes read ahead. A source needs as much again for the chunks
+    of its pieces, a sink for bytes it has not written yet.
     """
 
     piece_bytes: int
@@ -130,7 +130,7 @@ class TransferBudget:
 
     @classmethod
     def of(cls, memory_bytes: int) -> TransferBudget:
-        """Share ``memory_bytes``. Raises ``StateError`` where that is too little to work with."""
+        """Divide ``memory_bytes``. Raises ``StateError`` if that is too little to work with."""
         if memory_bytes < MEMORY_LEAST:
             raise StateError(
                 f"{memory_bytes} bytes of memory are too little to work with; "
@@ -145,7 +145,7 @@ class TransferBudget:
 def cut(box: Box, *, itemsize: int, most_bytes: int) -> Iterator[Box]:
     """Cut a box into runs of its rows, in C order, each at most ``most_bytes`` or one element.
 
-    Rows that are larger are cut in the same way. Empty boxes have no pieces.
+    Larger rows are cut in the same way. Empty boxes have no pieces.
     """
     if not box.size:
         return
@@ -178,13 +178,13 @@ def nbytes_of(spec: TensorSpec) -> int:
 
 
 def matches(name: str, patterns: Sequence[str] | None) -> bool:
-    """Say whether a name is selected: by any glob of ``patterns``; every name for None."""
+    """Say whether any glob of ``patterns`` matches a name; None matches every name."""
     return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSelection:
-    """What is transferred; ``stored`` maps its tensors to their names at the source."""
+    """The selection to transfer; ``stored`` maps its tensors to their names at the source."""
 
     specs: Mapping[str, TensorSpec]
     aliases: Mapping[str, str]
@@ -193,9 +193,10 @@ class TransferSelection:
 
 
 def choose(source: TensorSource, select: Sequence[str] | None) -> TransferSelection:
-    """Return what the globs select. A tied name whose stored one is not selected takes its place.
+    """Return the selection of the globs.
 
-    Raises ``MismatchError`` where they select no tensor.
+    A tied name replaces its stored name where that is not selected. Raises ``MismatchError`` where
+    the globs select no tensor.
     """
     stored = {fqn: fqn for fqn in source.specs if matches(fqn, select)}
     names = {fqn: fqn for fqn in stored}
@@ -228,10 +229,10 @@ def transfer(
     progress: Progress = lambda _: None,
     step: int | None = None,
 ) -> Transferred:
-    """Take the tensors that the globs ``select`` from ``source`` to ``sink``, and finish it.
+    """Copy the tensors that the globs ``select`` from ``source`` to ``sink``, and finish it.
 
-    What is in flight stays within ``memory_bytes``, however large a tensor is. The caller closes
-    both ends, whatever happens.
+    Bytes in flight stay within ``memory_bytes``, however large a tensor is. The caller closes both
+    ends in any case.
     """
     started, budget = time.perf_counter(), TransferBudget.of(memory_bytes)
     chosen = choose(source, select)

@@ -1,4 +1,4 @@
-"""A source under other names: what a prefix is put before, or taken from."""
+"""A source under other names: with a prefix added or removed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.types import Json
 
 Rename: TypeAlias = Callable[[str], str | None]
-"""Returns the new name of a tensor or value, None where it is left out."""
+"""Returns the new name of a tensor or value, or None to leave it out."""
 
 
 class Renamed(Closing):
     """Shows another source's tensors and values under the names that ``rename`` gives them.
 
     Where the stored one of tied names is left out, the next one takes its place. Raises
-    ``MismatchError`` where two would have the same name.
+    ``MismatchError`` if two would have the same name.
     """
 
     def __init__(self, source: TensorSource, rename: Rename) -> None:
@@ -73,9 +73,9 @@ def with_prefix(source: TensorSource, prefix: str) -> Renamed:
 
 
 def without_prefix(source: TensorSource, prefix: str) -> Renamed:
-    """Return what ``source`` has under ``prefix``, without it.
+    """Return the tensors and values under ``prefix``, without it.
 
-    Raises ``MismatchError`` where no tensor starts with it.
+    Raises ``MismatchError`` if no tensor starts with it.
     """
     if not any(name.startswith(prefix) for name in (*source.specs, *source.aliases)):
         raise MismatchError(
@@ -86,7 +86,7 @@ def without_prefix(source: TensorSource, prefix: str) -> Renamed:
 
 
 def selected(source: TensorSource, globs: Sequence[str]) -> Renamed:
-    """Return what the globs select. Raises ``MismatchError`` where that is no tensor."""
+    """Return the selection of the globs. Raises ``MismatchError`` if it has no tensor."""
     chosen = choose(source, globs)
     kept = chosen.specs.keys() | chosen.aliases.keys() | chosen.values.keys()
     return Renamed(source, lambda name: name if name in kept else None)
@@ -100,7 +100,7 @@ def module_names(source: TensorSource) -> list[str]:
 
 
 def the_module(source: TensorSource) -> str:
-    """Return the one module there is. Raises ``MismatchError`` naming those there are."""
+    """Return the only module's name. Raises ``MismatchError`` naming the modules otherwise."""
     names = module_names(source)
     if len(names) != 1:
         raise MismatchError(

@@ -1,4 +1,4 @@
-"""Write a checkpoint again as the ranks of another layout would have; torch-free, bounded."""
+"""The rewriting of a checkpoint in another layout, without torch and in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def reshard(
 ) -> Transferred:
     """Write ``source`` again below ``target``, in another layout, within ``memory_bytes``.
 
-    ``compression`` maps glob patterns to codecs; None compresses each tensor as it was. Run,
-    generation and step stay; values of a rank that is not in the new world are left out.
-    When it was killed, calling it again goes on behind the last writer that is complete, whose
-    bytes are not in the result. Raises ``StoreError`` where the target has that step already.
+    ``compression`` maps glob patterns to codecs; None compresses each tensor as before. Run,
+    generation and step stay; values of a rank that is not in the new world are left out. After a
+    kill, call it again: it continues behind the last complete writer, whose bytes are not in the
+    result. Raises ``StoreError`` if the target has that step already.
     """
     if open_store(target).where("") == source.store.where(""):
         raise StoreError(f"{target}: source and target are the same; choose another target")

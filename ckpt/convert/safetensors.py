@@ -1,8 +1,9 @@
 """safetensors files and Hugging Face's sharded directories of them, as source and sink.
 
-Files are read by ranges and written as streams by this module, not by the library: its writer wants
-a whole file in memory, its reader maps files (so no object store, and what it touches counts as the
-process's memory), and the format is eight bytes, a JSON header and raw elements.
+This module, not the library, reads files by ranges and writes them as streams. The library's writer
+needs a whole file in memory. Its reader maps files, so it cannot read object stores, and the pages
+it touches count as the process's memory. The format is simple: eight bytes, a JSON header and raw
+elements.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 INDEX: Final = f"model{INDEX_SUFFIX}"
 FILE_BYTES: Final = 4 << 30
-"""A file holds at most this much, unless one tensor is larger."""
+"""The most bytes of a file, unless one tensor is larger."""
 
 _CONTENT: Final = "holdfast.content"
 _INDEX_MOST: Final = 256 << 20
@@ -53,8 +54,8 @@ class SafetensorsSource(Closing):
 
     Tied names are those that a file's metadata maps to a tensor (as ``safetensors.torch``'s
     ``save_model`` writes them) and ``ties`` (name to stored name). The format has no checksums and
-    no plain values. Raises ``NotFoundError`` where nothing of the kind is there, ``CorruptError``
-    for a header or an index that contradicts its file.
+    no plain values. Raises ``NotFoundError`` if there is no such file, ``CorruptError`` for a
+    header or an index that contradicts its file.
     """
 
     parallel = True
@@ -90,7 +91,7 @@ class SafetensorsSource(Closing):
         self._check(ties, expected)
 
     def _add(self, store: Store, name: str, expected: Mapping[str, str]) -> SafetensorsHeader:
-        """Open a file and take note of its tensors. Raises ``CorruptError``."""
+        """Open a file and record its tensors. Raises ``CorruptError``."""
         origin = store.where(name)
         file = store.open(name)
         self._files.append(file)
@@ -139,7 +140,7 @@ class SafetensorsSource(Closing):
 
 
 def _files_of(store: Store) -> tuple[list[str], dict[str, str]]:
-    """Return a directory's safetensors files and, where there is an index, what it says of them."""
+    """Return a directory's safetensors files and, if it has an index, its map of names to files."""
     names = store.names("")
     indexes = [n for n in names if n.endswith(INDEX_SUFFIX)]
     if not indexes:
@@ -172,10 +173,10 @@ def _files_of(store: Store) -> tuple[list[str], dict[str, str]]:
 class SafetensorsSink(Closing):
     """Writes ``X.safetensors``, or a directory with ``model.safetensors`` or files with an index.
 
-    A tied tensor is written once, its other names in the metadata, or with ``duplicate_tied`` under
-    every name. Files appear complete, the index last. Plain values have no place in the format.
-    Nothing is overwritten. Where ``content`` (a digest of the source) is given, the files that a
-    killed attempt completed are known by it and not written again.
+    A tied tensor is written once, with its other names in the metadata, or with ``duplicate_tied``
+    under every name. Files appear complete, the index last. Plain values have no place in the
+    format. Nothing is overwritten. Where ``content`` (a digest of the source) is given, a restart
+    recognises by it the files that a killed attempt completed, and does not write them again.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class SafetensorsSink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Plan the files. Raises ``MismatchError`` for an element type the format has not."""
+        """Plan the files. Raises ``MismatchError`` for an element type that the format lacks."""
         stored = {fqn: fqn for fqn in specs} | (dict(aliases) if self._duplicate_tied else {})
         wanted = [
             TensorSpec(fqn=name, dtype=specs[at].dtype, shape=specs[at].shape)
@@ -226,7 +227,7 @@ class SafetensorsSink(Closing):
         self._begun, self._filler = True, Filler(self._files)
 
     def _refuse_what_is_there(self) -> None:
-        """Raise ``StoreError`` for any file of the kind that this sink did not write."""
+        """Raise ``StoreError`` for any safetensors file or index that this sink did not write."""
         ours = {file.name for file in self._files if file.complete}
         if self._single:
             there = [self._name] if self._store.size(self._name) is not None else []
@@ -242,7 +243,7 @@ class SafetensorsSink(Closing):
                 )
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        """Yield what is still to be written, file by file."""
+        """Yield the pieces still to be written, file by file."""
         for file in self._files:
             file.most_bytes = most_bytes
         return self._started().pieces()
@@ -253,11 +254,11 @@ class SafetensorsSink(Closing):
         return self._filler
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Take the next piece."""
+        """Write the next piece."""
         self._started().push(fqn, box, data)
 
     def finish(self) -> None:
-        """Complete the last file; several become one model by their index."""
+        """Complete the last file; several files become one model by their index."""
         self._started().finish()
         if len(self._files) > 1:
             places = {spec.fqn: file.name for file in self._files for spec in file.specs}
@@ -270,12 +271,12 @@ class SafetensorsSink(Closing):
 
     @property
     def files(self) -> list[str]:
-        """Where the files are, the index last."""
+        """The paths or URLs of the files, the index last."""
         names = [file.name for file in self._files]
         return [self._store.where(n) for n in ([*names, INDEX] if len(names) > 1 else names)]
 
     def close(self) -> None:
-        """Stop writing; without `finish` the files that were completed go, too."""
+        """Stop writing; without `finish`, remove the completed files, too."""
         if self._filler is not None:
             self._filler.abandon()
         if self._begun and not self._finished:
@@ -296,7 +297,7 @@ def _groups(specs: Sequence[TensorSpec], file_bytes: int) -> list[list[TensorSpe
 
 
 class _File:
-    """One file to be filled; ``complete`` when it is there."""
+    """One file to be filled; ``complete`` when it exists."""
 
     def __init__(
         self,
@@ -313,7 +314,7 @@ class _File:
         self._header = build_header(self.specs, metadata)
 
     def is_there(self) -> bool:
-        """Say whether the file is there, from this very content."""
+        """Say whether the file exists with this very content."""
         size = len(self._header) + sum(nbytes_of(spec) for spec in self.specs)
         if self._store.size(self.name) != size:
             return False
@@ -325,7 +326,7 @@ class _File:
         return head == self._header
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the tensors in runs, by the names they are stored under at the source."""
+        """Yield the tensors in runs, by their stored names at the source."""
         for spec in () if self.complete else self.specs:
             boxes = cut(whole(spec.shape), itemsize=itemsize_of(spec), most_bytes=self.most_bytes)
             for box in boxes:

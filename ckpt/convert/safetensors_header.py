@@ -48,7 +48,7 @@ TORCH_OF: Final[Mapping[str, str]] = {
     "U64": "uint64",
     "C64": "complex64",
 }
-"""Element types of the format and torch's names for them (its 6-bit floats torch has not)."""
+"""Element types of the format and torch's names for them (torch has no 6-bit floats)."""
 
 NAME_OF: Final[Mapping[str, str]] = {torch: name for name, torch in TORCH_OF.items()}
 
@@ -61,7 +61,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetensorsHeader:
-    """A file's tensors, where each starts in the file, and its string metadata."""
+    """A file's tensors, the start of each in the file, and its string metadata."""
 
     specs: Mapping[str, TensorSpec]
     starts: Mapping[str, int]
@@ -147,7 +147,7 @@ def _check_extents(entries: Mapping[str, _Entry], *, data_bytes: int, origin: st
 def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """Return length and header of a file that holds ``specs`` in this order.
 
-    Raises ``MismatchError`` for an element type the format has not.
+    Raises ``MismatchError`` for an element type that the format does not have.
     """
     fields: dict[str, object] = {_METADATA: dict(metadata)}
     at = 0

@@ -1,7 +1,7 @@
-"""Which writer is to hold what, under a mesh and rules of the user's.
+"""The shards that each writer of a target layout holds, by a mesh and the user's rules.
 
-The axis ``dp`` splits dim 0 of every tensor, as FSDP2 does; a rule has another axis split a dim of
-the tensors that its glob names. Replicas are written once.
+The axis ``dp`` splits dim 0 of every tensor, as FSDP2 does. A rule makes another axis split a dim
+of the tensors that its glob names. Replicas are written once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DATA_AXIS: Final = "dp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRule:
-    """Mesh axis ``axis`` splits dim ``dim`` (negative: from the last) of what ``glob`` names."""
+    """Mesh axis ``axis`` splits dim ``dim`` (negative: from the last) of ``glob``'s tensors."""
 
     glob: str
     axis: str
@@ -40,7 +40,7 @@ class SplitRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLayout:
-    """A mesh, axis names to sizes, and how it splits tensors; the last fitting rule counts."""
+    """A mesh, axis names to sizes, and its rules for splits; the last rule that matches counts."""
 
     mesh: Mapping[str, int] = field(default_factory=lambda: {DATA_AXIS: 1})
     rules: tuple[SplitRule, ...] = ()
@@ -61,7 +61,7 @@ class TargetLayout:
     def boxes(self, spec: TensorSpec) -> list[Box]:
         """Return each rank's box, as FSDP2 over tensor parallelism cuts; may be empty.
 
-        Raises ``MismatchError`` where a rule does not fit the tensor's shape.
+        Raises ``MismatchError`` if a rule does not fit the tensor's shape.
         """
         axes, mesh = tuple(self._splits(spec)), tuple(self.mesh.values())
         found = []
@@ -75,7 +75,7 @@ class TargetLayout:
         return found
 
     def _splits(self, spec: TensorSpec) -> Iterator[Split | None]:
-        """Yield per axis what it does; where several cut one dim, those to the right cut first."""
+        """Yield the split of each axis; where several cut one dim, those to the right cut first."""
         dims = {axis: self._dim(spec, axis) for axis in self.mesh}
         names = list(self.mesh)
         for number, axis in enumerate(names):
@@ -100,10 +100,10 @@ class TargetLayout:
     def writers(
         self, specs: Mapping[str, TensorSpec], *, most_bytes: int = PIECE_BYTES
     ) -> list[dict[str, TensorEntry]]:
-        """Return what each writer is to hold, in chunks of at most ``most_bytes``.
+        """Return each writer's tensors, in chunks of at most ``most_bytes``.
 
-        Every tensor is listed by the first writer at least. Raises ``MismatchError`` where a rule
-        fits no tensor, or not its shape.
+        The first writer lists every tensor. Raises ``MismatchError`` if a rule matches no
+        tensor, or does not fit its shape.
         """
         for rule in self.rules:
             if not any(fnmatchcase(fqn, rule.glob) for fqn in specs):
@@ -134,7 +134,7 @@ class TargetLayout:
 
 
 def _grid(spec: TensorSpec, boxes: list[Box], most_bytes: int) -> tuple[int, ...] | None:
-    """Return the cells all writers store, None where there are none or they are too large."""
+    """Return the cells that all writers store; None if there are none or they are too large."""
     grid = common_grid(spec.shape, boxes)
     if grid is None:
         return None

@@ -1,4 +1,4 @@
-"""Files of ``torch.save``, as source and sink. Loaded with ``weights_only=True`` and nothing else.
+"""Files of ``torch.save``, as source and sink. Loading always uses ``weights_only=True``.
 
 Nested dicts, lists and tuples become dotted names: tensors, and plain values beside them.
 """
@@ -37,8 +37,9 @@ _TYPE: Final = re.compile(r"(?:GLOBAL|class|type) ([A-Za-z_][\w.]*)")
 class TorchSaveSource(Closing):
     """A ``torch.save`` file, mapped rather than read. It has no checksums.
 
-    Tensors that share all their memory become tied names. Raises ``StateError`` naming the type
-    or the path of what is neither a tensor nor a plain value: such objects run code when loaded.
+    Tensors that share all their memory become tied names. Raises ``StateError`` naming the type or
+    the path of an object that is neither a tensor nor a plain value: such objects run code when
+    loaded.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -94,7 +95,7 @@ class TorchSaveSource(Closing):
         return data
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._tensors.clear()
 
 
@@ -134,9 +135,10 @@ def _first_line(error: BaseException) -> str:
 class TorchSaveSink(Closing):
     """Writes one ``torch.save`` file: a flat dict of dotted names to tensors and plain values.
 
-    It loads with ``weights_only=True``; tied names share one storage. The pieces wait in a file
-    without a name beside the target, which is then saved from its mapping, so twice the bytes are
-    written, but no tensor is held in memory. Killed, it leaves nothing visible; it starts anew.
+    The file loads with ``weights_only=True``; tied names share one storage. The pieces wait in a
+    nameless file beside the target, from whose mapping the target is then saved. So twice the bytes
+    are written, but no tensor is held in memory. A killed sink leaves nothing visible; the next one
+    starts from the beginning.
     """
 
     def __init__(self, target: str | Path) -> None:
@@ -156,7 +158,7 @@ class TorchSaveSink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Make room on the disk. Raises ``StoreError`` where there is none, or a file already."""
+        """Allocate disk space. Raises ``StoreError`` if there is none, or the file exists."""
         if self._store.size(self._name) is not None:
             raise StoreError(
                 f"{self._target}: there already, it is not overwritten; remove it or choose "
@@ -172,7 +174,7 @@ class TorchSaveSink(Closing):
         self._room = _room(Path(self._target).absolute().parent, max(at, mmap.PAGESIZE))
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Put a box in its place."""
+        """Write a box at its position."""
         spec, room = self._specs[fqn], self._opened()
         kind = np.dtype((np.void, itemsize_of(spec)))
         tensor = np.ndarray(spec.shape, kind, buffer=room, offset=self._starts[fqn])
@@ -180,7 +182,7 @@ class TorchSaveSink(Closing):
         room.madvise(mmap.MADV_DONTNEED)  # the bytes stay in the file, but not in our memory
 
     def finish(self) -> None:
-        """Save the file from what was written, and publish it."""
+        """Save the file from the written boxes, and publish it."""
         tensors = {fqn: self._mapped(spec) for fqn, spec in self._specs.items()}
         tensors |= {name: tensors[stored] for name, stored in self._aliases.items()}
         leaf = _leaf(tensors)
@@ -209,12 +211,12 @@ class TorchSaveSink(Closing):
         return self._room
 
     def close(self) -> None:
-        """Give the room back (with the last tensor that looks at it)."""
+        """Release the disk space (with the last tensor that refers to it)."""
         self._room = None
 
 
 def _room(folder: Path, nbytes: int) -> mmap.mmap:
-    """Return the mapping of a new file without a name in ``folder``."""
+    """Return the mapping of a new nameless file in ``folder``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -227,14 +229,14 @@ def _room(folder: Path, nbytes: int) -> mmap.mmap:
 
 
 class _Stream:
-    """What ``torch.save`` writes to: hands over copies, and keeps the mapping out of memory."""
+    """The file object for ``torch.save``: hands copies over, keeps the mapping out of memory."""
 
     def __init__(self, handover: Handover, room: mmap.mmap) -> None:
         self._handover, self._room = handover, room
         self._part = bytearray()
 
     def write(self, data: Buffer) -> int:
-        """Take bytes."""
+        """Append bytes."""
         view = memoryview(data).cast("B")
         for at in range(0, view.nbytes, _PART_BYTES):
             self._part += view[at : at + _PART_BYTES]
@@ -243,7 +245,7 @@ class _Stream:
         return view.nbytes
 
     def flush(self) -> None:
-        """Hand over what is there."""
+        """Hand over the collected bytes."""
         part, self._part = self._part, bytearray()
         if part:
             self._handover.push(memoryview(part))
@@ -251,7 +253,7 @@ class _Stream:
 
 
 def _leaf(tensors: Mapping[str, torch.Tensor]) -> plain.DecodeLeaf:
-    """Return what decodes a reference to a tensor; other references stay as they are."""
+    """Return a decoder of references to tensors; other references stay unchanged."""
 
     def decode(tag: str, payload: Any) -> Any:
         if tag == "$tensor" and payload in tensors:

@@ -1,8 +1,8 @@
-"""A checkpoint, or any source of tensors, as a plain Zarr v3 directory.
+"""Export of a checkpoint, or of any source of tensors, as a plain Zarr v3 directory.
 
-A group with one array per tensor, each chunk a file, for readers that want a directory of files:
+A group with one array per tensor, each chunk a file, for readers that need a directory of files:
 TensorStore's ``zarr3`` driver, zarr-python without fsspec, others. Tied tensors are stored once;
-the group's attributes name what is tied.
+the group's attributes list the tied names.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def export_zarr(
 ) -> Path:
     """Copy a checkpoint to the new directory ``target`` and return its path.
 
-    Chunks are copied as they are stored, each checked on its way; at most one per thread lies in
-    memory. ``select`` has globs of the names wanted; ``portable`` writes bfloat16 and float8 as
-    unsigned integers; ``progress`` is told of bytes. A killed export is gone on with by the next.
-    Raises ``CorruptError`` where a chunk is damaged or missing, ``StoreError`` where ``target``
-    exists or cannot be written, ``MismatchError`` where nothing is selected.
+    Chunks are copied as they are stored, and each is checked; memory holds at most one per thread.
+    ``select`` has globs of the wanted names; ``portable`` writes bfloat16 and float8 as unsigned
+    integers; ``progress`` is called with bytes done. The next call continues a killed export.
+    Raises ``CorruptError`` if a chunk is damaged or missing, ``StoreError`` if ``target``
+    exists or cannot be written, ``MismatchError`` if nothing is selected.
     """
     manifest = source.manifest
     chosen = {fqn for fqn in manifest.tensors if matches(fqn, select)}
@@ -113,7 +113,7 @@ def _sound(data: bytes | memoryview, place: Stored) -> bool:
 
 
 def _tag(documents: Mapping[str, bytes], places: Mapping[str, Stored]) -> str:
-    """Return a digest of what is exported: packs are named by their content."""
+    """Return a digest of the export: packs are named by their content."""
     digest = sha256()
     for name, document in documents.items():
         digest.update(b"%s\0%s\0" % (name.encode(), document))
@@ -150,12 +150,12 @@ def _group(
 
 
 class ZarrDirectorySink(Closing):
-    """Takes boxes of tensors and makes a plain Zarr v3 directory of them.
+    """Writes boxes of tensors as a plain Zarr v3 directory.
 
     A `holdfast.ckpt.convert.interchange.TensorSink`. Chunks are whole tensors or pieces of about 16
-    MiB, or as ``cells`` says by FQN. Boxes may come in any order and cut chunks as they like: whole
+    MiB, or as ``cells`` says by FQN. Boxes may come in any order and cut chunks in any way: whole
     chunks are written at once, others into their chunk's file, so memory holds a box and a chunk.
-    One call at a time.
+    Call it from one thread at a time.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ZarrDirectorySink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Say what will be written."""
+        """Declare the tensors to be written."""
         group = _group("", step, values=values, aliases=aliases)
         self._folder.write(_GROUP, [msgspec.json.encode(group)])
         for fqn, spec in specs.items():
@@ -207,18 +207,18 @@ class ZarrDirectorySink(Closing):
         self._arrays[fqn].write(box, data)
 
     def finish(self) -> None:
-        """Publish the directory. Raises ``StateError`` where a tensor is not whole."""
+        """Publish the directory. Raises ``StateError`` if a tensor is not whole."""
         for array in self._arrays.values():
             array.check_whole()
         self._folder.publish()
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove files that were not published."""
         self._folder.close()
 
 
 class _Array:
-    """One array under way: which chunks are complete, and which boxes the others have."""
+    """One array in progress: its complete chunks, and the written boxes of the others."""
 
     def __init__(self, folder: NewFolder, record: TensorRecord, *, fqn: str) -> None:
         self._folder, self.record, self._fqn = folder, record, fqn
@@ -242,7 +242,7 @@ class _Array:
                 self._put(part, elements[part.within(box).slices])
 
     def _put(self, part: Box, elements: Array) -> None:
-        """Write what one chunk has of a box."""
+        """Write the part of a box that lies in one chunk."""
         cell = self.record.cell
         numbers = [o // c for o, c in zip(part.offset, cell, strict=True)]
         corner = tuple(n * c for n, c in zip(numbers, cell, strict=True))
@@ -276,7 +276,7 @@ class _Array:
 
 
 def _padded(elements: Array, cell: tuple[int, ...]) -> memoryview:
-    """Return the elements' bytes, in the low corner of zeros where they are less than a cell."""
+    """Return the elements' bytes, padded with zeros to a whole cell."""
     if elements.shape != cell:
         full = np.zeros(cell, elements.dtype)
         full[tuple(slice(n) for n in elements.shape)] = elements

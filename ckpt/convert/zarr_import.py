@@ -1,4 +1,4 @@
-"""Any plain Zarr directory as a source of tensors, read by zarr-python box by box."""
+"""A plain Zarr directory as a source of tensors, read by zarr-python box by box."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TORCH_NAMES: Final = {
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What an exported group says of itself."""
+    """Holdfast's own attributes of an exported group."""
 
     step: int | None = None
     aliases: dict[str, str] = {}
@@ -51,7 +51,7 @@ class _Attributes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Strict(WrapperStore[LocalStore]):
-    """A store in which a chunk that is not there is an error."""
+    """A store in which a missing chunk is an error."""
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -68,11 +68,11 @@ class _Strict(WrapperStore[LocalStore]):
 class ZarrDirectorySource(Closing):
     """The arrays of a Zarr directory by name; a `holdfast.ckpt.convert.interchange.TensorSource`.
 
-    An array's path with dots for slashes is its name; what `export_zarr` wrote has its own names,
-    tied names and plain values back. Zarr data types are taken as they are; unsigned integers
-    with an attribute ``torch_dtype`` as what that says. A chunk that is not there is an error
-    unless ``missing`` is ``"fill"``: many writers leave out chunks of nothing but the fill value.
-    (Inside a shard of Zarr's sharding codec only zarr-python sees what is missing, and fills it.)
+    An array's path with dots for slashes is its name. A directory that `export_zarr` wrote gives
+    back its own names, tied names and plain values. Zarr data types keep their meaning; unsigned
+    integers with an attribute ``torch_dtype`` have the type it names. A missing chunk is an error
+    unless ``missing`` is ``"fill"``: many writers leave out chunks that hold only the fill value.
+    (Inside a shard of Zarr's sharding codec only zarr-python sees missing chunks, and fills them.)
     """
 
     parallel = True
@@ -128,7 +128,7 @@ class ZarrDirectorySource(Closing):
     def read(self, fqn: str, box: Box) -> memoryview:
         """Return a box's elements: C order, little-endian, decoded (and verified) by its codecs.
 
-        Raises ``NotFoundError`` for an unknown name, ``CorruptError`` where a chunk is missing or
+        Raises ``NotFoundError`` for an unknown name, ``CorruptError`` if a chunk is missing or
         cannot be decoded.
         """
         if fqn not in self._arrays:
@@ -146,7 +146,7 @@ class ZarrDirectorySource(Closing):
         return _little(found.reshape(box.shape)).reshape(-1).view(np.uint8).data
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Release the arrays."""
         self._arrays.clear()
 
 
@@ -173,7 +173,7 @@ def _attributes(root: zarr.Group | Array, origin: str) -> _Attributes:
 
 
 def _walk(root: zarr.Group | Array, path: Path) -> Iterator[tuple[str, Array]]:
-    """Yield every array with its path, that of a lone one being its directory's name."""
+    """Yield every array with its path; a lone array has its directory's name."""
     if isinstance(root, zarr.Group):
         for name, node in sorted(root.members(max_depth=None)):
             if isinstance(node, zarr.Array):

@@ -1,7 +1,7 @@
-"""Copy a chunk to where its bytes belong and check them in the same pass, outside the GIL.
+"""Copy of a chunk into its destination arrays with a check in the same pass, outside the GIL.
 
-Memory is read once, and what is checked is what was stored: adjacent bytes are checksummed as they
-are copied, rows by slabs that are in the cache still when they are taken.
+Memory is read once, and the check covers the stored bytes: adjacent bytes are checksummed as they
+are copied; rows are checksummed in slabs that are still in the cache when they are copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK_BYTES: Final = 256 << 10
 
 
 def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:
-    """Bring regions of a chunk to their arrays; return the CRC32C of the whole chunk.
+    """Copy regions of a chunk to their arrays; return the CRC32C of the whole chunk.
 
     ``data`` holds the chunk's bytes; each array has its region's shape and the elements' width.
     """
@@ -36,7 +36,7 @@ def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Arra
 
 
 def _copy_run(data: memoryview, first: int, end: int, target: Array) -> int:
-    """Copy bytes ``first … end``, which are all of the target; checksum those around them too."""
+    """Copy bytes ``first … end``, which fill the target; checksum the bytes around them too."""
     into = int(target.__array_interface__["data"][0])
     copied = copy_run(isal.address_of(data) + first, into, end - first) if end > first else 0
     before = isal.crc32c(data[:first])
@@ -44,7 +44,7 @@ def _copy_run(data: memoryview, first: int, end: int, target: Array) -> int:
 
 
 def _copy_rows(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:
-    """Go through the chunk by slabs of rows: checksum a slab, then take the regions out of it."""
+    """Walk the chunk by slabs of rows: checksum a slab, then copy the regions' rows out of it."""
     shape = chunk.box.shape
     kind = np.dtype((np.void, chunk.nbytes // chunk.box.size))
     rows = np.frombuffer(data, kind).reshape(shape)

@@ -1,6 +1,6 @@
-"""How the bytes of a tensor's chunks are compressed: codecs of Zarr v3, by numcodecs.
+"""Compression of a tensor's chunks: codecs of Zarr v3, implemented by numcodecs.
 
-None is the default: weights hardly compress, and raw bytes can be read by ranges.
+The default is no compression: weights hardly compress, and raw bytes can be read by ranges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.ckpt.errors import CorruptError, StateError
 from holdfast.ckpt.types import Json, learn
 
 Rules: TypeAlias = Mapping[str, str]
-"""Glob pattern of names -> codec spelled as `parse` reads it. The first that matches counts."""
+"""Glob pattern of names -> codec, spelled for `parse`. The first pattern that matches counts."""
 
 _BLOSC: Final = ("lz4", "lz4hc", "blosclz", "zstd", "zlib")
 _SPELLING: Final = re.compile(r"(?P<name>[a-z0-9-]+)(?::(?P<level>\d+))?")
@@ -29,14 +29,14 @@ _BLOSC_LEVEL: Final = 5
 
 
 MAX_RATIO: Final = 1 << 15
-"""No codec here makes bytes fewer than this: zstd stores blocks of 128 KiB in 4 bytes at best."""
+"""The largest ratio of any codec here: zstd stores blocks of 128 KiB in 4 bytes at best."""
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A compressor with its settings, as a manifest names it.
 
-    ``name`` is ``zstd`` or ``blosc``; ``cname`` is blosc's inner codec. blosc shuffles the bytes
-    of elements (of ``typesize`` bytes), so that exponents lie beside exponents.
+    ``name`` is ``zstd`` or ``blosc``; ``cname`` is blosc's inner codec. blosc shuffles the bytes of
+    elements (of ``typesize`` bytes), so that exponents lie beside exponents.
     """
 
     name: Literal["zstd", "blosc"]
@@ -59,7 +59,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{name}:{self.level}"
 
     def zarr(self) -> Json:
-        """Return the codec as Zarr v3 metadata spells it."""
+        """Return the codec in the spelling of Zarr v3 metadata."""
         if self.name == "zstd":
             return {"name": "zstd", "configuration": {"level": self.level, "checksum": False}}
         return {
@@ -75,9 +75,9 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse(spelling: str, *, itemsize: int) -> Codec | None:
-    """Return the codec called ``zstd``, ``zstd:9``, ``blosc-lz4``, ``blosc-zstd:5``; None: none.
+    """Return the codec for ``zstd``, ``zstd:9``, ``blosc-lz4``, …; None for ``none``.
 
-    Raises ``StateError`` listing what there is.
+    Raises ``StateError`` listing the known codecs.
     """
     match = _SPELLING.fullmatch(spelling)
     if spelling == "none":
@@ -98,7 +98,7 @@ def parse(spelling: str, *, itemsize: int) -> Codec | None:
 
 
 def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
-    """Return the codec that ``rules`` has for a tensor: for just its name, or by pattern."""
+    """Return the codec that ``rules`` give a tensor: by its exact name first, then by pattern."""
     if fqn in rules:
         return parse(rules[fqn], itemsize=itemsize)
     for pattern, spelling in rules.items():
@@ -108,7 +108,7 @@ def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
 
 
 def check(rules: Rules) -> None:
-    """Raise ``StateError`` where a rule names no codec."""
+    """Raise ``StateError`` if a rule names an unknown codec."""
     if not isinstance(rules, Mapping):
         raise StateError(f"compression is {rules!r}; give patterns, such as {{'*': 'zstd'}}")
     for spelling in rules.values():
@@ -128,7 +128,7 @@ def _implementation(codec: Codec) -> Any:
 
 
 def encode(codec: Codec, data: Buffer) -> bytes:
-    """Return ``data`` compressed. Raises ``StateError`` for more than the codec can take."""
+    """Return ``data`` compressed. Raises ``StateError`` for more bytes than the codec accepts."""
     if (nbytes := memoryview(data).nbytes) > _MOST_BYTES:
         raise StateError(
             f"a chunk of {nbytes} bytes cannot be compressed by {codec}, which takes {_MOST_BYTES} "
@@ -140,9 +140,9 @@ def encode(codec: Codec, data: Buffer) -> bytes:
 def decode(
     codec: Codec, data: Buffer, *, nbytes: int, into: memoryview | None = None
 ) -> memoryview:
-    """Return the ``nbytes`` bytes that ``data`` was compressed from, in ``into`` if it is given.
+    """Return the ``nbytes`` decompressed bytes of ``data``, in ``into`` if it is given.
 
-    Raises ``CorruptError``, and before room is made for them, where ``data`` cannot be that many.
+    Raises ``CorruptError`` if ``data`` cannot be that many bytes, before memory is allocated.
     """
     view = memoryview(data).cast("B")
     if (claimed := _claimed_bytes(codec, view)) != nbytes:
@@ -163,7 +163,7 @@ _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 
 
 def _claimed_bytes(codec: Codec, data: memoryview) -> int | None:
-    """Return the decompressed size that a frame's header has (RFC 8878 3.1.1.1, or blosc's)."""
+    """Return the decompressed size in a frame's header (RFC 8878 3.1.1.1, or blosc's)."""
     if codec.name == "blosc":
         return int.from_bytes(data[4:8], "little") if data.nbytes >= 16 else None
     if data.nbytes < 6 or bytes(data[:4]) != _ZSTD_MAGIC:

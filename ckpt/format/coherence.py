@@ -1,4 +1,4 @@
-"""Whether a manifest and the indexes of its writers tell one story. Pure."""
+"""Consistency of a manifest with the indexes of its writers. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.ckpt.geometry.layout import Box
 
 
 def check_packs(manifest: Manifest, packs: Mapping[int, PackIndex], *, origin: str) -> None:
-    """Raise ``CorruptError`` unless the indexes are the manifest's, and hold every tensor once."""
+    """Raise ``CorruptError`` unless the indexes fit the manifest and hold every tensor once."""
     if fault := next(_faults(manifest, packs), None):
         raise CorruptError(
             f"{origin}: {fault}; load another step, or restore its files from a copy"
@@ -63,7 +63,7 @@ def _faults_of_union(manifest: Manifest, packs: Mapping[int, PackIndex]) -> Iter
 
 
 def _doubly_used(packs: Iterable[PackIndex]) -> Iterator[str]:
-    """Find bytes of other steps' packs that are said to be two chunks: no saver does that."""
+    """Find bytes of other steps' packs that two chunks claim: no saver writes that."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for index in packs:
         for tensor in index.tensors.values():

@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: the manifest and the index of each pack. Pure.
+"""The manifest of a checkpoint and the index of each pack. Pure.
 
-Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's
-bytes. Paths are relative to the step's directory. docs/format.md describes the files.
+Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's bytes.
+Paths are relative to the step's directory. docs/format.md describes the files.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ READ_FORMATS: Final = (1, 2)
 MANIFEST: Final = "manifest.json"
 REFS: Final = "refs.json"
 RETAINED: Final = "retained.json"
-"""Marks the folder of a removed step: what of it may go once no other step needs it."""
+"""Marks the folder of a removed step: lists the files to remove once no other step needs them."""
 
 CRC_BYTES: Final = 4
-"""Behind every stored chunk lies the CRC32C of its stored bytes, little-endian, as Zarr wants."""
+"""Behind each stored chunk lies the CRC32C of its stored bytes, little-endian, as Zarr requires."""
 
 ALIGN: Final = 64
 """Chunks start at multiples of this."""
@@ -65,11 +65,11 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A box of a tensor in a pack: C-order little-endian elements at ``at``.
 
-    ``crc32c`` and ``crc64`` are those of the box's own ``nbytes`` bytes; ``blocks`` those of each
+    ``crc32c`` and ``crc64`` cover the box's own ``nbytes`` bytes; ``blocks`` has the CRC32C of each
     `holdfast.ckpt.native.crc.BLOCK_BYTES` of them, where there is more than one block and no codec.
-    ``padded`` chunks are stored with the shape of the tensor's ``cell``, the box in its low corner,
-    zeros elsewhere; ``stored`` is the size of what a codec made of them. ``base`` counts the other
-    steps' packs (`PackIndex.bases`); None is the writer's own.
+    ``padded`` chunks are stored with the shape of the tensor's ``cell``: the box in its low corner,
+    zeros elsewhere. ``stored`` is the size after compression. ``base`` is the number of another
+    step's pack (`PackIndex.bases`) that holds the chunk; None means the writer's own pack.
     """
 
     box: Box
@@ -94,7 +94,7 @@ class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class PackIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one writer put where: in its ``pack``, or found unchanged in ``bases``.
+    """The chunks of one writer: stored in its ``pack``, or found unchanged in ``bases``.
 
     ``bases`` are packs of other steps. ``values`` are global; no two writers have the same key.
     """
@@ -115,7 +115,7 @@ class PackIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BaseStep(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier step, by the SHA-256 of its manifest, that holds what did not change since."""
+    """An earlier step, by the SHA-256 of its manifest, that holds unchanged chunks."""
 
     step: int
     digest: str
@@ -124,7 +124,7 @@ class BaseStep(msgspec.Struct, frozen=True, kw_only=True):
 class WriterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The two files of one writer, and the packs of other steps that its index refers to.
 
-    ``base`` is the step it was compared with; the packs may be of that step or of older ones.
+    ``base`` is the step with which it was compared; the packs may be of that step or of older ones.
     """
 
     writer: int
@@ -146,7 +146,7 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint. ``merged`` holds the grid cells that no writer had in one piece, if any.
 
-    What ``merged`` holds repeats bytes of the writers' packs, for readers of the Zarr view.
+    ``merged`` repeats bytes of the writers' packs, for readers of the Zarr view.
     """
 
     format: int
@@ -223,7 +223,7 @@ def _unseal(data: bytes, kind: type[_Record], origin: str) -> _Record:
 
 
 def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
-    """Refuse what says one thing to us and another to other readers: repeated keys, say."""
+    """Refuse bytes that other JSON readers could read differently, such as repeated keys."""
     if version > 1:
         if msgspec.json.encode(record, order="deterministic") != body:
             raise ValueError("not in the one spelling there is (a repeated or unknown field?)")
@@ -316,7 +316,7 @@ def _faults_of_index(index: PackIndex) -> Iterator[str]:
 
 
 def _check_order(index: PackIndex, origin: str) -> None:
-    """Check that the chunks are the whole pack, but for less than an alignment between them."""
+    """Check that the chunks fill the whole pack, with gaps shorter than an alignment."""
     spans = sorted(
         (chunk.at, stored_bytes(chunk, tensor) + CRC_BYTES)
         for tensor in index.tensors.values()
@@ -368,7 +368,7 @@ def _low_corner(box: Box, cell: tuple[int, ...]) -> bool:
 
 
 def stored_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
-    """Return the size of a chunk as stored, padded or compressed, without the checksum behind."""
+    """Return the size of a chunk as stored, padded or compressed, without its checksum."""
     return padded_bytes(chunk, tensor) if chunk.stored is None else chunk.stored
 
 
@@ -380,12 +380,12 @@ def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
 
 
 def path_of(chunk: PackedChunk, index: PackIndex) -> str:
-    """Return the path of the pack that a chunk lies in, relative to the step's folder."""
+    """Return the path of the pack that holds a chunk, relative to the step's folder."""
     return index.pack if chunk.base is None else index.bases[chunk.base].path
 
 
 def from_root(folder: str, path: str) -> str:
-    """Return the name, below the root, of what ``path`` is relative to a step's ``folder``."""
+    """Return the name below the root of ``path``, which is relative to a step's ``folder``."""
     return path.removeprefix("../") if path.startswith("../") else f"{folder}/{path}"
 
 
@@ -403,7 +403,7 @@ def seal_note(files: Sequence[str]) -> bytes:
 
 
 def read_note(data: bytes, *, origin: str) -> list[str]:
-    """Parse and check what `seal_note` made. Raises ``CorruptError`` naming ``origin``."""
+    """Parse and check bytes that `seal_note` made. Raises ``CorruptError`` naming ``origin``."""
     note = _unseal(data, _Note, origin)
     for path in note.files:
         if not any(kind.fullmatch(path) for kind in (_PACK_PATH, _INDEX_PATH, _REFS_PATH)):

@@ -1,14 +1,14 @@
-"""One writer's pack: which pieces it stores where.
+"""The pack of one writer: the cutting of its tensors into pieces, and the writing of them.
 
 A pack is its chunks back to back, nothing else::
 
     [the box's elements, padded to a cell, compressed][their CRC32C, 4 bytes][0 … 63 zeros]
 
-The zeros align the next chunk. Checksums and compression are computed by a few threads ahead of the
-writing, or by the one that writes, which takes longer and costs less: then bytes are in the cache
-when they are copied. A store that copies what it writes has the checksums made by that very copy
-(`holdfast.ckpt.native.piece_copy`), but for what is compressed, padded or looked for in an earlier
-step. `holdfast.ckpt.format.unpack` reads what is written here.
+The zeros align the next chunk. A few threads compute checksums and compression ahead of the
+writing. Without threads, the writing thread does it, which takes longer and costs less: the bytes
+are then in the cache when they are copied. A store that copies the bytes it writes computes the
+checksums in that very copy (`holdfast.ckpt.native.piece_copy`), except for chunks that are
+compressed, padded or searched for in an earlier step. `holdfast.ckpt.format.unpack` reads packs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from holdfast.ckpt.store.local import DirectStore
 Payload: TypeAlias = Callable[[ChunkRef], Buffer]
 """Returns the bytes of a chunk of the ``ShardIndex`` that is being written.
 
-Asked for in the order of the index, by one thread; what it returned must not change any more.
+One thread calls it, in the order of the index; the returned bytes must not change any more.
 """
 
 Watch: TypeAlias = Callable[[int], None]
-"""Told how many more bytes were given to the store; may wait, and may raise to end the writing."""
+"""Called with the number of bytes newly given to the store; may wait, or raise to end it."""
 
 Bases: TypeAlias = Mapping[tuple[str, Box], tuple[FileRecord, PackedTensor, PackedChunk]]
 """Tensors that lie in packs of other steps, by name and box (`holdfast.ckpt.checkpoints.bases`)."""
@@ -66,28 +66,28 @@ _Part = TypeVar("_Part", bound=Part)
 
 THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 AHEAD_BYTES: Final = 64 << 20
-"""What is checksummed and compressed before it can be written: memory that a pack takes."""
+"""The bytes that are checksummed and compressed ahead of the writing: the memory of a writer."""
 
 _AHEAD_PIECES: Final = 256
 _INLINE_BYTES: Final = 64 << 10
-"""What is smaller is done at once: handing it to a thread costs more."""
+"""Smaller pieces are processed at once: handing them to a thread costs more."""
 
 _LAYOUTS: Final = 16384
-"""How many layouts of tensors are remembered: they are the same at every save."""
+"""The number of tensor layouts that are cached: they are the same at every save."""
 
 _CACHED_BYTES: Final = 8 * crc.BLOCK_BYTES
-"""What stays in a processor's cache while two checksums are computed of it."""
+"""The bytes that stay in a processor's cache while two checksums of them are computed."""
 
 _WATCH_BYTES: Final = 4 << 10
-"""How much is given to the store before it is told of: looking at a clock takes its time, too."""
+"""The bytes given to the store between two calls of the watch: reading a clock costs time, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPiece:
     """A part of a saver's chunk that becomes a chunk of the pack.
 
-    ``start`` is its offset in the saver's chunk in bytes; ``cell`` the shape it is stored with,
-    None where it is stored as it is.
+    ``start`` is its offset in the saver's chunk in bytes. ``cell`` is the shape to which it is
+    padded; None if it is stored without padding.
     """
 
     box: Box
@@ -98,14 +98,14 @@ class ChunkPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How a tensor is stored: its Zarr cell, None without a known grid, and the pieces by chunk."""
+    """The storage of a tensor: its Zarr cell (None without a grid), and the pieces by chunk."""
 
     cell: tuple[int, ...] | None
     pieces: tuple[tuple[ChunkPiece, ...], ...]
 
 
 def cut(entry: TensorEntry, itemsize: int) -> Cut:
-    """Return how a writer stores a tensor; remembered, for it is the same at every save."""
+    """Return how a writer stores a tensor; cached, for it is the same at every save."""
     boxes = tuple([chunk.box for chunk in entry.chunks])
     return _cut(entry.shape, entry.grid, boxes, itemsize)
 
@@ -129,7 +129,7 @@ def _cell(
 
 
 def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[ChunkPiece, ...]:
-    """Cut a saver's box into what is stored, in the order of its bytes."""
+    """Cut a saver's box into the pieces to store, in the order of its bytes."""
     start, found = 0, []
     for part in [box] if cell is None else cells(box, cell):
         nbytes = part.size * itemsize
@@ -142,7 +142,7 @@ def pieces(box: Box, cell: tuple[int, ...] | None, itemsize: int) -> tuple[Chunk
 
 @dataclass(slots=True)
 class _Ready:
-    """What a piece is stored as, and its checksums: ``stored`` is that of ``body``."""
+    """The stored bytes of a piece, and its checksums: ``stored`` is that of ``body``."""
 
     body: Buffer
     stored: int
@@ -153,7 +153,7 @@ class _Ready:
 
 @dataclass(slots=True)
 class _Started:
-    """A piece whose checksums are under way; the ``last`` one of the saver's chunk ``ref``?"""
+    """A piece whose checksums are in progress; ``last`` if it ends the saver's chunk ``ref``."""
 
     ref: ChunkRef
     piece: ChunkPiece
@@ -162,7 +162,7 @@ class _Started:
 
 
 def _sums(address: int, nbytes: int) -> tuple[list[int], int]:
-    """Return the CRC32C of each block of some memory, and the CRC64 of all, in one pass."""
+    """Return the CRC32C of each block of some memory, and the CRC64 of the whole, in one pass."""
     blocks: list[int] = []
     crc64 = 0
     for at in range(0, nbytes, _CACHED_BYTES):
@@ -189,10 +189,10 @@ def _prepare(piece: ChunkPiece, raw: memoryview, *, itemsize: int, codec: Codec 
 class PackWriter:
     """Produces a pack's bytes in order, and then its index.
 
-    Nothing is computed ahead where ``threads`` is 0. ``codecs`` compress the tensors they name.
-    ``bases`` are chunks that need not be written again. With ``verify`` the bytes are compared
-    with the checksum that ``index`` has of each chunk; the pack must not be published before
-    `parts` has come to its end without an error.
+    With ``threads`` 0 nothing is computed ahead. ``codecs`` compress the tensors they name.
+    ``bases`` are chunks that need not be written again. With ``verify`` the bytes are compared with
+    the checksum that ``index`` has of each chunk; do not publish the pack before `parts` has ended
+    without an error.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class PackWriter:
 
     @property
     def checksum(self) -> int:
-        """The CRC32C of the pack, once `parts` has come to its end."""
+        """The CRC32C of the pack, once `parts` has ended."""
         sums = np.array([each for each, _ in self._written], dtype=np.uint32)
         lengths = np.array([nbytes for _, nbytes in self._written], dtype=np.int64)
         whole = np.array([0], dtype=np.int64), np.array([len(sums)], dtype=np.int64)
@@ -226,7 +226,7 @@ class PackWriter:
 
     @property
     def tensors(self) -> dict[str, PackedTensor]:
-        """What was written, once `parts` has come to its end."""
+        """The written tensors, once `parts` has ended."""
         return {
             fqn: PackedTensor(
                 dtype=entry.dtype,
@@ -240,15 +240,15 @@ class PackWriter:
 
     @property
     def bases(self) -> tuple[FileRecord, ...]:
-        """The packs of other steps that hold what was not written again."""
+        """The packs of other steps that hold the chunks that were not written again."""
         return tuple(self._bases)
 
     def parts(self) -> Iterator[Buffer]:
-        """Return the pack's bytes; they raise ``CorruptError`` where memory is not as captured."""
-        return cast("Iterator[Buffer]", self._parts(poured=False))  # none pours itself then
+        """Yield the pack's bytes; raises ``CorruptError`` if memory changed since the capture."""
+        return cast("Iterator[Buffer]", self._parts(poured=False))  # no part is a PieceCopy then
 
     def copied_parts(self) -> Iterator[Part]:
-        """Return the pack's bytes, as `parts`, for one that copies each before it asks for more."""
+        """Yield the pack's bytes as `parts` does, to a caller that copies each before the next."""
         return self._parts(poured=True)
 
     def _parts(self, *, poured: bool) -> Iterator[Buffer | PieceCopy]:
@@ -279,7 +279,7 @@ class PackWriter:
         itemsize: int,
         codec: Codec | None,
     ) -> Future[_Ready] | _Ready:
-        """Have a piece prepared, by a thread if there are any and that pays."""
+        """Start to prepare a piece: on a thread if there are any and the piece is large enough."""
         if not self._threads or piece.nbytes <= _INLINE_BYTES:
             return _prepare(piece, raw, itemsize=itemsize, codec=codec)
         return pool.submit(_prepare, piece, raw, itemsize=itemsize, codec=codec)
@@ -287,7 +287,7 @@ class PackWriter:
     def _started(
         self, start: Callable[..., Future[_Ready] | _Ready], *, poured: bool
     ) -> Iterator[_Started]:
-        """Yield every piece with its checksums under way, or to be made when it is ``poured``."""
+        """Yield every piece, its checksums in progress, or due when it is copied (``poured``)."""
         for fqn, entry in self._index.tensors.items():
             itemsize = dtype_of(entry.dtype, origin=f"tensor {fqn}").itemsize
             how, codec = cut(entry, itemsize), self._codecs.get(fqn)
@@ -309,7 +309,7 @@ class PackWriter:
                     yield _Started(ref=ref, piece=piece, work=work, last=end == wanted)
 
     def _check(self, started: _Started, crc32c: int) -> None:
-        """Compare a saver's chunk, once its last piece is there, with what was captured."""
+        """Compare a saver's chunk, once its last piece is known, with the captured checksum."""
         self._found = crc.combine(self._found, crc32c, started.piece.nbytes)
         if started.last:
             found, self._found = self._found, 0
@@ -325,7 +325,7 @@ class PackWriter:
         )
 
     def _placed(self, started: _Started) -> Iterator[Buffer | PieceCopy]:
-        """Give a piece its place: in this pack, or where an older step has the same bytes."""
+        """Place a piece: in this pack, or where an older step has the same bytes."""
         fqn, piece, work = started.ref.fqn, started.piece, started.work
         if isinstance(work, PieceCopy):
             yield work
@@ -360,7 +360,7 @@ class PackWriter:
         blocks: list[int],
         stored: int | None = None,
     ) -> PackedChunk:
-        """Return what the index says of the piece that is stored next."""
+        """Return the index entry of the piece that is stored next."""
         has_blocks = len(blocks) > 1 and stored is None
         return PackedChunk(
             box=piece.box,
@@ -374,7 +374,7 @@ class PackWriter:
         )
 
     def _ended(self, checksum: int, nbytes: int) -> bytes:
-        """Return what lies behind ``nbytes`` that were stored, and go on behind that."""
+        """Return the checksum and alignment behind ``nbytes`` stored ones; advance past them."""
         end = self.at + nbytes + CRC_BYTES
         tail = checksum.to_bytes(CRC_BYTES, "little") + bytes(-end % ALIGN)
         self._written += ((checksum, nbytes), (isal.crc32c(tail), len(tail)))
@@ -431,7 +431,7 @@ def _watched(parts: Iterator[_Part], watch: Watch) -> Iterator[_Part]:
 
 
 def content_tag(index: ShardIndex) -> str:
-    """Return a name for what ``index`` describes, from its checksums: same bytes, same name."""
+    """Return a name made of the checksums in ``index``: same bytes, same name."""
     return sha256(encode_index(index)).hexdigest()[:12]
 
 

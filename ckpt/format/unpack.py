@@ -1,8 +1,8 @@
-"""Read the chunks of packs: by ranges, straight into where the bytes belong, all of it checked.
+"""Verified reading of the chunks of packs, by ranges, directly into the destination arrays.
 
-What a range touches is verified by blocks of `holdfast.ckpt.native.crc.BLOCK_BYTES`, read in runs
-small enough that their checksum is computed while they are in the cache. Padded, compressed and old
-chunks without block checksums are read whole.
+The range is verified by blocks of `holdfast.ckpt.native.crc.BLOCK_BYTES`, read in runs small enough
+that their checksum is computed while they are in the cache. Padded chunks, compressed chunks, and
+old chunks without block checksums are read whole.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from holdfast.ckpt.store.base import Readable
 Array: TypeAlias = npt.NDArray[Any]
 
 Delivery: TypeAlias = tuple[Box, Array]
-"""A region of a chunk and where it goes: an array of that shape, of the elements' width."""
+"""A region of a chunk and its destination: an array of that shape, of the elements' width."""
 
 _SLAB_BYTES: Final = 4 << 20
-"""Rows of a chunk that are taken apart by columns are read this much at a time."""
+"""The bytes read at a time of chunk rows from which columns are taken."""
 
 
 class Pack:
@@ -69,13 +69,13 @@ class ChunkReader:
     # -- whole -----------------------------------------------------------------------------------
 
     def read(self, into: memoryview) -> int:
-        """Read all of the box's elements into ``into``; return the bytes read."""
+        """Read all elements of the box into ``into``; return the bytes read."""
         if self._in_one_run():
             return self._runs(0, self._chunk.nbytes, into)
         return self._indirect(into)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> int:
-        """Read regions to where they belong; return the bytes read from the pack."""
+        """Read regions into their destinations; return the bytes read from the pack."""
         if self._by_blocks():
             return sum(self._deliver(region, target) for region, target in deliveries)
         whole = sum(array.size for _, array in deliveries) == self._chunk.box.size
@@ -87,7 +87,7 @@ class ChunkReader:
         return read
 
     def _apart(self) -> tuple[Array, int]:
-        """Return the box, read into a room of its own, and the bytes read."""
+        """Return the box, read into a buffer of its own, and the bytes read."""
         if not self._in_one_run():
             return self._unpacked(None)
         room = memoryview(bytearray(self._chunk.nbytes))
@@ -99,7 +99,7 @@ class ChunkReader:
         return np.dtype((np.void, self._itemsize))
 
     def _in_one_run(self) -> bool:
-        """Say whether the box's bytes lie in the pack as they are, one behind the other."""
+        """Say whether the box's bytes lie in the pack unchanged and contiguous."""
         if self._chunk.stored is not None:
             return False
         cell = self._tensor.cell
@@ -110,7 +110,7 @@ class ChunkReader:
         return self._in_one_run() and (bool(self._chunk.blocks) or small)
 
     def _indirect(self, into: memoryview) -> int:
-        """Read a chunk that is padded in the midst of its rows, or compressed."""
+        """Read a chunk that is compressed, or padded inside its rows."""
         box, read = self._unpacked(None if self._chunk.padded else into)
         if self._chunk.padded:
             np.frombuffer(into, self._kind).reshape(box.shape)[...] = box
@@ -119,7 +119,8 @@ class ChunkReader:
     def _unpacked(self, into: memoryview | None) -> tuple[Array, int]:
         """Return the box of such a chunk, in ``into`` if that is given, and the bytes read.
 
-        No room is made for what a codec is said to give before its data says the same.
+        Memory for a decompressed size is allocated only after the data's own header states that
+        size.
         """
         extent = self._extent()
         data = memoryview(bytearray(extent))
@@ -141,10 +142,10 @@ class ChunkReader:
         self._expect(isal.crc32c(_bytes_of(box)), self._chunk.crc32c)
         return box.reshape(shape), extent
 
-    # -- many small ones ---------------------------------------------------------------------------
+    # -- many small chunks -------------------------------------------------------------------------
 
     def small_and_whole(self, deliveries: Sequence[Delivery]) -> bool:
-        """Say whether this is one block that goes, all of it, to one contiguous place."""
+        """Say whether this is one block, read as a whole into one contiguous array."""
         return (
             self._chunk.nbytes <= crc.BLOCK_BYTES
             and len(deliveries) == 1
@@ -154,13 +155,13 @@ class ChunkReader:
         )
 
     def follows(self, other: ChunkReader) -> bool:
-        """Say whether this chunk starts where ``other`` and what belongs to it ends."""
+        """Say whether this chunk starts where ``other``, with its checksum and padding, ends."""
         same = self._pack is other._pack
         return same and self._chunk.at == other._chunk.at + other._extent()
 
     @staticmethod
     def read_together(readers: Sequence[ChunkReader], rooms: Sequence[memoryview]) -> int:
-        """Read small chunks that follow each other by one call; return the bytes read."""
+        """Read small chunks that follow each other in one call; return the bytes read."""
         buffers: list[memoryview] = []
         for reader, room in zip(readers, rooms, strict=True):
             buffers += [room, memoryview(bytearray(reader._extent() - room.nbytes))]
@@ -197,9 +198,9 @@ class ChunkReader:
         return first * self._itemsize, (last + 1) * self._itemsize
 
     def _cut(self, region: Box) -> tuple[int, int] | None:
-        """Return the dim to cut a scattered region along, and how many rows go at a time.
+        """Return the dim along which to cut a scattered region, and the rows to read at a time.
 
-        None where what lies between its first and last element is best read as it is.
+        Returns None if it is best to read all bytes between its first and last element.
         """
         for dim, extent in enumerate(region.shape):
             if extent > 1:
@@ -211,7 +212,7 @@ class ChunkReader:
         return None
 
     def _by_rows(self, region: Box, target: Array) -> int:
-        """Read what lies between a region's first and last element, and take the region out."""
+        """Read the bytes from a region's first to its last element; copy the region from them."""
         first, end = self._span(region)
         room = np.empty(end - first, dtype=np.uint8)
         read = self._range(first, end, room.data)
@@ -225,7 +226,7 @@ class ChunkReader:
         return read
 
     def _range(self, first: int, end: int, into: memoryview) -> int:
-        """Read bytes ``first`` … ``end`` of the box; whole blocks go where they belong at once."""
+        """Read bytes ``first`` … ``end`` of the box; whole blocks go directly to ``into``."""
         block = crc.BLOCK_BYTES
         if first == 0 and end == self._chunk.nbytes:
             return self._runs(0, end, into)
@@ -242,7 +243,7 @@ class ChunkReader:
         return read
 
     def _edge(self, first: int, end: int, into: memoryview) -> int:
-        """Read the blocks around a range into a room of their own, and copy the range."""
+        """Read the blocks around a range into a buffer of their own, and copy the range."""
         block = crc.BLOCK_BYTES
         low, high = first // block * block, min(-(-end // block) * block, self._chunk.nbytes)
         room = memoryview(bytearray(high - low))
@@ -291,7 +292,7 @@ class ChunkReader:
     # -- checks ----------------------------------------------------------------------------------
 
     def _extent(self) -> int:
-        """Return the chunk's bytes with all that belongs to it, as far as that is known."""
+        """Return the chunk's length with its checksum and, where known, the zeros behind it."""
         end = self._stored + CRC_BYTES
         return self._pack.ends.get(self._chunk.at, self._chunk.at + end) - self._chunk.at
 

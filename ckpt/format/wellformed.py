@@ -1,8 +1,8 @@
-"""Whether what a manifest or an index says can be true, before anything is done by it. Pure.
+"""Checks of a manifest's and an index's claims, before anything acts on them. Pure.
 
-A checksum tells damage, not intent: whoever can write a file can seal it too. So what is read is
-held to what a saver can have written: nothing is allocated, opened or walked on a claim alone.
-Each function returns the fault in words, None where there is none.
+A checksum shows damage, not intent: anyone who can write a file can seal it too. So a file that is
+read must be one that a saver can have written: nothing is allocated, opened or walked on a claim
+alone. Each function returns the fault in words, or None if there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.types import Json
 
 MAX_DIMS: Final = 64
-"""Dims of a tensor; torch and numpy have no more."""
+"""The most dims of a tensor; torch and numpy have no more."""
 
 MAX_DEPTH: Final = 256
 """Levels of lists and objects in a plain value: ``plain.MAX_DEPTH``, tags counted."""
@@ -37,9 +37,9 @@ _SHOWN: Final = 60
 def fault_of_shape(
     shape: tuple[int, ...], cell: tuple[int, ...] | None, *, itemsize: int
 ) -> str | None:
-    """Return what is wrong with a tensor's shape and the cell of its grid.
+    """Return the fault of a tensor's shape and of the cell of its grid, if any.
 
-    Remembered: the tensors of a job have the same shapes at every save.
+    Cached: the tensors of a job have the same shapes at every save.
     """
     if len(shape) > MAX_DIMS:
         return f"shape of {len(shape)} dims, {MAX_DIMS} are possible"
@@ -57,7 +57,7 @@ def fault_of_shape(
 
 
 def fault_of_aliases(tensors: Iterable[str], aliases: Mapping[str, str]) -> str | None:
-    """Return what is wrong with tied names: each leads to a tensor, and is none itself."""
+    """Return the fault of tied names, if any: each leads to a tensor, and is none itself."""
     there = frozenset(tensors)
     for name, stored in aliases.items():
         if name in there:
@@ -68,7 +68,7 @@ def fault_of_aliases(tensors: Iterable[str], aliases: Mapping[str, str]) -> str 
 
 
 def fault_of_values(values: Mapping[str, Json]) -> str | None:
-    """Return the faults of plain values: nesting and tags (`holdfast.ckpt.state.plain`)."""
+    """Return the first fault of plain values: nesting and tags (`holdfast.ckpt.state.plain`)."""
     for name, value in values.items():
         try:
             _check_value(value)
@@ -131,7 +131,7 @@ def _key_and_value(pair: Json) -> tuple[tuple[Json, bool], tuple[Json, bool]]:
 
 
 def _bytes_in(payload: Json) -> int:
-    """Return how many bytes base64 stands for."""
+    """Return the number of bytes that a base64 text encodes."""
     try:
         if isinstance(payload, str):
             return len(base64.b64decode(payload.encode("ascii"), validate=True))

@@ -32,14 +32,14 @@ from holdfast.ckpt.types import Json
 
 _TEMPLATE: Final = "{{root}}"
 _NAMES: Final = 16384
-"""How many names and documents are remembered: they are the same at every save."""
+"""The number of names and documents that are cached: they are the same at every save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a Zarr chunk lies: a range of a pack, whose path is relative to the step's folder.
+    """The position of a Zarr chunk: a range of a pack, whose path is relative to the step's folder.
 
-    Its last bytes are the CRC32C of those before; ``crc32c`` is what the index says of it, None
+    Its last bytes are the CRC32C of those before. ``crc32c`` is the index's checksum of it, or None
     for a chunk that is padded or compressed, of which the index has another checksum.
     """
 
@@ -56,7 +56,7 @@ class Stored:
 
 @lru_cache(_NAMES)
 def array_name(fqn: str) -> str:
-    """Return the Zarr name of a tensor: the FQN, with what a name may not have quoted."""
+    """Return the Zarr name of a tensor: the FQN, with characters that Zarr forbids quoted."""
     name = quote(fqn, safe="=+,@[]()")
     if name.startswith("__"):
         return f"%5F{name[1:]}"
@@ -64,7 +64,7 @@ def array_name(fqn: str) -> str:
 
 
 def is_stored_cell(chunk: PackedChunk, tensor: PackedTensor, cell: tuple[int, ...]) -> bool:
-    """Say whether a chunk is stored just as the Zarr chunk of its place."""
+    """Say whether a chunk is stored exactly as the Zarr chunk at its position."""
     shape = tensor.cell if chunk.padded else chunk.box.shape
     return shape == cell and all(o % c == 0 for o, c in zip(chunk.box.offset, cell, strict=True))
 
@@ -78,7 +78,7 @@ def chunk_key(chunk: PackedChunk, cell: tuple[int, ...]) -> str:
 def chunk_places(
     tensors: Mapping[str, TensorRecord], indexes: Mapping[int, PackIndex]
 ) -> Iterator[tuple[str, str, Stored]]:
-    """Yield (FQN, chunk key, place) for every stored chunk that is a cell of one of ``tensors``."""
+    """Yield (FQN, chunk key, position) of every stored chunk that is a cell of ``tensors``."""
     for index in indexes.values():
         for fqn, tensor in index.tensors.items():
             if (record := tensors.get(fqn)) is None:
@@ -119,7 +119,7 @@ def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> 
 
 @lru_cache(_NAMES)
 def _document(tensor: TensorRecord, *, portable: bool) -> bytes:
-    """Return a tensor's ``zarr.json``: the same at every save, and for tensors of one shape."""
+    """Return a tensor's ``zarr.json``; cached, as tensors of one shape share it at every save."""
     return msgspec.json.encode(array_metadata("of this shape", tensor, portable=portable))
 
 
@@ -137,7 +137,7 @@ def hierarchy(
     group: Json,
     portable: bool = True,
 ) -> tuple[dict[str, bytes], dict[str, Stored]]:
-    """Return the whole hierarchy by Zarr key: documents, and places of chunks."""
+    """Return the whole hierarchy by Zarr key: documents, and positions of chunks."""
     names: dict[str, list[str]] = {fqn: [array_name(fqn)] for fqn in tensors}
     for alias, fqn in aliases.items():
         names[fqn].append(array_name(alias))
@@ -158,7 +158,7 @@ def references(
 ) -> bytes:
     """Return a reference map (kerchunk, version 1) of the hierarchy in ``folder`` of ``root``.
 
-    Paths are made of the template ``root``, the checkpoints' root when it was written: a reader
+    Paths use the template ``root``, which is the checkpoints' root at the time of writing. A reader
     of a root that was moved overrides it (``template_overrides={"root": …}``).
     """
     refs: dict[str, Json] = {key: data.decode() for key, data in documents.items()}

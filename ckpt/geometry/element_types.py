@@ -1,10 +1,10 @@
-"""Element types by torch's names: what numpy and Zarr see of them, without importing torch. Pure.
+"""Element types by torch's names, with their numpy and Zarr types, without torch. Pure.
 
 numpy and the core of Zarr v3 have no bfloat16 and no float8. Such tensors appear in two ways: as
 the data types of that name in Zarr's registry (`holdfast.ckpt.zarr.types` brings them to
 zarr-python; TensorStore has them), or *portably* as unsigned integers of the same width, which
 every reader opens. The array's attribute ``torch_dtype`` names the true type in both. The reference
-map is portable always; so are ``complex32`` and ``float4_e2m1fn_x2``, which TensorStore does not
+map is always portable; so are ``complex32`` and ``float4_e2m1fn_x2``, which TensorStore does not
 have.
 """
 
@@ -24,9 +24,9 @@ from holdfast.ckpt.types import Json
 class DType:
     """One element type.
 
-    ``numpy`` is what the bytes are viewed as in numpy, ``zarr`` the Zarr v3 name of that view.
-    ``native`` is False where the view is an unsigned integer in place of the true type;
-    ``registered`` is then the true type's Zarr v3 name, None if there is none to use.
+    ``numpy`` is the numpy type under which the bytes are viewed, ``zarr`` the Zarr v3 name of that
+    view. ``native`` is False where the view is an unsigned integer in place of the true type;
+    ``registered`` is then the true type's Zarr v3 name, or None if there is none to use.
     """
 
     name: str
@@ -45,10 +45,10 @@ class DType:
         return self.zarr if portable else self.registered or self.zarr
 
     def fill(self, *, portable: bool) -> Json:
-        """Return the fill value as Zarr's metadata spells it: NaN, where there is one.
+        """Return the fill value in the spelling of Zarr's metadata: NaN, where there is one.
 
-        It never stands for data. Where a file of an exported array was lost, a reader that takes
-        this value instead gives NaN rather than plausible zeros.
+        It never stands for data. If a file of an exported array is lost, a reader that uses the
+        fill value gets NaN, not plausible zeros.
         """
         kind = "f" if not portable and self.registered else np.dtype(self.numpy).kind
         return {"f": "NaN", "b": False, "c": ["NaN", "NaN"]}.get(kind, 0)
@@ -93,7 +93,10 @@ DTYPES: Final[Mapping[str, DType]] = {
 
 
 def dtype_of(name: str, *, origin: str) -> DType:
-    """Return the type called ``name``. Raises ``CorruptError`` naming ``origin`` for another."""
+    """Return the type called ``name``.
+
+    Raises ``CorruptError`` naming ``origin`` for another name.
+    """
     try:
         return DTYPES[name]
     except KeyError:

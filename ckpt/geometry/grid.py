@@ -1,8 +1,8 @@
-"""Regular grids over tensors: which one the boxes of the savers form, and its split. Pure.
+"""Regular grids over tensors: find the grid that the savers' boxes form, and split it. Pure.
 
-Zarr wants every chunk of an array to be one cell of a regular grid, stored in full: a cell that
-sticks out over the tensor's edge is padded. Sharding yields just that (FSDP2 splits in pieces of
-``ceil(n / ranks)``, the last ones smaller), so a saver's box usually *is* a cell.
+Zarr needs every chunk of an array to be one cell of a regular grid, stored in full: a cell that
+extends over the tensor's edge is padded. Sharding usually yields such cells: FSDP2 splits in pieces
+of ``ceil(n / ranks)``, the last ones smaller. So a saver's box usually *is* a cell.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PIECE_BYTES: Final = 16 << 20
 """Cells larger than this are split where the shape allows: the unit of verified reading."""
 
 _MANY: Final = 32
-"""Boxes from which on arrays are faster than one box after another."""
+"""From this number of boxes on, arrays are faster than one box after another."""
 
 _LAYOUTS: Final = 16384
-"""How many layouts of tensors are remembered: they are the same at every save."""
+"""The number of tensor layouts that are cached: they are the same at every save."""
 
 _POOR_SPLIT: Final = 16
-"""A divisor that leaves pieces this much smaller than asked is not worth taking."""
+"""A divisor whose pieces are smaller than requested by this factor is not used."""
 
 
 def whole(shape: Shape) -> Box:
-    """Return the box that is the whole tensor."""
+    """Return the box of the whole tensor."""
     return Box(offset=(0,) * len(shape), shape=shape)
 
 
@@ -98,7 +98,7 @@ def cells(box: Box, grid: Shape) -> Iterator[Box]:
 
 
 def fault_of_cover(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """Return what is wrong when ``boxes`` do not cover ``shape`` exactly once, else None."""
+    """Return a sentence if ``boxes`` do not cover ``shape`` exactly once, else None."""
     if len(boxes) < _MANY:
         return _fault_of_few(shape, tuple(boxes))
     offsets, shapes = [box.offset for box in boxes], [box.shape for box in boxes]

@@ -1,4 +1,4 @@
-"""Where every piece of every tensor lies: boxes and layouts. Pure."""
+"""Boxes of tensors, and layouts of them over ranks. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slices(self) -> tuple[EllipsisType | slice, ...]:
-        """What selects the box from an array it is relative to, as a view even in 0-D."""
+        """The index that selects the box from an array, as a view even in 0-D."""
         return (..., *(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)))
 
     def within(self, frame: Box) -> Box:
@@ -47,7 +47,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
         return Box(offset=offset, shape=self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """Return the common region, or None where there is none."""
+        """Return the common region, or None if there is none."""
         lo = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         hi = tuple(
             min(a + n, b + m)
@@ -59,7 +59,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a tensor is, whoever holds it: name, dtype (torch's name, ``"bfloat16"``), shape."""
+    """The global description of a tensor: name, dtype (torch's name, ``"bfloat16"``), shape."""
 
     fqn: str
     dtype: str
@@ -68,10 +68,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which rank holds which boxes of which tensor.
+    """The boxes of each tensor that each rank holds.
 
-    ``specs`` maps FQN to spec; ``boxes`` maps FQN to one tuple of boxes per rank (replicas show
-    as equal boxes at several ranks; a rank without a part has an empty tuple).
+    ``specs`` maps FQN to spec; ``boxes`` maps FQN to one tuple of boxes per rank. Replicas are
+    equal boxes at several ranks; a rank without a part has an empty tuple.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -92,7 +92,7 @@ class Split:
 
 
 Axes: TypeAlias = Sequence[Split | None]
-"""Per mesh axis what it does to a tensor: cut a dim, or replicate (None)."""
+"""The effect of each mesh axis on a tensor: cut a dim, or replicate (None)."""
 
 Run: TypeAlias = tuple[int, int]
 """A range of indices along one dim: (start, length)."""
@@ -100,7 +100,7 @@ Run: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A box of a tensor, and where it starts (per dim) in the local tensor of who holds it."""
+    """A box of a tensor, and its start (per dim) in the local tensor of the rank that holds it."""
 
     box: Box
     at: tuple[int, ...]
@@ -121,11 +121,11 @@ def shard_runs(
     axes: Axes,
     nested: bool = False,
 ) -> tuple[tuple[Run, ...], ...]:
-    """Return per dim which indices the rank at ``coordinate`` holds, in the order it holds them.
+    """Return per dim the indices that the rank at ``coordinate`` holds, in its own order.
 
-    Axes cut from left to right, as ``distribute_tensor`` does. ``nested`` is what FSDP2 over
-    tensor parallelism really does where the sizes are uneven: it cuts the local tensor, so
-    strided axes come last, each cutting what it finds in one piece. Both agree where all divides.
+    Axes cut from left to right, as ``distribute_tensor`` does. ``nested`` follows FSDP2 over tensor
+    parallelism, which differs where the sizes are uneven: it cuts the local tensor, so strided axes
+    come last, and each cuts its input in one piece. Both agree where all sizes divide.
     """
     cuts = list(range(len(axes)))
     if nested:
@@ -170,7 +170,7 @@ def _take(runs: Sequence[Run], span: Run) -> Iterator[Run]:
 
 
 def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return ``runs`` with neighbours put together."""
+    """Return ``runs`` with neighbours joined."""
     found: list[Run] = []
     for start, length in runs:
         if found and sum(found[-1]) == start:
@@ -181,7 +181,7 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def regions_of(runs: Sequence[Sequence[Run]]) -> tuple[Region, ...]:
-    """Return the boxes that indices given per dim make up; none where a dim has no index."""
+    """Return the boxes that the indices of each dim form; none if a dim has no index."""
     placed: list[list[tuple[Run, int]]] = []
     for found in runs:
         starts = accumulate((length for _, length in found), initial=0)
@@ -196,10 +196,10 @@ def regions_of(runs: Sequence[Sequence[Run]]) -> tuple[Region, ...]:
 
 
 def flat_boxes(shape: Sequence[int], *, start: int, length: int) -> tuple[Box, ...]:
-    """Return the boxes that elements ``start`` … of the flattened tensor are, in their order.
+    """Return the boxes that elements from ``start`` on of the flattened tensor form, in order.
 
-    Each box is contiguous in the flattened tensor too. There are at most ``2 * dims - 1``.
-    Raises ``ValueError`` for a range that is not within the tensor.
+    Each box is contiguous in the flattened tensor too. There are at most ``2 * dims - 1``. Raises
+    ``ValueError`` for a range that is not within the tensor.
     """
     if start < 0 or length < 0 or start + length > prod(shape):
         raise ValueError(f"elements {start} to {start + length} are not within {tuple(shape)}")
@@ -247,8 +247,8 @@ def choose_writers(
 ) -> tuple[dict[str, TensorSpec], list[list[Holding]]]:
     """Decide which rank writes which box, so that replicas are written once and bytes balance.
 
-    ``holdings[rank]`` is what that rank holds. Every rank that calls this with the same argument
-    gets the same answer. Raises ``StateError`` where ranks disagree on what a tensor is or
+    ``holdings[rank]`` are the boxes of that rank. Every rank that calls this with the same argument
+    gets the same answer. Raises ``StateError`` if ranks disagree on the spec of a tensor or
     together hold less or more than all of it.
     """
     specs: dict[str, TensorSpec] = {}

@@ -1,8 +1,8 @@
-"""Plan the way from one mesh to another for worlds of any size: no rank's boxes are listed. Pure.
+"""Plans from one mesh to another for worlds of any size; no rank's boxes are listed. Pure.
 
 Along each dim the saved and the wanted intervals are merged once; the overlaps of two partitions
-are the products of those. So a rank finds its own part by looking only at what overlaps it, and
-the whole plan is a stream of tables. Work is proportional to overlaps, memory to one table.
+are the products of those. So a rank finds its own part by visiting only the intervals that overlap
+it, and the whole plan is a stream of tables. Work is proportional to overlaps, memory to one table.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.ckpt.geometry.reshard import differences, mismatch
 from holdfast.ckpt.geometry.spans import Ints, expand
 
 ROWS: Final = 1 << 16
-"""Rows of a table unless the caller says otherwise: about 6 MB for a matrix."""
+"""The default rows of a table: about 6 MB for a matrix."""
 
 _CACHED: Final = 32
-"""Merged dims that are remembered, at most 1 MB each at 16,384 ranks."""
+"""The number of merged dims that are cached, each at most 1 MB at 16,384 ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlanSummary:
-    """What a plan comes to: rows and bytes over all ranks, the most for one tensor."""
+    """The totals of a plan: rows and bytes over all ranks, and the most rows for one tensor."""
 
     tensors: int
     sources: int
@@ -82,8 +82,8 @@ class MeshPlanSummary:
 class MeshPlan:
     """The copies that take every tensor from ``saved`` to ``wanted``; each wanted cell once.
 
-    Every rank that makes this plan makes the same one. Raises ``MismatchError`` where the two
-    hold different tensors; without ``strict`` only tensors that both hold are planned.
+    Every rank that makes this plan gets the same one. Raises ``MismatchError`` if the two hold
+    different tensors; without ``strict`` only tensors that both hold are planned.
     """
 
     saved: MeshLayout
@@ -106,10 +106,10 @@ class MeshPlan:
         object.__setattr__(self, "_groups", sorted(ordered))
 
     def of(self, rank: int, *, rows: int = ROWS) -> Iterator[Moves]:
-        """Yield what one rank of the wanted mesh has to get, in tables of at most ``rows`` rows.
+        """Yield the rows for one rank of the wanted mesh, in tables of at most ``rows`` rows.
 
-        Looks at nothing that does not overlap what the rank wants. Raises ``ValueError`` for a
-        rank that is not on the mesh.
+        Visits only cells that overlap the rank's own. Raises ``ValueError`` for a rank that is not
+        on the mesh.
         """
         for names in self._groups:
             pair = self._pair(names[0])
@@ -121,13 +121,13 @@ class MeshPlan:
             yield from self._tables(names, pair, merged, np.array([rank - sum(holders)]), rows)
 
     def stream(self, *, rows: int = ROWS) -> Iterator[Moves]:
-        """Yield the whole plan in tables of at most ``rows`` rows, tensors cut alike together."""
+        """Yield the whole plan in tables of at most ``rows`` rows; tensors cut alike together."""
         for names in self._groups:
             pair = self._pair(names[0])
             yield from self._tables(names, pair, pair.merged(), pair.wanted.replicas, rows)
 
     def describe(self) -> MeshPlanSummary:
-        """Count without making a single row."""
+        """Return the plan's totals without making a single row."""
         overlaps = most = nbytes = 0
         for names in self._groups:
             pair = self._pair(names[0])
@@ -157,7 +157,7 @@ class MeshPlan:
         replicas: Ints,
         rows: int,
     ) -> Iterator[Moves]:
-        """Yield the products of the merged dims and of ``replicas`` for tensors that are alike."""
+        """Yield the products of the merged dims and of ``replicas``, for tensors cut alike."""
         for *spans, some in blocks([*map(len, merged), len(replicas)], rows):
             part = [dim.take(span) for dim, span in zip(merged, spans, strict=True)]
             first = _table(self.wanted.tensors[names[0]].spec, pair, part, replicas[some])
@@ -181,7 +181,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Merged:
-    """The overlaps of one dim: which intervals, where in each, and how long."""
+    """The overlaps of one dim: the two intervals, the start in each, and the length."""
 
     saved: Ints
     wanted: Ints
@@ -203,7 +203,7 @@ class _Merged:
 
 
 def _merge(saved: DimCuts, wanted: DimCuts, only: Ints) -> _Merged:
-    """Find what overlaps the intervals ``only`` of ``wanted``, by bisection."""
+    """Find the intervals that overlap the intervals ``only`` of ``wanted``, by bisection."""
     start, stop = wanted.start[only], wanted.stop[only]
     first = saved.stop.searchsorted(start, side="right")
     last = saved.start.searchsorted(stop, side="left")
@@ -224,9 +224,9 @@ def _merged(saved: DimCuts, wanted: DimCuts) -> _Merged:
 
 
 def blocks(sizes: Sequence[int], rows: int) -> Iterator[tuple[slice, ...]]:
-    """Yield what cuts an array of ``sizes`` into blocks of at most ``rows`` elements, in C order.
+    """Yield slices that cut an array of ``sizes`` into blocks of at most ``rows``, in C order.
 
-    Raises ``ValueError`` for blocks of no element.
+    Raises ``ValueError`` for blocks without an element.
     """
     if rows < 1:
         raise ValueError(f"tables of {rows} rows hold nothing; ask for at least 1")
@@ -245,12 +245,12 @@ _NOTHING: Final = np.int64(0)
 
 
 def _table(spec: TensorSpec, pair: _Pair, merged: Sequence[_Merged], replicas: Ints) -> Moves:
-    """Multiply the dims out; ``source`` is the first replica of each cell."""
+    """Return the product of the dims; ``source`` is the first replica of each cell."""
     sizes = (*map(len, merged), len(replicas))
     total, dims = prod(sizes), len(merged)
 
     def laid(columns: Sequence[Ints]) -> list[Ints]:
-        """Lay each dim's column along its own direction of the product."""
+        """Reshape each dim's column along its own direction of the product."""
         return [c.reshape(-1, *(1,) * (len(sizes) - 1 - d)) for d, c in enumerate(columns)]
 
     def summed(columns: Sequence[Ints]) -> Ints:
@@ -281,6 +281,6 @@ def _table(spec: TensorSpec, pair: _Pair, merged: Sequence[_Merged], replicas: I
 
 
 def forget() -> None:
-    """Drop what is remembered from one plan to the next, at most about 60 MB."""
+    """Clear the caches that plans share, at most about 60 MB."""
     _merged.cache_clear()
     cuts.cache_clear()

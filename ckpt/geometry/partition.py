@@ -1,9 +1,9 @@
-"""How a mesh cuts tensors, for all ranks at once: cut points per dim, not boxes per rank. Pure.
+"""Cuts of tensors by a mesh, for all ranks at once: cut points per dim, not boxes per rank. Pure.
 
-Placements cut each dim on its own, so the shards of a tensor are the products of intervals, one
-per dim: its *cells*. A cell belongs to the ranks whose coordinates hold those intervals, and where
-axes replicate, to several ranks. 16,384 ranks are a few thousand intervals, kept as arrays.
-Ranks are numbered in C order of their mesh coordinates.
+Placements cut each dim on its own, so the shards of a tensor are the products of intervals, one per
+dim: its *cells*. A cell belongs to the ranks whose coordinates hold those intervals, and where axes
+replicate, to several ranks. 16,384 ranks are a few thousand intervals, kept as arrays. Ranks are
+numbered in C order of their mesh coordinates.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from holdfast.ckpt.geometry.layout import Box, Layout, Split, TensorSpec, is_nes
 from holdfast.ckpt.geometry.spans import Ints, expand
 
 _CACHED: Final = 64
-"""Cut dims that are remembered: a model has few extents. At most 0.5 MB each at 16,384 ranks."""
+"""The number of cut dims that are cached: a model has few extents. 0.5 MB each at 16,384 ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DimCuts:
-    """One dim of a tensor in intervals: ascending, not empty, apart, together all of it.
+    """The intervals of one dim of a tensor: ascending, not empty, disjoint, together all of it.
 
-    ``holder`` tells who holds an interval: the sum of coordinate × stride over the axes that cut
-    this dim, so that a rank's number is the sum of its holders and a term for the other axes.
-    ``axes`` are those axes. Arrays are int64 of one entry per interval.
+    ``holder`` is the number of an interval's holder: the sum of coordinate × stride over the axes
+    that cut this dim. So a rank's number is the sum of its holders and a term for the other axes.
+    ``axes`` are the axes that cut this dim. Arrays are int64 of one entry per interval.
     """
 
     start: Ints
@@ -51,7 +51,7 @@ class DimCuts:
 def cuts(
     extent: int, *, mesh: tuple[int, ...], axes: tuple[Split | None, ...], dim: int, nested: bool
 ) -> DimCuts:
-    """Return how ``axes`` of ``mesh`` cut dim ``dim`` of ``extent``; see `shard_runs`."""
+    """Return the cuts of dim ``dim`` of ``extent`` by ``axes`` of ``mesh``; see `shard_runs`."""
     knife = _knife(mesh, axes, dim)
     if (
         nested
@@ -73,9 +73,9 @@ def cuts(
 class _Knife:
     """The axes that cut one dim, whatever its extent; ``at`` and ``holder`` in the dim's order.
 
-    ``at`` are the coordinates, one array per axis in the order in which axes cut what is left:
-    plain ones from left to right, then strided ones from right to left. ``by_number`` is what the
-    holders are called in C order of their coordinates.
+    ``at`` are the coordinates, one array per axis in the order of the cuts: plain axes from left to
+    right, then strided ones from right to left. ``by_number`` are the holders in C order of their
+    coordinates.
     """
 
     axes: tuple[int, ...]
@@ -116,7 +116,7 @@ def _knife(mesh: tuple[int, ...], axes: tuple[Split | None, ...], dim: int) -> _
 
 
 def _runs(extent: int, knife: _Knife) -> tuple[Ints, Ints, Ints]:
-    """Cut what the cut before left as ``torch.chunk`` does, all coordinates at once.
+    """Cut the remainder of each cut as ``torch.chunk`` does, for all coordinates at once.
 
     Returns start, stop and holder of each run that is not empty.
     """
@@ -135,9 +135,10 @@ def _runs(extent: int, knife: _Knife) -> tuple[Ints, Ints, Ints]:
 def _runs_in_blocks(
     extent: int, sizes: Sequence[int], splits: Sequence[Split]
 ) -> tuple[Ints, Ints, Ints]:
-    """Cut from left to right, a strided axis every block of what is left: several runs per holder.
+    """Cut from left to right; a strided axis cuts every block, so a holder has several runs.
 
-    Returns who holds each run (the number of its coordinate, in C order), its start and its stop.
+    Returns the holder of each run (the number of its coordinate, in C order), its start and its
+    stop.
     """
     who, start, length = (np.array([value]) for value in (0, 0, extent))
     holders = 1
@@ -158,7 +159,7 @@ def _runs_in_blocks(
 
 
 def _pieces(held: Ints, *, blocks: int, parts: int) -> tuple[Ints, Ints]:
-    """Return where each part of each block of each local tensor begins and ends."""
+    """Return the begin and the end of each part of each block of each local tensor."""
     base = (np.cumsum(held) - held).reshape(-1, 1, 1)
     whole = held.reshape(-1, 1, 1)
     block = -(-whole // blocks)
@@ -171,7 +172,7 @@ def _pieces(held: Ints, *, blocks: int, parts: int) -> tuple[Ints, Ints]:
 
 
 def _joined(who: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
-    """Put runs of one holder together that follow each other."""
+    """Join adjacent runs of one holder."""
     follows = (who[1:] == who[:-1]) & (start[1:] == stop[:-1])
     first, last = np.append(True, ~follows), np.append(~follows, True)
     return who[first], start[first], stop[last]
@@ -181,7 +182,7 @@ def _joined(who: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints, Ints]:
 class Partition:
     """The cells of one tensor: the products of its dims' intervals, numbered in C order.
 
-    ``replicas`` are what the ranks of a cell have added to its holders, ascending; int64.
+    ``replicas``, ascending and int64, are the numbers that the ranks of a cell add to its holders.
     """
 
     dims: tuple[DimCuts, ...]
@@ -189,17 +190,17 @@ class Partition:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Intervals per dim."""
+        """The number of intervals per dim."""
         return tuple(len(dim) for dim in self.dims)
 
     @property
     def cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         return prod(self.counts)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """What one interval further along each dim adds to a cell's number."""
+        """The difference between the numbers of two cells that are neighbours along each dim."""
         return tuple(prod(self.counts[dim + 1 :]) for dim in range(len(self.dims)))
 
     def split(self, cell: Ints) -> tuple[Ints, ...]:
@@ -207,14 +208,14 @@ class Partition:
         return tuple(np.unravel_index(cell, self.counts)) if self.dims else ()
 
     def holders(self, cell: Ints) -> Ints:
-        """Return the first rank that holds each cell; ``replicas`` are to be added."""
+        """Return the first rank that holds each cell; add ``replicas`` for the others."""
         found = np.zeros(len(cell), dtype=np.int64)
         for dim, interval in zip(self.dims, self.split(cell), strict=True):
             found += dim.holder[interval]
         return found
 
     def replica(self, cell: Ints, *, turn: int) -> Ints | None:
-        """Return what the rank that writes each cell has added to its holders; None for nothing.
+        """Return the number to add to each cell's holders for its writer; None where it is zero.
 
         Replicas take turns by tensor, which balances them, and by cell, which spreads a tensor.
         """
@@ -232,7 +233,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A tensor and what each axis of the mesh does to it; ``nested`` as for `shard_runs`."""
+    """A tensor and the effect of each mesh axis on it; ``nested`` as for `shard_runs`."""
 
     spec: TensorSpec
     axes: tuple[Split | None, ...]
@@ -246,7 +247,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshLayout:
-    """Where every tensor lies, said by a mesh and placements: small, whatever the world size."""
+    """The placement of every tensor by a mesh and its axes: small, whatever the world size."""
 
     mesh: tuple[int, ...]
     tensors: Mapping[str, Placed]
@@ -265,11 +266,14 @@ class MeshLayout:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the mesh has."""
+        """The number of ranks on the mesh."""
         return prod(self.mesh)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Return where a rank is on the mesh. Raises ``ValueError`` for one that is not."""
+        """Return a rank's coordinate on the mesh.
+
+        Raises ``ValueError`` for a rank that is not on it.
+        """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not on mesh {self.mesh} of {self.world_size} ranks")
         return tuple(int(c) for c in np.unravel_index(rank, self.mesh)) if self.mesh else ()
@@ -284,7 +288,7 @@ class MeshLayout:
         return Partition(dims=dims, replicas=_replicas(mesh, placed.axes))
 
     def holders(self, partition: Partition, rank: int) -> tuple[int, ...]:
-        """Return what a rank is called in each dim of ``partition``."""
+        """Return the number of a rank as a holder, in each dim of ``partition``."""
         at = self.coordinate(rank)
         return tuple(
             sum(at[axis] * prod(self.mesh[axis + 1 :]) for axis in dim.axes)
@@ -300,7 +304,7 @@ class MeshLayout:
         return holders if added is None else holders + added
 
     def boxes(self, fqn: str, rank: int) -> tuple[Box, ...]:
-        """Return what a rank holds of one tensor."""
+        """Return the boxes of one tensor that a rank holds."""
         partition = self.partition(fqn)
         dims = []
         for dim, holder in zip(partition.dims, self.holders(partition, rank), strict=True):
@@ -321,11 +325,11 @@ class MeshLayout:
         )
 
     def turns(self) -> dict[str, int]:
-        """Return per tensor whose turn to write it is among a cell's replicas; none need be asked.
+        """Return per tensor which of a cell's replicas writes it; the ranks need not communicate.
 
-        Tensors that the same axes replicate take turns, the largest cells first. So of these two
-        replicas write the same within what a rank holds of one tensor, where all divides; within
-        that for each kind of tensor (shape, item size, placements) where it does not.
+        Tensors that the same axes replicate take turns, the largest cells first. So the bytes that
+        two replicas write differ by at most a rank's share of one tensor, where all sizes divide.
+        Where they do not, the bound holds for each kind of tensor (shape, item size, placements).
         """
         places: dict[tuple[int, ...], int] = {}
         found: dict[str, int] = {}
@@ -336,7 +340,7 @@ class MeshLayout:
         return found
 
     def _sizes(self) -> Iterator[tuple[tuple[object, ...], str]]:
-        """Yield what tensors are sorted by: cell size first, then what tells kinds apart."""
+        """Yield the sort key of each tensor: cell size first, then what distinguishes kinds."""
         for fqn, placed in self.tensors.items():
             cell = list(placed.spec.shape)
             for size, split in zip(self.mesh, placed.axes, strict=True):
@@ -360,5 +364,5 @@ def _replicas(mesh: tuple[int, ...], axes: tuple[Split | None, ...]) -> Ints:
 
 
 def cut_like(placed: Placed) -> tuple[object, ...]:
-    """Return what two tensors of one layout must share for their partitions to be the same."""
+    """Return a key that is equal for two tensors of one layout if their partitions are the same."""
     return placed.spec.shape, placed.axes, placed.nested

@@ -1,7 +1,7 @@
-"""Plan how saved chunks become wanted boxes: every wanted cell exactly once. Pure.
+"""Plans of copies from saved chunks to wanted boxes; every wanted cell exactly once. Pure.
 
-Chunks of a tensor are sorted along the dim that cuts it most, and a wanted box looks only at
-those that can meet it, all at once: work grows with chunks plus copies, not with their product.
+Chunks of a tensor are sorted along the dim that cuts it most. A wanted box visits only those that
+can meet it, all at once: work grows with chunks plus copies, not with their product.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.ckpt.geometry.spans import Ints, Spans, covers, spans_of
 SHOWN_PROBLEMS = 6
 
 MANY: Final = 32
-"""Chunks from which on arrays are faster than one chunk after another."""
+"""From this number of chunks on, arrays are faster than one chunk after another."""
 
 Wanted = Mapping[str, tuple[TensorSpec, tuple[Box, ...]]]
 
@@ -43,12 +43,12 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All copies, grouped by chunk in the order the chunks lie at their writers."""
+    """All copies, grouped by chunk, in the order of the chunks at their writers."""
 
     copies: tuple[Copy, ...]
 
     def refs(self) -> list[ChunkRef]:
-        """Return every chunk that is needed, once, in order."""
+        """Return every needed chunk once, in order."""
         return [copies[0].ref for copies in self.by_chunk()]
 
     def by_chunk(self) -> Iterator[tuple[Copy, ...]]:
@@ -63,11 +63,11 @@ class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all chunks that are needed."""
+        """Bytes of all needed chunks."""
         return sum(ref.chunk.nbytes for ref in self.refs())
 
     def describe(self) -> ReshardSummary:
-        """Return what the plan comes to."""
+        """Return the totals of the plan."""
         needed: dict[int, int] = {}
         chunks = wanted = 0
         for copies in self.by_chunk():
@@ -81,11 +81,11 @@ class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReshardSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan comes to; it prints as one line.
+    """The totals of a plan; prints as one line.
 
-    ``wanted_bytes`` are what the copies fill; ``needed_bytes`` gives per writer the bytes of the
-    chunks they come from. A source that reads whole chunks reads that much; one that reads parts
-    of chunks reads less.
+    ``wanted_bytes`` are the bytes that the copies fill; ``needed_bytes`` gives per writer the bytes
+    of the chunks they come from. A source that reads whole chunks reads that much; one that reads
+    parts of chunks reads less.
     """
 
     copies: int
@@ -97,7 +97,7 @@ class ReshardSummary(msgspec.Struct, frozen=True, kw_only=True):
     def excess(self) -> float:
         """Bytes of the needed chunks over bytes wanted; 1 where nothing is wanted.
 
-        Below 1 where one chunk fills several boxes.
+        Below 1 if one chunk fills several boxes.
         """
         return sum(self.needed_bytes.values()) / self.wanted_bytes if self.wanted_bytes else 1.0
 
@@ -111,12 +111,12 @@ class ReshardSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chunk_key(ref: ChunkRef) -> tuple[int, str, int]:
-    """Return what tells a chunk from all others of a step."""
+    """Return a key that is unique for each chunk of a step."""
     return (ref.writer, ref.fqn, ref.chunk.at)
 
 
 def saved_specs(have: Sequence[ShardIndex]) -> dict[str, TensorSpec]:
-    """Return every saved tensor. Raises ``CorruptError`` where writers contradict each other."""
+    """Return every saved tensor. Raises ``CorruptError`` if writers contradict each other."""
     specs: dict[str, TensorSpec] = {}
     for index in have:
         for fqn, entry in index.tensors.items():
@@ -189,7 +189,7 @@ def plan(
 
     Pass ``SavedChunks`` to plan several times over the same indexes. Raises ``MismatchError``
     listing missing, extra and different tensors (where not ``strict``: different ones only;
-    missing ones are then left out) and ``CorruptError`` where the saved chunks of a wanted tensor
+    missing ones are then left out) and ``CorruptError`` if the saved chunks of a wanted tensor
     do not cover it exactly once.
     """
     saved = have if isinstance(have, SavedChunks) else SavedChunks(have)
@@ -208,10 +208,10 @@ def plan(
 
 
 class SavedChunks:
-    """The chunks of all writers by tensor. What is found out about a tensor is kept."""
+    """The chunks of all writers by tensor; keeps each tensor's sorted chunks for later plans."""
 
     def __init__(self, have: Sequence[ShardIndex]) -> None:
-        """Raise ``CorruptError`` where writers contradict each other."""
+        """Raise ``CorruptError`` if writers contradict each other."""
         self.specs = saved_specs(have)
         self.aliases = saved_aliases(have)
         self._writers: dict[str, list[int]] = {fqn: [] for fqn in self.specs}
@@ -224,9 +224,9 @@ class SavedChunks:
         self._tables: dict[str, _Table] = {}
 
     def table(self, fqn: str) -> _Table | None:
-        """Return the chunks of one stored tensor, None where there is none of that name.
+        """Return the chunks of one stored tensor, or None if there is none of that name.
 
-        Raises ``CorruptError`` where they are not the whole tensor, each cell once.
+        Raises ``CorruptError`` if they do not cover the whole tensor, each cell once.
         """
         if fqn not in self.specs:
             return None
@@ -243,7 +243,7 @@ class _Table:
     def __init__(
         self, spec: TensorSpec, writers: Sequence[int], parts: Sequence[Sequence[Chunk]]
     ) -> None:
-        """Take the chunks of each writer; only those that are wanted are looked at again."""
+        """Store the chunks of each writer; only wanted ones are visited again."""
         self._spec, self._writers = spec, writers
         self._chunks = chunks = list(chain.from_iterable(parts))
         self._ends = list(accumulate(map(len, parts)))
@@ -262,7 +262,7 @@ class _Table:
             )
 
     def copies(self, fqn: str, number: int, box: Box) -> Iterator[Copy]:
-        """Yield what fills ``box``."""
+        """Yield the copies that fill ``box``."""
         if not box.size:
             return
         found = self._one_by_one(box) if self._sweep is None else self._sweep.meet(box)
@@ -287,7 +287,7 @@ class _Table:
 
     def _one_by_one(self, box: Box) -> Iterable[tuple[int, Box]]:
         for i, chunk in enumerate(self._chunks):
-            if chunk.box == box:  # as saved: the others hold nothing of it
+            if chunk.box == box:  # the box is a saved chunk: no other overlaps it
                 return [(i, box)]
         common = ((i, chunk.box.intersect(box)) for i, chunk in enumerate(self._chunks))
         return [(i, part) for i, part in common if part is not None]
@@ -305,7 +305,7 @@ class _Sweep:
         self._reach: Ints = np.maximum.accumulate(self._spans.hi[self._dim])
 
     def meet(self, box: Box) -> Iterator[tuple[int, Box]]:
-        """Yield the number of each box that meets ``box``, and what they have in common."""
+        """Yield the number of each box that meets ``box``, with their intersection."""
         start = np.array(box.offset, dtype=np.int64).reshape(-1, 1)
         stop = start + np.array(box.shape, dtype=np.int64).reshape(-1, 1)
         first = int(np.searchsorted(self._reach, start[self._dim, 0], side="right"))

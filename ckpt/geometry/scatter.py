@@ -1,4 +1,4 @@
-"""Which regions of which chunks go where: a plan's copies with the arrays that they fill."""
+"""Deliveries of chunk regions: a plan's copies, each with the array that it fills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Delivery: TypeAlias = tuple[ChunkRef, list[tuple[Box, Array]]]
 
 ByChunk: TypeAlias = Sequence[Delivery]
-"""Per chunk its regions, each with the array (of that shape and element width) that takes it."""
+"""Per chunk its regions, each with the array (of that shape and element width) that it fills."""
 
 Targets: TypeAlias = Mapping[str, Sequence[Array]]
 """Per wanted name an array for each wanted box."""
@@ -34,7 +34,7 @@ def grouped(plan: ReshardPlan, targets: Targets) -> ByChunk:
 
 
 def cut(deliveries: Sequence[Delivery], limit_bytes: int) -> Iterator[list[Delivery]]:
-    """Cut ``deliveries`` into runs of one writer of at most ``limit_bytes`` (or one chunk)."""
+    """Split ``deliveries`` into runs of one writer of at most ``limit_bytes`` (or one chunk)."""
     run: list[Delivery] = []
     size = 0
     for delivery in deliveries:

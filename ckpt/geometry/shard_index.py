@@ -1,7 +1,7 @@
-"""What one writer holds, and where: the description that travels with the bytes. Pure.
+"""The description of one writer's shard, which travels with its bytes. Pure.
 
-The same value describes a slot of an arena, a block rebuilt from parity and a pack of a
-checkpoint; only the container of the payload differs. It is stored as JSON.
+The same value describes a slot of an arena, a block rebuilt from parity and a pack of a checkpoint;
+only the container of the payload differs. It is stored as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     ``grid`` is the shape of a cell when the boxes of *all* writers are the cells of one regular
     grid (ragged at the tensor's edges only), as after an even or uneven split along any dim: the
-    largest extent per dim. None says nothing; see ``holdfast.ckpt.geometry.grid.common_grid``.
+    largest extent per dim. None means unknown; see ``holdfast.ckpt.geometry.grid.common_grid``.
     """
 
     dtype: str
@@ -41,11 +41,11 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one writer (rank) holds of one step.
+    """The description of all that one writer (rank) holds of one step.
 
-    ``values`` are plain global values, each written by the lowest rank that has it;
-    ``rank_values`` belong to this writer; ``aliases`` maps the FQN of a tied tensor to the FQN it
-    is stored under. Keys of all three are dotted paths in the name space of ``tensors``.
+    ``values`` are plain global values, each written by the lowest rank that has it; ``rank_values``
+    belong to this writer; ``aliases`` maps the FQN of a tied tensor to the FQN under which it is
+    stored. Keys of all three are dotted paths in the name space of ``tensors``.
     """
 
     format: int = INDEX_FORMAT
@@ -68,7 +68,7 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk together with who wrote it and what it is a part of."""
+    """A chunk with its writer, and the name and dtype of its tensor."""
 
     writer: int
     fqn: str
@@ -82,7 +82,7 @@ def encode_index(index: ShardIndex) -> bytes:
 
 
 def decode_index(data: bytes | memoryview, *, origin: str) -> ShardIndex:
-    """Parse what ``encode_index`` wrote.
+    """Parse the JSON that ``encode_index`` wrote.
 
     Raises ``CorruptError`` naming ``origin`` (a file or slot) and the field at fault.
     """

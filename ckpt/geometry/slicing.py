@@ -1,4 +1,4 @@
-"""What a slice selects, as ranges per dim, and its cutting into boxes that fit in memory. Pure."""
+"""Slices of a tensor as ranges per dim, and their cutting into boxes that fit in memory. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGER: Final = re.compile(r"[+-]?\d{1,18}")
 class Selection:
     """The elements of a tensor at ``ranges``, one per dim, steps positive.
 
-    ``dropped`` dims were indexed with an integer: they have one element and do not show in
+    ``dropped`` dims were indexed with an integer: they have one element and are left out of
     ``shape``.
     """
 
@@ -29,7 +29,7 @@ class Selection:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what is selected, without the dropped dims."""
+        """Shape of the selection, without the dropped dims."""
         return tuple(len(r) for dim, r in enumerate(self.ranges) if dim not in self.dropped)
 
     @property
@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def box(self) -> Box:
-        """The smallest box of the tensor that holds them."""
+        """The smallest box of the tensor that holds the selection."""
         full = all(self.ranges)
         return Box(
             offset=tuple(r.start if full else 0 for r in self.ranges),
@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def within_box(self) -> tuple[slice, ...]:
-        """What selects them from the array of ``box``."""
+        """The index that selects the elements from the array of ``box``."""
         return tuple(slice(None, None, r.step) for r in self.ranges)
 
     def at(self, flat: int) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def everything(shape: Sequence[int]) -> Selection:
 
 
 def parse(text: str) -> tuple[Key, ...]:
-    """Parse what stands between the brackets of a slice: integers, ``a:b:c`` and ``...``.
+    """Parse the text between the brackets of a slice: integers, ``a:b:c`` and ``...``.
 
     Raises ``ValueError`` naming the part that is none of these.
     """
@@ -90,7 +90,7 @@ def _key(part: str) -> Key:
 
 
 def select(keys: Sequence[Key], shape: Sequence[int]) -> Selection:
-    """Return what ``keys`` select of a tensor of ``shape``, as numpy's basic indexing does.
+    """Return the selection by ``keys`` of a tensor of ``shape``, as numpy's basic indexing does.
 
     Raises ``IndexError`` for too many keys, an index out of range or a step below 1.
     """
@@ -124,7 +124,7 @@ def tiles(
     """Cut a selection, in C order of its first uncut dim, into parts that are read one by one.
 
     The box of each part is at most ``most_bytes`` long, unless it is a single element. Cuts lie
-    at multiples of ``cell`` where they can, so that a chunk of that shape is read once.
+    at multiples of ``cell`` where possible, so that a chunk of that shape is read once.
     """
     if not selection.size:
         return
@@ -151,7 +151,7 @@ def _cut(along: range, cell: int) -> int:
 
 
 def split_name(text: str) -> tuple[str, str | None]:
-    """Split ``name[slice]`` into the name and what stands between the last brackets."""
+    """Split ``name[slice]`` into the name and the text between the last brackets."""
     if text.endswith("]") and (start := text.rfind("[")) > 0:
         return text[:start], text[start + 1 : -1]
     return text, None

@@ -1,4 +1,4 @@
-"""Many boxes of one tensor as arrays, for questions about all of them at once. Pure."""
+"""Many boxes of one tensor as arrays, to test all of them at once. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT: Final = 1 << 62
 """No extent, end or count may reach this: below it sums of two stay within int64."""
 
 _PAIRS: Final = 1 << 18
-"""Pairs of boxes looked at together."""
+"""The number of pairs of boxes that are compared together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Spans:
 
     @property
     def full(self) -> NDArray[np.bool_]:
-        """Which boxes hold anything."""
+        """A mask of the boxes that are not empty."""
         return np.asarray((self.hi > self.lo).all(axis=0))
 
     @property
@@ -48,7 +48,7 @@ class Spans:
 def spans_of(
     offsets: Sequence[tuple[int, ...]], shapes: Sequence[tuple[int, ...]], *, dims: int
 ) -> Spans | None:
-    """Return the boxes as arrays, None where a number is too large or a box has other dims."""
+    """Return the boxes as arrays; None if a number is too large or a box has other dims."""
     count = len(offsets)
     if {*map(len, offsets), *map(len, shapes)} - {dims}:
         return None
@@ -84,7 +84,7 @@ def covers(shape: Sequence[int], spans: Spans) -> bool:
 def _are_cells(spans: Spans) -> bool:
     """Say whether the boxes are different cells of a product of cuts, so none can overlap.
 
-    Then along each dim any two intervals are the same or apart, and two boxes differ in one.
+    Then along each dim any two intervals are equal or disjoint, and two boxes differ in one.
     """
     count = len(spans)
     number, cells = np.zeros(count, dtype=np.int64), 1
@@ -109,7 +109,7 @@ def _are_cells(spans: Spans) -> bool:
 def overlap(spans: Spans) -> bool:
     """Say whether two of the boxes, none of them empty, share an element.
 
-    A sweep along the dim with the most starts looks only at pairs that meet there, many at once.
+    A sweep along the dim with the most starts tests only pairs that meet there, many at once.
     """
     if not len(spans.lo):
         return len(spans) > 1

@@ -1,10 +1,9 @@
-"""Where two checkpoints differ: tensors element by element in their own values, plain values as
-trees.
+"""The differences of two checkpoints: tensors element by element, plain values as trees.
 
-Two numbers are *identical* when their bits are, and *within tolerance* when
-``|a - b| <= atol + rtol * max(|a|, |b|)``, the same whichever side is called A. An infinity is
-within tolerance of itself only. NaN is within tolerance of NaN, whatever its bits, and of nothing
-else. Integers are subtracted exactly.
+Two numbers are *identical* when their bits are, and *within tolerance* when ``|a - b| <= atol +
+rtol * max(|a|, |b|)``, whichever side is called A. An infinity is within tolerance of itself only.
+NaN is within tolerance of NaN, whatever its bits, and of nothing else. Integers are subtracted
+exactly.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from holdfast.ckpt.types import Json, learn
 
 Array: TypeAlias = npt.NDArray[Any]
 Number: TypeAlias = bool | int | float | str
-"""A value for people and JSON; what JSON has no number for is text, as in ``"nan"``."""
+"""A value for people and JSON; a number that JSON lacks is text, as in ``"nan"``."""
 
 _BLOCK: Final = 1 << 17
-"""Elements that are compared at once: they and what is reckoned with them stay in the cache."""
+"""The number of elements compared at once: they and the temporary results stay in the cache."""
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
-    """How far apart numbers may be; both zero allow nothing but equal values."""
+    """The allowed distance of numbers; with both zero, only equal values are accepted."""
 
     rtol: float = 0.0
     atol: float = 0.0
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """Two numbers at one place, and how far they are apart."""
+    """Two numbers at one index, and their distance."""
 
     index: tuple[int, ...]
     a: Number
@@ -46,11 +45,11 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found among ``elements`` pairs of numbers.
+    """The counts of differences among ``elements`` pairs of numbers.
 
-    ``differing`` counts those whose bits differ, ``outside`` those of them that no tolerance
-    covers; ``nan_a`` and ``nan_b`` those where one side only is NaN. ``first`` is the first place
-    in C order, ``largest`` and ``largest_relative`` pass over pairs with a NaN.
+    ``differing`` counts pairs with different bits, ``outside`` those of them that no tolerance
+    covers; ``nan_a`` and ``nan_b`` those where only one side is NaN. ``first`` is the first
+    difference in C order; ``largest`` and ``largest_relative`` ignore pairs with a NaN.
     """
 
     elements: int = 0
@@ -64,7 +63,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge(one: Tally, other: Tally) -> Tally:
-    """Return what both found together; ``one`` comes first in C order."""
+    """Return the sum of two tallies; ``one`` comes first in C order."""
 
     def larger(key: str, measure: str) -> Peak | None:
         peaks = [peak for peak in (getattr(one, key), getattr(other, key)) if peak is not None]
@@ -85,7 +84,7 @@ def merge(one: Tally, other: Tally) -> Tally:
 def tally(
     a: Array, b: Array, dtype: DType, *, tolerance: Tolerance, offset: tuple[int, ...]
 ) -> Tally:
-    """Compare two boxes in the numpy view of ``dtype``; ``offset`` is their place in the tensor.
+    """Compare two boxes in the numpy view of ``dtype``; ``offset`` is their offset in the tensor.
 
     Temporary memory does not grow with the size of the boxes.
     """
@@ -110,7 +109,7 @@ def _bits_differ(a: Array, b: Array) -> Array:
 
 
 class _NumberPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in the tensor the numbers of a block lie."""
+    """The indices in the tensor of a block's numbers."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -175,7 +174,7 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def number_of(value: Any) -> Number:
-    """Return a numpy scalar as JSON can say it."""
+    """Return a numpy scalar as a JSON value."""
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, complex) or (isinstance(plain, float) and not np.isfinite(plain)):
         return str(plain).strip("()")
@@ -183,7 +182,7 @@ def number_of(value: Any) -> Number:
 
 
 class ValueDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A place in the trees of plain values; a side that has nothing there is unset."""
+    """A path at which two trees of plain values differ; a side without a value is unset."""
 
     path: str
     a: Any = msgspec.UNSET
@@ -193,7 +192,7 @@ class ValueDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 def compare_values(
     a: Mapping[str, Json], b: Mapping[str, Json], *, tolerance: Tolerance
 ) -> Iterator[ValueDifference]:
-    """Yield where two trees of stored plain values differ; numbers may differ by the tolerance."""
+    """Yield the differences of two trees of plain values; numbers may differ by the tolerance."""
     leaves_a, leaves_b = dict(leaves(a)), dict(leaves(b))
     for path in dict.fromkeys([*leaves_a, *leaves_b]):
         if path not in leaves_b:
@@ -207,7 +206,7 @@ def compare_values(
 def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Yield path and leaf of a stored tree; empty lists and dicts are leaves too.
 
-    Tuples are entered like lists, dicts with other than string keys like dicts; the tags of
+    Tuples are entered like lists, dicts with other than string keys like dicts. The tags of
     ``holdfast.ckpt.state.plain`` that hold one thing (``$float``, ``$bytes``, ``$tensor``) stay
     leaves.
     """

@@ -21,7 +21,7 @@ DEFAULT_MEMORY: Final = 512 << 20
 
 
 class KindDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A name both have for tensors that cannot be compared: another dtype or shape."""
+    """A name whose tensors cannot be compared: they differ in dtype or shape."""
 
     name: str
     dtype_a: str
@@ -31,7 +31,7 @@ class KindDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor of both; ``read`` is False where recorded checksums stood in for the bytes."""
+    """A comparison of one tensor; ``read`` is False where recorded checksums replaced the bytes."""
 
     name: str
     dtype: str
@@ -50,12 +50,12 @@ class Pair:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one of the two."""
+        """The bytes of one of the two tensors."""
         return everything(self.a.shape).size * self.a.dtype.itemsize
 
 
 def kind_difference(name: str, a: TensorChunks, b: TensorChunks) -> KindDifference | None:
-    """Return how the kinds of two tensors differ, None where they can be compared."""
+    """Return the difference in dtype or shape of two tensors, None if they can be compared."""
     if (a.dtype, a.shape) == (b.dtype, b.shape):
         return None
     return KindDifference(
@@ -89,9 +89,9 @@ def compare_tensors(
     threads: int = 4,
     progress: Progress = lambda _: None,
 ) -> Iterator[TensorComparison]:
-    """Yield the comparison of each pair, in order; ``progress`` hears of the bytes of A compared.
+    """Yield the comparison of each pair, in order; ``progress`` is called with bytes of A compared.
 
-    Raises ``CorruptError`` where the bytes of either side are damaged.
+    Raises ``CorruptError`` if the bytes of either side are damaged.
     """
     chunk = largest_chunk(parts for pair in pairs for parts in (pair.a, pair.b))
     limits = budget(memory_bytes, threads=threads, largest_chunk=chunk, sources=2)

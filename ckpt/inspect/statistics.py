@@ -1,8 +1,8 @@
-"""Statistics of numbers that are seen once, piece by piece, in memory that does not grow.
+"""Statistics of numbers in one pass, piece by piece, in bounded memory.
 
 Quantiles come from a histogram over the leading bits of each number as a float64: sign, exponent
-and eight bits of mantissa. Its bins are ordered as the numbers are, 0.4 % wide everywhere, and
-need neither a range nor a second pass; bfloat16 is narrower than a bin, so its quantiles are
+and eight bits of mantissa. Its bins have the order of the numbers, are 0.4 % wide everywhere, and
+need neither a range nor a second pass. bfloat16 is narrower than a bin, so its quantiles are
 numbers that occur.
 """
 
@@ -33,10 +33,10 @@ QUANTILES: Final = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
 class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics. All but the counts are of the finite numbers; None where there are none.
+    """Statistics. All except the counts cover the finite numbers; None if there are none.
 
-    ``std`` is that of the population; ``norm`` the root of the sum of squares. Quantiles are
-    right to 0.4 % of the number. Of complex numbers it is the magnitudes that are summed up.
+    ``std`` is that of the population; ``norm`` is the root of the sum of squares. Quantiles are
+    right to 0.4 % of the number. For complex numbers, all statistics are of the magnitudes.
     """
 
     count: int
@@ -55,7 +55,7 @@ class TensorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar of a histogram: the numbers from ``low`` up to ``high``, the last bar's included."""
+    """A bar of a histogram: numbers from ``low`` to below ``high``, which the last bar includes."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Accumulator:
-    """Takes numbers piece by piece; one thread at a time."""
+    """Collects statistics of numbers, piece by piece; use it from one thread at a time."""
 
     count: int = 0
     finite: int = 0
@@ -80,7 +80,7 @@ class Accumulator:
     bins: Array = field(default_factory=lambda: np.zeros(_BINS, dtype=np.int64))
 
     def add(self, numbers: Array) -> None:
-        """Take numbers of any shape and native type."""
+        """Add numbers of any shape and native type."""
         flat = numbers.reshape(-1)
         for start in range(0, flat.size, _BLOCK):
             self._add(flat[start : start + _BLOCK])
@@ -131,7 +131,7 @@ class Accumulator:
         self.bins[below - len(found) : below] += found[::-1, 1]
 
     def merge(self, part: PartialStatistics) -> None:
-        """Take what another has seen."""
+        """Add the numbers that another accumulator has seen."""
         seen = part.seen
         for name in ("count", "zeros", "nan", "positive_infinite", "negative_infinite"):
             setattr(self, name, getattr(self, name) + getattr(seen, name))
@@ -141,13 +141,13 @@ class Accumulator:
         self.bins[part.filled] += part.counts
 
     def part(self) -> PartialStatistics:
-        """Hand over what was seen, in little memory; this one is of no use afterwards."""
+        """Return the collected counts in compact form; do not use this accumulator afterwards."""
         filled = np.flatnonzero(self.bins)
         counts, self.bins = self.bins[filled], np.empty(0, dtype=np.int64)
         return PartialStatistics(seen=self, filled=filled, counts=counts)
 
     def summary(self) -> TensorStatistics:
-        """Return the statistics of what was seen so far."""
+        """Return the statistics of the numbers seen so far."""
         some = self.finite > 0
         return TensorStatistics(
             count=self.count,
@@ -180,7 +180,7 @@ class Accumulator:
     def bars(self, count: int) -> list[Bar]:
         """Return a histogram of ``count`` equal bars between the least and the greatest number.
 
-        A bin on the border of two bars is shared between them in proportion.
+        The numbers of a bin that two bars share are divided between them in proportion.
         """
         filled = np.flatnonzero(self.bins)
         if not filled.size or self.low == self.high:
@@ -205,7 +205,7 @@ class Accumulator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialStatistics:
-    """What an accumulator has seen, its histogram without the empty bins."""
+    """The counts of an accumulator, its histogram without the empty bins."""
 
     seen: Accumulator
     filled: Array

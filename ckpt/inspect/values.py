@@ -1,7 +1,7 @@
-"""Stored bytes as numbers numpy can reckon with, without importing torch.
+"""Conversion of stored bytes to numbers that numpy can compute with, without torch.
 
 bfloat16, float8, float4 and complex32 have no numpy type; each widens to float32 (complex64)
-without loss. Everything else stays what it is.
+without loss. Other types stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.ckpt.geometry.element_types import DType
 Array: TypeAlias = npt.NDArray[Any]
 
 _FLOAT8: Final = {
-    # name: exponent bits, mantissa bits, bias, what the top exponent or 0x80 stands for
+    # name: exponent bits, mantissa bits, bias, kind of special values (top exponent, 0x80)
     "float8_e4m3fn": (4, 3, 7, "fn"),
     "float8_e4m3fnuz": (4, 3, 8, "fnuz"),
     "float8_e5m2": (5, 2, 15, "ieee"),
@@ -37,10 +37,10 @@ def widened(dtype: DType) -> np.dtype[Any]:
 
 
 def decode(stored: Array, dtype: DType) -> Array:
-    """Return the numbers that ``stored``, in the numpy view of ``dtype``, stands for.
+    """Return the numbers that ``stored``, in the numpy view of ``dtype``, encodes.
 
-    Same shape, except that each byte of ``float4_e2m1fn_x2`` holds two numbers, low half first:
-    its last dim doubles. Native types are returned as they are, without a copy.
+    The shape is the same, except that each byte of ``float4_e2m1fn_x2`` holds two numbers, low half
+    first: its last dim doubles. Native types are returned as they are, without a copy.
     """
     if dtype.native:
         return stored

@@ -1,4 +1,4 @@
-"""A checkpoint opened for reading: its tensors as arrays that are read when sliced."""
+"""A checkpoint opened for reading: its tensors are array views, read when sliced."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class TensorView:
-    """A stored tensor: ``view[2:5, :, 0]`` reads what it needs and returns a torch tensor.
+    """A stored tensor: ``view[2:5, :, 0]`` reads the chunks it needs and returns a torch tensor.
 
-    Every chunk that is touched is verified. Slices may have a positive step.
+    Every chunk that is read is verified. Slices may have a positive step.
     """
 
     def __init__(self, assembler: Assembler, parts: TensorChunks) -> None:
@@ -29,7 +29,7 @@ class TensorView:
 
     @property
     def fqn(self) -> str:
-        """The name it is stored under."""
+        """The name under which it is stored."""
         return self._parts.fqn
 
     @property
@@ -96,7 +96,7 @@ class Checkpoint(Closing):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Tied names and the names their tensors are stored under."""
+        """Tied names and the stored names of their tensors."""
         return self.manifest.aliases
 
     def __getitem__(self, fqn: str) -> TensorView:
@@ -110,7 +110,7 @@ class Checkpoint(Closing):
         return TensorView(self._assembler, self._assembler.tensors[stored])
 
     def keys(self) -> list[str]:
-        """Return every name a tensor can be had under."""
+        """Return every name of a tensor, tied names included."""
         return list(self)
 
     def __contains__(self, fqn: object) -> bool:
@@ -127,9 +127,9 @@ class Checkpoint(Closing):
         return f"<checkpoint {self.path}: {len(self)} tensors>"
 
     def zarr(self, *, portable: bool = False) -> zarr.Group:
-        """Return the same as a read-only Zarr v3 group.
+        """Return the checkpoint as a read-only Zarr v3 group.
 
-        bfloat16 and float8 are arrays of ``ml_dtypes``; as unsigned integers if ``portable``.
+        bfloat16 and float8 are arrays of ``ml_dtypes``; with ``portable``, of unsigned integers.
         """
         from holdfast.ckpt.zarr.view import group
 

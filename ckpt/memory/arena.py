@@ -1,13 +1,13 @@
-"""Named shared memory for snapshots: slot files, their headers, and who may remove them.
+"""Named shared memory for snapshots: slot files, their headers, and the locks that keep them.
 
 A slot file is ``[header, 4096 bytes][block]``; a *block* is the payload, padding to 8 bytes, and
-the index JSON. Slots outlive the worker that wrote them and the sidecar that owns them; a header
-of two records, written in turn and each with a checksum of its own, lets a restarted sidecar take
-them over, whatever its predecessor was doing when it died.
+the index JSON. Slots outlive the worker that wrote them and the sidecar that owns them. A header
+has two records, written in turn and each with a checksum of its own. So a restarted sidecar can
+take the slots over, at whatever point its predecessor died.
 
-Everybody who needs a node's directory to stay holds its lock (see `hold`): the sidecar, who
-started it, and the launcher. Whoever goes last removes it; `sweep` removes what was left by a
-SIGKILL of all of them at once.
+Every process that needs a node's directory to stay holds its lock (see `hold`): the sidecar, the
+process that started it, and the launcher. The last one to leave removes the directory. `sweep`
+removes the directories that a SIGKILL of all of them at once left behind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _POLL_S = 0.01
 
 
 class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot says of its contents; all zero but ``state`` when EMPTY."""
+    """The description of a slot's contents; all zero but ``state`` when EMPTY."""
 
     state: SlotState
     generation: int = 0
@@ -103,12 +103,12 @@ class SlotFile:
     ) -> SlotFile:
         """Make a slot for a block of ``size_bytes``, with every page allocated now.
 
-        Raises ``CapacityError`` when shared memory has no room for it, and what ``check`` raises,
-        which is called again and again meanwhile.
+        Calls ``check`` repeatedly meanwhile. Raises ``CapacityError`` when shared memory has no
+        room for the slot, and any error of ``check``.
         """
         capacity = slot_capacity(size_bytes)
         if (free := shutil.disk_usage(path.parent).free) < HEADER_BYTES + capacity:
-            raise _no_room(path, capacity, free=free)  # finding out the hard way takes long
+            raise _no_room(path, capacity, free=free)  # a failed allocation takes long
         try:
             return cls(path, make_file(path, HEADER_BYTES + capacity, check=check))
         except OSError as error:
@@ -127,7 +127,7 @@ class SlotFile:
 
     def warm(self) -> None:
         """Fill this process's page table, so that the first copy does not fault; no GIL held."""
-        with contextlib.suppress(OSError):  # without room the first access will tell
+        with contextlib.suppress(OSError):  # if there is no room, the first access raises
             populate(self._mapping)
 
     def block(self, nbytes: int) -> memoryview:
@@ -146,7 +146,7 @@ class SlotFile:
         return self.block(block_bytes(entry))[index_offset(entry.payload_bytes) :]
 
     def finish(self, index: ShardIndex) -> BlockEntry:
-        """Write ``index`` behind the payload and return what to seal."""
+        """Write ``index`` behind the payload and return the entry to seal."""
         text = encode_index(index)
         at = index_offset(index.payload_bytes)
         block = self.block(at + len(text))
@@ -183,12 +183,12 @@ class SlotFile:
         self._mapping[at : at + _FIELDS.size + _CRC.size] = fields + _CRC.pack(crc32c(fields))
 
     def read_header(self, *, run: bytes) -> SlotHeader | None:
-        """Return the newest whole header; None where there is none, or it claims too much."""
+        """Return the newest whole header, or None if there is none or it exceeds the slot."""
         found = max(self._records(run), key=lambda each: each[0], default=None)
         return found[1] if found else None
 
     def _records(self, run: bytes) -> Iterator[tuple[int, SlotHeader]]:
-        """Yield the records of ``run`` that are whole, with their numbers."""
+        """Yield the whole records of ``run``, with their numbers."""
         for at in (0, _RECORD_BYTES):
             fields = self._mapping[at : at + _FIELDS.size]
             (stored,) = _CRC.unpack_from(self._mapping, at + _FIELDS.size)
@@ -214,7 +214,7 @@ class SlotFile:
             )
 
     def close(self) -> None:
-        """Unmap; where views are still out, the last of them unmaps."""
+        """Unmap the slot; where views of it still exist, the last of them unmaps it."""
         try:
             self._mapping.close()
         except BufferError:
@@ -222,9 +222,9 @@ class SlotFile:
 
 
 def has_little_room(directory: Path) -> bool:
-    """Say whether files that are removed should be unmapped at once: memory is more than half full.
+    """Say whether removed files should be unmapped at once: memory is more than half full.
 
-    Else all that is there fits once more, so nobody misses what is freed a little later.
+    Otherwise all files fit once more, so a delay in freeing memory does no harm.
     """
     try:
         found = shutil.disk_usage(directory)
@@ -234,7 +234,7 @@ def has_little_room(directory: Path) -> bool:
 
 
 def slot_capacity(size_bytes: int) -> int:
-    """Return the room in the slot that is made for a block of ``size_bytes``."""
+    """Return the capacity of the slot that is made for a block of ``size_bytes``."""
     return align(max(size_bytes, 1), _GRAIN_BYTES)
 
 
@@ -249,8 +249,8 @@ def _no_room(path: Path, capacity: int, *, free: int) -> CapacityError:
 class Arena:
     """A node's directory of slots, owned by one process at a time.
 
-    ``reach`` is told of every point a slot's life passes (``"seal.before"``, ``"seal.after"``);
-    tests end the process there.
+    ``reach`` is called with the name of every point in a slot's life (``"seal.before"``,
+    ``"seal.after"``); tests end the process there.
     """
 
     def __init__(self, directory: Path, lock_fd: int, owner_fd: int, *, run: str) -> None:
@@ -263,7 +263,8 @@ class Arena:
     def open(cls, directory: Path, *, run: str) -> Arena:
         """Make or take over ``directory``, hold its lock and own it.
 
-        Waits for an earlier owner that is about to end. Raises ``FencedError`` when it does not.
+        Waits for an earlier owner that is about to end. Raises ``FencedError`` when it does not
+        end.
         """
         lock_fd = hold(directory)
         owner_fd = os.open(directory / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -277,7 +278,7 @@ class Arena:
         return cls(directory, lock_fd, owner_fd, run=run)
 
     def create(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> SlotFile:
-        """Make a fresh EMPTY slot, its pages filled; as `SlotFile.create`."""
+        """Make a fresh EMPTY slot, its pages filled; see `SlotFile.create`."""
         self.reach("create.before")
         while True:
             self._number += 1
@@ -292,7 +293,7 @@ class Arena:
             return slot
 
     def free_bytes(self) -> int:
-        """Return what the file system of the arena has room for."""
+        """Return the free bytes of the arena's file system."""
         return shutil.disk_usage(self.directory.parent).free
 
     def scan(self) -> Iterator[tuple[SlotFile, BlockEntry, SlotState]]:
@@ -312,15 +313,16 @@ class Arena:
             yield slot, header.entry(), header.state
 
     def remove(self) -> None:
-        """Unlink everything, whoever else holds it, and let go of the locks."""
+        """Unlink everything, even if other processes hold it, and release the locks."""
         if is_held(self.directory, self._lock_fd):
             shutil.rmtree(self.directory, ignore_errors=True)
         self.release()
 
     def leave(self, *, patience_s: float = 0.0) -> bool:
-        """Let go, and remove everything unless somebody else holds it; return whether it went.
+        """Release the locks, and remove everything unless another process holds it.
 
-        ``patience_s`` waits for other holders that are about to die.
+        Returns whether it was removed. ``patience_s`` is the time to wait for holders that are
+        about to die.
         """
         alone = self._lock_fd >= 0 and _lock_alone(self._lock_fd, patience_s=patience_s)
         if alone:
@@ -329,7 +331,7 @@ class Arena:
         return alone
 
     def release(self) -> None:
-        """Let go of the locks and leave the files."""
+        """Release the locks and leave the files."""
         for fd in (self._owner_fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -344,8 +346,8 @@ def arena_path(run: str, node: str) -> Path:
 def hold(directory: Path) -> int:
     """Make ``directory`` and take a shared lock on it; return the descriptor that holds it.
 
-    Every process that needs the directory to stay (sidecar, agent, launcher) holds one; closing
-    the descriptor or dying gives it up.
+    Every process that needs the directory to stay (sidecar, agent, launcher) holds one. To close
+    the descriptor, or to die, releases it.
     """
     for _ in range(100):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -361,9 +363,9 @@ def hold(directory: Path) -> int:
 
 
 def is_held(directory: Path, fd: int) -> bool:
-    """Return whether ``fd``, from `hold`, still holds what lies at ``directory``.
+    """Say whether ``fd``, from `hold`, still holds the directory that lies at ``directory``.
 
-    It does not where the memory was removed, or taken away by `take_away`.
+    It does not after the memory was removed, or taken away by `take_away`.
     """
     try:
         return fd >= 0 and os.path.samestat(os.fstat(fd), (directory / "lock").stat())
@@ -372,7 +374,7 @@ def is_held(directory: Path, fd: int) -> bool:
 
 
 def _lock_alone(fd: int, *, patience_s: float) -> bool:
-    """Make the lock exclusive once nobody else has one; False, and no lock, when time is up."""
+    """Make the lock exclusive once no other process has it; return False when time is up."""
     deadline_s = time.monotonic() + patience_s
     while True:
         try:
@@ -386,9 +388,10 @@ def _lock_alone(fd: int, *, patience_s: float) -> bool:
 
 @contextlib.contextmanager
 def take_away(directory: Path) -> Iterator[None]:
-    """Lose a node's memory as the loss of its machine does: out of reach at once, then gone.
+    """Remove a node's memory as the loss of its machine does: unreachable at once, then gone.
 
-    What it lies behind is to be killed in the body: no process may see the one without the other.
+    Kill the node's processes in the body: no other process may see the memory gone before the node
+    is.
     """
     away = directory.with_name(f"{directory.name}.lost")
     try:
@@ -405,7 +408,7 @@ def take_away(directory: Path) -> Iterator[None]:
 def sweep(root: Path = ARENA_ROOT, *, exactly: str | None = None) -> list[Path]:
     """Remove the arenas (or ``exactly`` the one of that name) that no living process holds.
 
-    Returns what was removed. Directories of other users are left alone.
+    Returns the removed directories. Directories of other users are left alone.
     """
     removed = []
     for directory in sorted(root.glob(exactly or f"{_PREFIX}*")):

@@ -1,4 +1,4 @@
-"""A block: payload, padding to 8 bytes, index JSON; how it is laid out and verified."""
+"""The layout of a block (payload, padding to 8 bytes, index JSON) and its verification."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLED_RUNS: Final = 64
 
 
 class SlotState(IntEnum):
-    """Where a slot is in its life; stored in the header."""
+    """The state of a slot; stored in the header."""
 
     EMPTY = 0
     WRITING = 1
@@ -33,7 +33,7 @@ def align(nbytes: int, to: int) -> int:
 
 
 def index_offset(payload_bytes: int) -> int:
-    """Return where in a block the index begins."""
+    """Return the offset of the index in a block."""
     return align(payload_bytes, 8)
 
 
@@ -44,23 +44,23 @@ def block_bytes(entry: BlockEntry) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """A block every byte of which is what was captured: its index, and its sums for later."""
+    """A block whose every byte is verified: its index, and its sums for later checks."""
 
     index: ShardIndex
     sums: Sums
 
 
 def offered_under(index: ShardIndex, generation: int) -> int:
-    """Return what generation a block is of, as far as one that is offered under ``generation``.
+    """Return the generation of a block's index in the numbering of the ``generation`` of its entry.
 
-    The number is negative for what an earlier run left on a disk (see
+    The number is negative for a block that an earlier run left on a disk (see
     `holdfast.ckpt.sidecar.disk.directory`).
     """
     return index.generation if generation >= 0 else ancestor(index.run, index.generation)
 
 
 def verify_block(block: memoryview, entry: BlockEntry, *, origin: str) -> ShardIndex:
-    """Check every byte of a block and return its index; as `check_block`."""
+    """Check every byte of a block and return its index; see `check_block`."""
     return check_block(block, entry, origin=origin).index
 
 
@@ -76,7 +76,7 @@ def check_block(block: memoryview, entry: BlockEntry, *, origin: str) -> Verifie
 
 
 class BlockCheck:
-    """What the checksums of a block are to be. Its index is checked at once.
+    """The expected checksums of a block. The constructor checks its index at once.
 
     Raises ``CorruptError``. ``starts`` and ``lengths`` are the ranges of all chunks, in bytes.
     """
@@ -107,7 +107,7 @@ class BlockCheck:
     def verified(self, sums: Sums, found: Sums) -> Verified:
         """Compare the checksums of all chunks, in order; ``sums`` are those of the block.
 
-        Raises ``CorruptError`` naming the tensor at fault.
+        Raises ``CorruptError`` naming the tensor that differs.
         """
         for ref, checksum in zip(self._refs, found.tolist(), strict=True):
             if checksum != ref.chunk.crc32c:
@@ -120,9 +120,9 @@ class BlockCheck:
 def check_sealed(
     block: memoryview, entry: BlockEntry, data: Buffer, *, turn: int, origin: str
 ) -> Sums:
-    """Return the writer's sums of a block, which is checked by its index and a sample of runs.
+    """Check a block by its index and a sample of runs; return the writer's sums.
 
-    ``data`` has four bytes a sum, little-endian. Every 64th run is looked at, others each
+    ``data`` has four bytes a sum, little-endian. Every 64th run is checked, other ones at each
     ``turn``. Raises ``CorruptError``.
     """
     nbytes, found = block_bytes(entry), memoryview(data).nbytes

@@ -1,7 +1,7 @@
-"""Which sidecars share this machine's memory, and the files they may map of each other.
+"""Sidecars that share this machine's memory, and the files that they may map of each other.
 
-Two processes are on one host when they see the same boot id *and* a path opens as the very file
-that was meant: containers of one kernel may have shared memory of their own.
+Two processes are on one host when they see the same boot id *and* a path opens as the very same
+file: containers of one kernel may each have shared memory of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: Path) -> FileRef:
-        """Describe a file. Raises ``OSError`` where it is gone."""
+        """Describe a file. Raises ``OSError`` if it is gone."""
         found = path.stat()
         return cls(path=str(path), device=found.st_dev, inode=found.st_ino)
 
     def is_here(self) -> bool:
-        """Return whether the path is the very file for this process too."""
+        """Return whether the path leads to the same file in this process too."""
         try:
             return FileRef.of(Path(self.path)) == self
         except OSError:
@@ -39,7 +39,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def host_id() -> str:
-    """Return what tells this machine's kernel, since its boot, from others; empty if unknown."""
+    """Return an id of this machine's kernel since its boot, or "" if it is unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

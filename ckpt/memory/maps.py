@@ -1,4 +1,4 @@
-"""Mappings of slot files, kept warm: mapping a slot anew costs more than copying it."""
+"""Mappings of slot files, kept warm: mapping a slot again costs more than copying it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from holdfast.ckpt.memory.hosts import host_id
 class SlotMaps:
     """The slots this process has mapped, by path; safe to share between threads.
 
-    Shared memory is free only once nobody maps it, and giving it back takes long. So mappings of
-    removed files are dropped by `prune`, when nobody waits, and where memory is scarce whenever
-    another slot is opened. ``host`` is whose files they are (`holdfast.ckpt.memory.hosts`): this
-    machine's, unless it is named otherwise.
+    Shared memory becomes free only once no process maps it, and giving it back takes long. So
+    `prune` drops mappings of removed files while nothing waits; where memory is scarce, `open` of
+    another slot drops them too. ``host`` is the host of the files (`holdfast.ckpt.memory.hosts`),
+    by default this machine.
     """
 
     def __init__(self, *, host: str = "") -> None:
@@ -30,7 +30,7 @@ class SlotMaps:
         self._closed = False
 
     def open(self, path: str) -> SlotFile:
-        """Return the mapped slot at ``path``. Raises ``PeerError`` where it is gone."""
+        """Return the mapped slot at ``path``. Raises ``PeerError`` if it is gone."""
         with self._lock:
             stale = self._stale()
             if path in stale or (stale and has_little_room(Path(path).parent)):
@@ -49,7 +49,7 @@ class SlotMaps:
         return slot
 
     def map_ahead(self, paths: Sequence[str]) -> None:
-        """Map slots on a thread of its own: they will be granted to this process before long."""
+        """Map slots on a separate thread: this process will be granted them soon."""
         with self._lock:
             fresh = [path for path in paths if path not in self._slots]
             if not fresh or self._closed:
@@ -61,7 +61,7 @@ class SlotMaps:
 
     def _map_one(self, path: str) -> None:
         if not self._closed:
-            with contextlib.suppress(CkptError):  # removed meanwhile: whoever wants it will say so
+            with contextlib.suppress(CkptError):  # removed meanwhile: its user will raise
                 self.open(path)
 
     def prune(self) -> None:
@@ -77,7 +77,7 @@ class SlotMaps:
             self._slots.pop(path)[1].close()
 
     def close(self) -> None:
-        """Drop all mappings; one being made ahead is waited for."""
+        """Drop all mappings, after waiting for one that is being made ahead."""
         self._closed = True
         if self._ahead is not None:
             self._ahead.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Who keeps snapshots together, what they hold, and what can be restored from it. Pure values."""
+"""The nodes that guard snapshots, the blocks they hold, and restore points. Pure values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from holdfast.ckpt.types import learn
 
 
 def ancestor(run: str, generation: int) -> int:
-    """Return the negative number under which a later run is offered what this one spilled.
+    """Return the negative generation under which a later run finds this one's spilled snapshots.
 
-    Older than every generation of any run that reads it, and the same on all nodes.
+    It is older than every generation of any run that reads it, and the same on all nodes.
     """
     digest = blake2b(f"{run}/{generation}".encode(), digest_size=6).digest()
     return -1 - int.from_bytes(digest, "little")
 
 
 class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A node's sidecar: the node's name and the ``tcp://host:port`` it serves at.
+    """A node's sidecar: the node's name and the ``tcp://host:port`` at which it serves.
 
-    ``domain`` labels what it fails together with (a rack, a power feed); empty: only with itself.
+    ``domain`` labels its failure domain (a rack, a power feed); "": it fails alone.
     """
 
     node: str
@@ -34,10 +34,10 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
 
     ``peers`` are all nodes, including those that hold no rank; ``rank_nodes[r]`` is the node of
     rank ``r``; the ``keep`` newest protected steps stay in memory. ``groups`` partitions the node
-    names into parity groups, in the order that places stripes (empty: one group of all peers);
-    any ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
-    stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes``
-    is the host memory a node may spend on all of it, 0 for no declared budget.
+    names into parity groups, in the order that places stripes (empty: one group of all peers). Any
+    ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
+    stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes`` is
+    the host memory that a node may spend on all of it, 0 for no declared budget.
     """
 
     run: str
@@ -80,12 +80,12 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def parity_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return the groups: those stated, else one of all nodes in the order of ``peers``."""
+        """Return the groups: the stated ones, else one of all nodes in the order of ``peers``."""
         return self.groups or (tuple(peer.node for peer in self.peers),)
 
 
 class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A sealed, verified shard in a node's arena: rank's payload and index of (generation, step).
+    """A sealed, verified shard in a node's arena: a rank's payload and index of a snapshot.
 
     A *block* is the slot's bytes behind its header: payload, then the index JSON.
     """
@@ -110,12 +110,12 @@ class ParityEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sidecar can serve; ``worlds`` holds the group of every generation named in it.
+    """The contents that one sidecar can serve.
 
-    ``sealed`` repeats the block entries of *all* ranks that this sidecar has heard of, so that
-    the shape of a lost node's blocks is known to the survivors. ``spoiled`` are the blocks that
-    this sidecar rebuilt from parity and found wrong. ``durable`` is the newest step that it knows
-    to be in the checkpoint store, -1 for none.
+    ``worlds`` holds the group of every generation named in it. ``sealed`` repeats the block entries
+    of *all* ranks that this sidecar knows, so that the survivors know the lengths of a lost node's
+    blocks. ``spoiled`` are the blocks that this sidecar rebuilt from parity and found wrong.
+    ``durable`` is the newest step that it knows to be in the checkpoint store, -1 for none.
     """
 
     node: str
@@ -128,7 +128,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSource(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where rank's block is to be had: ``node`` holds it, or rebuilds it from parity."""
+    """The source of a rank's block: ``node`` holds it, or rebuilds it from parity."""
 
     rank: int
     node: str

@@ -1,4 +1,4 @@
-"""Where and how snapshots become checkpoints: what a trainer tells its sidecar."""
+"""The destination and settings of checkpoints, which a trainer sends to its sidecar."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class CheckpointTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     ``compression`` maps glob patterns of names to codecs (see ``holdfast.ckpt.format.codecs``).
     ``incremental`` checkpoints refer to the one before for tensors that did not change. A node
-    writes at most ``bytes_per_s`` (0: as fast as the store takes them). What fails is tried
-    ``retries`` times more; after more than ``failures_allowed`` checkpoints in a row have failed,
-    the job is to end (None: never). When the job is stopped, its newest protected step is saved if
-    that takes no longer than ``grace_s``.
+    writes at most ``bytes_per_s`` (0: as fast as the store takes them). A failed write is tried
+    ``retries`` times more. After more than ``failures_allowed`` checkpoints in a row have failed,
+    the job ends (None: never). When the job is stopped, its newest protected step is saved if that
+    takes no longer than ``grace_s``.
     """
 
     root: str
@@ -28,9 +28,10 @@ class CheckpointTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The directory on every node's own disk that protected snapshots are spilled to.
+    """The directory on every node's own disk to which protected snapshots are spilled.
 
-    Every ``every`` steps, and when the job is stopped, if that takes no longer than ``grace_s``.
+    A snapshot is spilled every ``every`` steps, and when the job is stopped, if that takes no
+    longer than ``grace_s``.
     """
 
     directory: str

@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.ckpt.native import isal
 
 BLOCK_BYTES: Final = 128 << 10
-"""The unit that is checksummed by itself inside a chunk: what a ranged read can verify."""
+"""The unit that is checksummed by itself inside a chunk; a ranged read can verify each unit."""
 
 _POLYNOMIAL: Final = 0x82F63B78
 _BITS: Final = 32
@@ -45,7 +45,7 @@ def _times(matrix: tuple[int, ...], vector: int) -> int:
 
 @functools.cache
 def _by_bytes(power: int) -> tuple[tuple[int, ...], ...]:
-    """Return what appending ``2**power`` zero bytes makes of each byte of a checksum, (4, 256)."""
+    """Return tables (4, 256): the effect of ``2**power`` zero bytes on each byte of a checksum."""
     columns = _shift(power)
     tables = []
     for first in range(0, _BITS, 8):
@@ -58,7 +58,7 @@ def _by_bytes(power: int) -> tuple[tuple[int, ...], ...]:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC32C of two runs of bytes, one behind the other, from those of each."""
+    """Return the CRC32C of two concatenated runs of bytes from the CRC32C of each."""
     left = second_bytes if first else 0
     while left:
         a, b, c, d = _by_bytes((left & -left).bit_length() - 1)
@@ -68,7 +68,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def block_checksums(address: int, nbytes: int) -> list[int]:
-    """Return the CRC32C of each `BLOCK_BYTES` of the memory at ``address``, the last one short."""
+    """Return the CRC32C of each `BLOCK_BYTES` of the memory at ``address``; the last is short."""
     crc = isal.crc32c_at
     return [
         crc(address + at, min(BLOCK_BYTES, nbytes - at)) for at in range(0, nbytes, BLOCK_BYTES)
@@ -86,10 +86,10 @@ def of_blocks(blocks: Iterable[int], nbytes: int) -> int:
 
 
 def to_bytes(blocks: Iterable[int]) -> bytes:
-    """Return checksums as they are stored: four bytes each, little-endian."""
+    """Return checksums in their stored form: four bytes each, little-endian."""
     return np.fromiter(blocks, dtype="<u4").tobytes()
 
 
 def from_bytes(data: bytes) -> list[int]:
-    """Return what `to_bytes` was given."""
+    """Return the checksums that `to_bytes` was given."""
     return [int(each) for each in np.frombuffer(data, dtype="<u4")]

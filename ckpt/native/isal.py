@@ -139,7 +139,7 @@ def crc32c_at(address: int, nbytes: int) -> int:
 def crc64_at(address: int, nbytes: int, value: int = 0) -> int:
     """Return the CRC64 (Rocksoft, as in NVMe) of memory that the caller keeps alive.
 
-    It continues from ``value``, that of the bytes before it.
+    It continues from ``value``, the CRC64 of the bytes before.
     """
     return int(library().crc64_rocksoft_refl(value, address, nbytes))
 
@@ -164,7 +164,7 @@ def encode_update(
     tables: Bytes,
     into: Buffer,
 ) -> None:
-    """Add to ``into`` what input ``column`` contributes; ``source`` has the length of ``into``."""
+    """Add the contribution of input ``column`` to ``into``; ``source`` has the same length."""
     nbytes, k = memoryview(into).nbytes, len(tables) // 32
     if nbytes == 0:
         return

@@ -1,8 +1,8 @@
 """Pages of shared memory: huge ones where the kernel has them, filled before they are needed.
 
-Filling fresh pages costs more than copying into warm ones, so it is done ahead, in the kernel
+To fill fresh pages costs more than to copy into warm ones. So they are filled ahead, in the kernel
 (``MADV_POPULATE_READ`` and ``_WRITE``, Linux 5.14) and without the GIL: Python's own ``mmap`` keeps
-it while ``MAP_POPULATE`` works.
+the GIL while ``MAP_POPULATE`` works.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ _HUGE_MODES = ("[always]", "[within_size]", "[advise]", "[force]")
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _NO_ROOM = (errno.EFAULT, errno.ENOMEM)  # EFAULT: a write to the page would have been a SIGBUS
 _AT_ONCE_BYTES = 2 << 20
-"""So much is filled in one call. The kernel keeps the process's map of its memory locked meanwhile:
-no thread can map or unmap anything, nor its heap grow, and behind who waits to no page can fault.
+"""The bytes filled in one call.
+
+Meanwhile the kernel keeps the process's map of its memory locked: no thread can map or unmap memory
+or grow its heap, and once one waits for that, no page can fault.
 """
 
 
 def make_file(path: Path, nbytes: int, *, check: Callable[[], None] = lambda: None) -> mmap.mmap:
     """Make a file of shared memory with all its pages, and map it.
 
-    Raises ``OSError`` when that cannot be done (see `is_no_room`), and whatever ``check`` raises,
-    which is called again and again meanwhile; leaves nothing behind then.
+    Calls ``check`` repeatedly meanwhile. Raises ``OSError`` when the file cannot be made (see
+    `is_no_room`), and any error of ``check``; leaves nothing behind then.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -50,7 +52,7 @@ def make_file(path: Path, nbytes: int, *, check: Callable[[], None] = lambda: No
 
 
 def open_file(path: str | Path) -> mmap.mmap | None:
-    """Map an existing file; None where it is empty. Its page table is filled by `populate`."""
+    """Map an existing file, or return None if it is empty. `populate` fills its page table."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return map_pages(fd) if os.fstat(fd).st_size else None
@@ -59,12 +61,12 @@ def open_file(path: str | Path) -> mmap.mmap | None:
 
 
 def is_no_room(error: OSError) -> bool:
-    """Return whether memory ran out, or was asked for beyond what a file can have."""
+    """Return whether memory ran out, or the request exceeds the largest possible file."""
     return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 
 
 def huge_pages() -> bool:
-    """Return whether the kernel backs shared memory by huge pages where it is asked to."""
+    """Return whether the kernel backs shared memory with huge pages on request."""
     try:
         return any(mode in SHMEM_HUGE.read_text() for mode in _HUGE_MODES)
     except OSError:
@@ -78,7 +80,7 @@ def allocate(fd: int, nbytes: int, *, check: Callable[[], None] = lambda: None) 
     `make_file`.
     """
     os.ftruncate(fd, nbytes)
-    if huge_pages():  # only a fault in a mapping that was advised makes a huge page
+    if huge_pages():  # only a fault in a mapping with this advice makes a huge page
         mapping = map_pages(fd)
         try:
             if populate(mapping, absent=True, check=check):
@@ -91,7 +93,7 @@ def allocate(fd: int, nbytes: int, *, check: Callable[[], None] = lambda: None) 
 
 
 def map_pages(fd: int) -> mmap.mmap:
-    """Map all of ``fd`` to be read and written; its page table is filled by `populate`."""
+    """Map all of ``fd`` for reading and writing; `populate` fills its page table."""
     mapping = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if huge_pages():
         try:
@@ -106,13 +108,13 @@ def populate(
 ) -> bool:
     """Fill the page table of ``mapping``, so that no access to it faults.
 
-    ``absent`` pages are made one by one; those that are there are mapped many at a time. Other
-    threads of the process wait for a small part of it at most. Returns False where the kernel is
-    too old for it: then the first access of each page faults. Raises ``OSError`` (``ENOSPC``) when
-    there is no memory for pages that are missing; ``check`` as in `make_file`.
+    ``absent`` pages are made one by one; existing pages are mapped many at a time. Other threads of
+    the process wait for a small part of it at most. Returns False where the kernel is too old for
+    this: then the first access of each page faults. Raises ``OSError`` (``ENOSPC``) when there is
+    no memory for missing pages; ``check`` as in `make_file`.
     """
     advice = _MADV_POPULATE_WRITE if absent else _MADV_POPULATE_READ
-    with memoryview(mapping) as view:  # which nobody unmaps meanwhile
+    with memoryview(mapping) as view:  # keeps it mapped meanwhile
         start = address_of(view)
         for at, part_bytes in _parts(len(view)):
             check()

@@ -1,9 +1,9 @@
-"""Copy a piece of a pack where it is wanted, some of it at a time, and checksum it on the way.
+"""Copy of a piece of a pack to its destination, part by part, with checksums on the way.
 
-A pack has two checksums of every piece: CRC32C by blocks, and CRC-64/NVME of all. Here they are
-made of the very bytes that are stored, in one pass, so that what is persisted is read once. The
-work is done by `_stream.c`; without it, or on a processor without wide carry-less products, by
-passes over blocks that stay in the cache.
+A pack has two checksums of every piece: CRC32C by blocks, and CRC-64/NVME of the whole. Here they
+are computed in one pass over the very bytes that are stored, so that persisted bytes are read once.
+`_stream.c` does the work. Without it, or on a processor without wide carry-less products, several
+passes over blocks that stay in the cache replace it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WHOLE = 0xFFFFFFFF
 
 @functools.cache
 def kernel() -> Any:
-    """Return the compiled function that copies and checksums, or None where there is none."""
+    """Return the compiled function that copies and checksums, or None if there is none."""
     found = library()
     try:
         if found is None or not found.checked_prepare():
@@ -34,7 +34,7 @@ def kernel() -> Any:
 
 
 class PieceCopy:
-    """The bytes of ``source``, which are poured out once, in order, and then have checksums.
+    """The bytes of ``source``, copied once, in order; afterwards their checksums are known.
 
     ``source`` is contiguous and not empty.
     """
@@ -63,7 +63,7 @@ class PieceCopy:
         self._at += nbytes
 
     def sums(self) -> tuple[list[int], int]:
-        """Return the CRC32C of each ``crc.BLOCK_BYTES``, and the CRC-64/NVME of all."""
+        """Return the CRC32C of each ``crc.BLOCK_BYTES``, and the CRC-64/NVME of the whole."""
         if self._at != self.nbytes:
             raise ValueError(f"{self._at} of {self.nbytes} bytes were copied")
         return list(self._blocks), self._crc64.value
@@ -77,7 +77,7 @@ def _pour(
     blocks: ctypes.Array[ctypes.c_uint32],
     crc64: Any,
 ) -> None:
-    """Do what the compiled function does, block by block."""
+    """Do the work of the compiled function, block by block."""
     checksum, whole = isal.library().crc32_iscsi, crc64._obj
     while nbytes:
         block, before = divmod(at, crc.BLOCK_BYTES)

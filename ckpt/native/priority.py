@@ -1,4 +1,4 @@
-"""Let a thread work only with what others leave of the processors and the disk."""
+"""Lower a thread's priority, so that it uses only idle processor and disk time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLASS_IDLE: Final = 3 << 13
 
 
 def yield_to_others() -> str:
-    """Lower the calling thread's priority; return in words what the system granted.
+    """Lower the calling thread's priority; return in words the priority that the system granted.
 
-    Threads that it starts inherit it. Nice 19 rather than ``SCHED_IDLE``: under a full load the
+    Threads that it starts inherit it. It uses nice 19, not ``SCHED_IDLE``: under a full load the
     latter gets three thousandths of a core, and a checkpoint would not end.
     """
     granted = []

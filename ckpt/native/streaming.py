@@ -1,8 +1,8 @@
-"""Copy memory and checksum it in one pass, past the cache and outside the GIL.
+"""Copy of memory with a checksum in one pass, past the cache and outside the GIL.
 
-The work is done by `_stream.c`, which is compiled when the package is installed. Without it, or on
-a processor it is not written for, the same is done in two passes over blocks that fit into the
-cache, at about half the speed.
+`_stream.c` does the work; it is compiled when the package is installed. Without it, or on a
+processor that it does not support, two passes over blocks that fit into the cache replace it, at
+about half the speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START: Final = 0xFFFFFFFF
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return what `_stream.c` was compiled to, or None where it was not."""
+    """Return the library compiled from `_stream.c`, or None if it was not compiled."""
     try:
         return ctypes.CDLL(str(_LIBRARY))
     except OSError:
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def kernel() -> Any:
-    """Return the compiled function that copies runs, or None where there is none."""
+    """Return the compiled function that copies runs, or None if there is none."""
     found = library()
     if found is None or not found.stream_prepare():
         return None
@@ -45,7 +45,7 @@ def kernel() -> Any:
 
 
 class MemoryRuns:
-    """Runs of memory, copied some at a time; ``sums`` takes the CRC32C of those copied.
+    """Runs of memory, copied some at a time; ``sums`` holds the CRC32C of the copied ones.
 
     ``sources`` and ``targets`` are addresses; the three arrays are of one length. The caller keeps
     the memory alive; no target overlaps another run.
@@ -70,7 +70,7 @@ class MemoryRuns:
 
 
 def copy_runs(sources: Words, targets: Words, sizes: Words) -> Sums:
-    """Copy runs of memory as `MemoryRuns`, all at once; return the CRC32C of each."""
+    """Copy runs of memory, all at once (see `MemoryRuns`); return the CRC32C of each."""
     runs = MemoryRuns(sources, targets, sizes)
     runs.copy(0, len(sizes))
     return runs.sums

@@ -17,7 +17,7 @@ from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.native import crc, isal
 
 SUM_BYTES: Final = crc.BLOCK_BYTES
-"""What one sum covers; the last run of a block may be shorter."""
+"""The length of a run, in bytes; the last run of a block may be shorter."""
 
 _COMPARE_RUN: Final = 64
 _LENGTH_BITS: Final = 48
@@ -30,7 +30,7 @@ Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 @functools.cache
 def _table(power: int) -> Sums:
-    """Return what appending ``2**power`` zero bytes makes of each byte of a checksum, (4, 256)."""
+    """Return tables (4, 256): the effect of ``2**power`` zero bytes on each byte of a checksum."""
     columns = np.array(crc._shift(power), dtype=np.uint32).reshape(4, 8)
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     picked = np.where(bits[None, :, :] == 1, columns[:, None, :], np.uint32(0))
@@ -39,9 +39,9 @@ def _table(power: int) -> Sums:
 
 
 def shifted(sums: Sums, behind: Lengths) -> Sums:
-    """Return what each checksum adds to that of a whole in which ``behind`` bytes follow it.
+    """Return the share of each checksum in that of a whole where ``behind`` bytes follow it.
 
-    The checksum of a whole is the exclusive or of what its parts add.
+    The checksum of the whole is the exclusive or of the shares of its parts.
     """
     found = sums.copy()
     for power in range(_LENGTH_BITS):
@@ -79,7 +79,7 @@ def combined(sums: Sums, lengths: Lengths, *, starts: Lengths, ends: Lengths) ->
 
 
 def checksums(block: Buffer, *, at: Lengths, nbytes: Lengths) -> tuple[Sums, Sums]:
-    """Return the sums of ``block`` and the checksums of the ranges of it, in one pass.
+    """Return the sums of ``block`` and the checksums of ranges of it, in one pass.
 
     Range ``i`` has ``nbytes[i]`` bytes from ``at[i]``; ranges may overlap, be empty, or lie
     anywhere inside the block.
@@ -99,13 +99,13 @@ def checksums(block: Buffer, *, at: Lengths, nbytes: Lengths) -> tuple[Sums, Sum
 
 
 def of_zeros(nbytes: Lengths) -> Sums:
-    """Return the checksum of so many zeros, for each of some numbers."""
+    """Return the checksum of ``nbytes[i]`` zeros, for each ``i``."""
     start = np.full(len(nbytes), _START, dtype=np.uint32)
     return shifted(start, nbytes) ^ start
 
 
 def runs_of(at: int, nbytes: int) -> tuple[int, int]:
-    """Return the first run that bytes ``at … at + nbytes`` of a block touch, and how many."""
+    """Return the first run that bytes ``at … at + nbytes`` of a block touch, and their number."""
     first = at // SUM_BYTES
     return first, -(-(at + nbytes) // SUM_BYTES) - first
 
@@ -118,10 +118,10 @@ def sums_of(block: Buffer) -> Sums:
 
 
 class CheckedBlock:
-    """A block whose bytes are checked against its sums before they are given out.
+    """A block that checks its bytes against its sums before it returns them.
 
-    ``sums`` begin with run ``first``. What was checked just before is not checked again, so that
-    reading on through a block costs one pass. One thread at a time.
+    ``sums`` begin with run ``first``. A run that was just checked is not checked again, so that a
+    sequential read costs one pass. Use it from one thread at a time.
     """
 
     def __init__(self, block: Buffer, sums: Sums, *, first: int = 0, origin: str) -> None:
@@ -131,7 +131,7 @@ class CheckedBlock:
         self._checked = (0, 0)
 
     def take(self, at: int, nbytes: int) -> memoryview:
-        """Return some bytes. Raises ``CorruptError`` naming the run that is not what it was."""
+        """Return some bytes. Raises ``CorruptError`` naming a run that fails its checksum."""
         low, high = at // SUM_BYTES, -(-(at + nbytes) // SUM_BYTES)
         begin = self._checked[1] if self._checked[0] <= low <= self._checked[1] else low
         for run in range(begin, high):
@@ -153,10 +153,10 @@ class CheckedBlock:
 
 
 def same_runs(new: Buffer, new_sums: Sums, old: Buffer, old_sums: Sums) -> Flags:
-    """Return which runs of ``new`` have the very bytes that ``old`` has there.
+    """Return the runs of ``new`` that have the very same bytes as those of ``old``.
 
-    Sums that differ say no; equal ones are confirmed by comparing the bytes, for a checksum is
-    not a proof. A run of another length is another run.
+    Runs with different sums differ; runs with equal sums are compared byte by byte, for a checksum
+    is not a proof. Runs of different lengths differ.
     """
     fresh, before = memoryview(new).nbytes, memoryview(old).nbytes
     same = np.zeros(len(new_sums), dtype=np.bool_)
@@ -176,7 +176,7 @@ def same_runs(new: Buffer, new_sums: Sums, old: Buffer, old_sums: Sums) -> Flags
 
 
 def set_runs(flags: Flags) -> list[tuple[int, int]]:
-    """Return where the flags are set, as half-open ranges."""
+    """Return the ranges of set flags, half-open."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
 

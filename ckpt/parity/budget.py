@@ -1,4 +1,4 @@
-"""How much host memory a node needs for its snapshots and their parity, before the first. Pure."""
+"""The host memory that a node needs for its snapshots and their parity, in advance. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import Geometry
 
 FULL_IN_FLIGHT = 2
-"""Slots of a rank beside those kept: one being written, one waiting for its parity."""
+"""Slots of a rank besides the kept ones: one being written, one waiting for its parity."""
 SMALL_IN_FLIGHT = 1
-"""In the smaller mode a snapshot is written only when the one before is protected."""
+"""The same in the smaller mode, where a snapshot waits until the one before is protected."""
 
 LOG_BYTES = 1 << 30
 """The most that all logs of a node may hold, copies for others included."""
 LOG_SHARE = 8
-"""Of a declared budget, logs may hold one part in so many."""
+"""Logs may hold 1 / ``LOG_SHARE`` of a declared budget."""
 
 _HEADER_BYTES = 4096
 _GRAIN_BYTES = 1 << 16
@@ -32,25 +32,25 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum of all purposes."""
         return self.slots + self.parity
 
 
 def log_limit(memory_bytes: int) -> int:
-    """Return what the logs of a node may hold at once, of a budget (0: none is declared)."""
+    """Return the most that the logs of a node may hold, by its budget (0: none is declared)."""
     return min(LOG_BYTES, memory_bytes // LOG_SHARE) if memory_bytes else LOG_BYTES
 
 
 def memory_need(
     world: SnapshotWorld, shard_bytes: Mapping[int, int], *, node: str, slots_per_rank: int
 ) -> MemoryNeed:
-    """Return the most that ``node`` will hold at once.
+    """Return the most bytes that ``node`` will hold at once.
 
-    ``shard_bytes`` maps ranks to the length of their blocks (payload and index); a rank that is
-    not in it is taken to be as long as the longest that is. ``slots_per_rank`` is ``world.keep``
-    plus `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity may be held or built for as many snapshots
-    as have slots: the next one can be complete before the rows of the one before are. A node that
-    is not in the world needs nothing.
+    ``shard_bytes`` maps ranks to the length of their blocks (payload and index). A rank that is not
+    in it is assumed to be as long as the longest in it. ``slots_per_rank`` is ``world.keep`` plus
+    `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity may be held or built for as many snapshots as have
+    slots: the next one can be complete before the rows of the one before are. A node that is not in
+    the world needs nothing.
     """
     if node not in {peer.node for peer in world.peers}:
         return MemoryNeed(slots=0, parity=0)
@@ -71,7 +71,7 @@ def _file_bytes(nbytes: int) -> int:
 
 
 def _entry(world: SnapshotWorld, rank: int, nbytes: int) -> BlockEntry:
-    """Return the entry of a block that is only imagined: its length is all that counts."""
+    """Return an entry that only stands for the length of a block."""
     return BlockEntry(
         generation=world.generation,
         step=0,

@@ -1,9 +1,10 @@
-"""Combine fragments over GF(256) by pieces that stay in the cache, and checksum what is stored.
+"""Combination of fragments over GF(256) in pieces that fit into the cache, with checksums.
 
-ISA-L writes a piece into memory of the thread's own; from there it goes past the cache to where it
-belongs, checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no longer than
-letting ISA-L store it there, which makes the processor fetch what is about to be overwritten; the
-checksum is free. What is a copy of one fragment goes there straight.
+ISA-L writes a piece into memory of the thread's own. From there the piece is copied past the cache
+to its destination and checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no
+longer than to let ISA-L store it there directly, which makes the processor fetch the memory that is
+about to be overwritten; so the checksum is free. An output that equals one fragment is copied
+directly.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def combine(
     """Overwrite every buffer of ``into`` with its combination of ``sources``.
 
     ``coefficients`` has the shape (outputs, inputs). The outputs are of one length; a shorter
-    source stands for one with zeros behind it. Returns the CRC32C of the parts into which ``cuts``,
-    in order, divide each output: shape (outputs, cuts + 1). ``before(lo, hi)`` is called before
-    those bytes of the sources are used; what it looks at is in the cache when they are. Raises
-    ``ValueError`` for a source that is too long, and for outputs of different lengths.
+    source is extended by zeros. Returns the CRC32C of the parts into which ``cuts``, in order,
+    divide each output: shape (outputs, cuts + 1). ``before(lo, hi)`` is called before those bytes
+    of the sources are used; the bytes it reads are then in the cache. Raises ``ValueError`` for a
+    source that is too long, and for outputs of different lengths.
     """
     lengths = [memoryview(each).nbytes for each in sources]
     sizes = [memoryview(each).nbytes for each in into]
@@ -79,19 +80,19 @@ def combine(
 
 
 class _Band(NamedTuple):
-    """Bytes ``lo … hi`` of the outputs, which the inputs ``reach`` are long enough for."""
+    """Bytes ``lo … hi`` of the outputs; the inputs ``reach`` are long enough for them."""
 
     lo: int
     hi: int
     reach: list[int]
 
     def is_copy(self, coefficients: Coefficients) -> bool:
-        """Return whether every output is one and the same input there."""
+        """Return whether every output there is a copy of the same single input."""
         return len(self.reach) == 1 and bool((coefficients[:, self.reach] == 1).all())
 
 
 class _Mixing:
-    """Makes one piece after the other of what some inputs, by their addresses, amount to."""
+    """Computes the combinations of some inputs, given by their addresses, piece by piece."""
 
     def __init__(
         self, coefficients: Coefficients, inputs: Sequence[int], rooms: Sequence[int]
@@ -118,9 +119,9 @@ class _Mixing:
 
 
 class _Storing:
-    """Copies pieces from the ``rooms`` of this thread to where they belong, one after the other.
+    """Copies pieces from the ``rooms`` of this thread to their destinations, in order.
 
-    ``straight`` are bytes that are an input as it is: where they begin and end, and its address.
+    ``straight`` are byte ranges that copy an input unchanged: begin, end, and the input's address.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class _Storing:
         self._next += 1
 
     def sums(self) -> Sums:
-        """Return the checksums of what lies between the cuts, for each output."""
+        """Return the checksums of the bytes between the cuts, for each output."""
         if len(self._stops) == len(self._cuts):
             return np.stack([runs.sums for runs in self._runs])
         edges, lengths = np.searchsorted(self._stops, self._cuts), np.diff(self._stops)
@@ -171,13 +172,13 @@ def _tables(coefficients: bytes, inputs: int) -> isal.Bytes:
 
 
 class _PieceScratch(threading.local):
-    """Room of a thread for one piece of each output."""
+    """A thread's buffers for one piece of each output."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(0, dtype=np.uint8)
 
     def rooms(self, count: int) -> list[int]:
-        """Return the addresses of ``count`` rooms for a piece, on pages of their own."""
+        """Return the addresses of ``count`` buffers for a piece, aligned to pages."""
         if len(self._memory) < (needed := count * PIECE_BYTES + _PAGE_BYTES):
             self._memory = np.zeros(needed, dtype=np.uint8)
         at = int(self._memory.ctypes.data)

@@ -20,11 +20,11 @@ from holdfast.ckpt.parity.codec import ErasureCodec, check_columns, check_fragme
 from holdfast.ckpt.parity.combining import combine
 
 CODEC = "isal-cauchy-1"
-"""Names matrix and field; stored where parity outlives the version that computed it."""
+"""Name of matrix and field; stored where parity outlives the version that computed it."""
 
 
 class ErasureCode:
-    """The code by ISA-L: one pass over the data, without the GIL and without copies."""
+    """The code computed by ISA-L: one pass over the data, without the GIL and without copies."""
 
     def __init__(self, k: int, m: int) -> None:
         check_shape(k, m)
@@ -59,7 +59,7 @@ class ErasureCode:
         isal.encode_update(column, fragment, self._tables[row], into)
 
     def coefficients(self, lost: int, have: tuple[int, ...]) -> isal.Bytes:
-        """Return how to combine the fragments ``have`` into data column ``lost``: shape (1, k)."""
+        """Return coefficients, shape (1, k), that make column ``lost`` of fragments ``have``."""
         if (lost, have) not in self._inverted:
             self._inverted[lost, have] = self._invert(lost, have)
         return self._inverted[lost, have]
@@ -91,10 +91,10 @@ _isal_codec = functools.cache(ErasureCode)
 
 @functools.cache
 def codec_named(name: str = CODEC) -> Callable[[int, int], ErasureCodec]:
-    """Return what makes the codec of a shape ``(k, m)``, kept per shape.
+    """Return the constructor of a codec by its name; it keeps one codec per shape ``(k, m)``.
 
-    Raises ``ValueError`` for a name that is not known, ``ImportError`` with the remedy where the
-    package of an optional codec is missing.
+    Raises ``ValueError`` for an unknown name, and ``ImportError`` with the remedy where the package
+    of an optional codec is missing.
     """
     if name == CODEC:
         return _isal_codec

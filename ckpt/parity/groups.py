@@ -1,10 +1,10 @@
-"""Which nodes guard each other: parity groups over labelled failure domains. Pure.
+"""Parity groups of nodes over labelled failure domains. Pure.
 
 Many small groups, not one large one: a snapshot is lost as soon as one group loses more nodes than
-it has parity, and with ``n`` nodes in groups of ``g`` far fewer sets of nodes are such that their
-loss costs data than with fragments strewn over all ``n`` (Cidon et al., "Copysets: Reducing the
-Frequency of Data Loss in Cloud Storage", USENIX ATC 2013). A rebuild also reads from ``g`` nodes
-instead of ``n``. The price is memory: a group of ``g`` spends ``m / (g - m)`` of its state.
+it has parity. With ``n`` nodes in groups of ``g``, far fewer sets of nodes cost data when lost than
+with fragments strewn over all ``n`` (Cidon et al., "Copysets: Reducing the Frequency of Data Loss
+in Cloud Storage", USENIX ATC 2013). A rebuild also reads from ``g`` nodes instead of ``n``. The
+price is memory: a group of ``g`` spends ``m / (g - m)`` of its state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ GROUP_SIZE = 8
 
 _NAMED_DOMAINS = 3
 _PLACED_SHARE, _PLACED_MOST = 8, 64
-"""Up to an eighth of the nodes is fitted into previous groups: each looks at every group."""
+"""Previous groups are dropped where more nodes are new: an eighth, or 64 if that is more.
+
+To fit a node into previous groups, the search visits every group.
+"""
 
 
 def form_groups(
@@ -32,13 +35,13 @@ def form_groups(
     columns: int = 0,
     previous: Groups = (),
 ) -> tuple[Groups, str]:
-    """Partition the nodes into parity groups; return them, and what they survive in a sentence.
+    """Partition the nodes into parity groups; return them, and the losses they survive in words.
 
-    ``domains`` maps nodes to the label of what they fail together with; an empty label is a
-    domain of its own. ``columns`` as in `SnapshotWorld`. Every group has more than ``parity``
-    nodes (at least ``columns + parity``) and about ``size``, down to half of it where that makes
-    the loss of a whole domain cost no group more than ``parity`` of its nodes. ``previous``
-    groups are kept as far as they stay good. Raises ``ValueError`` when the nodes are too few.
+    ``domains`` maps nodes to the label of their failure domain; an empty label is a domain of its
+    own. ``columns`` as in `SnapshotWorld`. Every group has more than ``parity`` nodes (at least
+    ``columns + parity``) and about ``size``, down to half of it where the loss of a whole domain
+    then costs no group more than ``parity`` of its nodes. ``previous`` groups are kept as far as
+    they stay good. Raises ``ValueError`` when the nodes are too few.
     """
     least = parity + max(columns, 1)
     if parity < 0 or least > max(len(domains), 1):
@@ -84,7 +87,7 @@ def _remedy(labels: Mapping[str, str], parity: int, *, least: int) -> str:
 
 
 def _labels(domains: Mapping[str, str]) -> dict[str, str]:
-    """Return every node's domain; a node without a label is one of its own."""
+    """Return every node's domain; a node without a label gets one of its own."""
     return {node: label or f"\0{node}" for node, label in domains.items()}
 
 
@@ -97,10 +100,10 @@ def _sizes(groups: Groups) -> str:
 def _group_count(
     labels: Mapping[str, str], parity: int, sizes: tuple[int, int], before: int
 ) -> int:
-    """Return into how many groups the nodes go.
+    """Return the number of groups.
 
-    ``sizes`` are the least and the preferred size. The count that was there ``before`` (0: none)
-    changes only as far as it must: for groups near the preferred size, safe where that can be had.
+    ``sizes`` are the least and the preferred size. The count ``before`` (0: none) changes only as
+    far as it must, so that groups are near the preferred size, and safe where possible.
     """
     least, size = sizes
     nodes = len(labels)
@@ -108,14 +111,14 @@ def _group_count(
     most = max(nodes // smallest, 1)
     nearest = max((2 * nodes + size) // (2 * size), 1)
     largest_domain = max(Counter(labels.values()).values())
-    safe = -(-largest_domain // parity)  # so many groups have at most ``parity`` of each domain
+    safe = -(-largest_domain // parity)  # with so many, none has more than ``parity`` of a domain
     wanted = safe if safe <= most else 1
     fewest = max(-(-nodes // (size + size // 2)), wanted)
     return min(max(before or nearest, fewest), most)
 
 
 class _Draft:
-    """Groups in the making: ``count`` of them, whose sizes shall differ by one at most."""
+    """Groups under construction: ``count`` of them, whose final sizes differ by one at most."""
 
     def __init__(self, labels: Mapping[str, str], *, count: int) -> None:
         self._labels = labels
@@ -124,9 +127,9 @@ class _Draft:
         self._held: list[dict[str, int]] = [{} for _ in range(count)]
 
     def keep(self, previous: Groups) -> None:
-        """Take over what is left of the previous groups; place the other nodes.
+        """Take over the remaining nodes of the previous groups; place the other nodes.
 
-        Where that would be many, all are dealt out afresh.
+        Where too many nodes would have to be placed, all are dealt out afresh.
         """
         left = self._left_of(previous)
         left.sort(key=lambda group: (-len(group), group))
@@ -145,11 +148,11 @@ class _Draft:
             key=lambda node: (self._labels[node], node),
         )
         for at, node in enumerate(rest):
-            # a deal, one domain after the other, spreads each as evenly as can be
+            # dealing the nodes out domain by domain spreads each domain as evenly as possible
             self._put(node, self._best_for(node) if placed else at % len(self.groups))
 
     def _left_of(self, previous: Groups) -> list[tuple[str, ...]]:
-        """Return the previous groups without the nodes that are gone: most are whole."""
+        """Return the previous groups without the nodes that are gone; most groups are whole."""
         labels = self._labels
         lost = set(chain.from_iterable(previous)) - labels.keys()
         if not lost:
@@ -160,7 +163,7 @@ class _Draft:
         ]
 
     def level(self) -> None:
-        """Even out the sizes, then the share that every domain has in every group."""
+        """Even out the sizes, then the share of every domain in every group."""
         while min(sizes := [len(group) for group in self.groups]) < self._fewest:
             poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
             have = self._held[poor]
@@ -171,11 +174,11 @@ class _Draft:
         if not any(
             most > fair[label]
             for held, group in zip(self._held, self.groups, strict=True)
-            if len(held) < len(group)  # else it has no two of any domain
+            if len(held) < len(group)  # else no two of its nodes share a domain
             for label, most in held.items()
         ):
             return
-        where: dict[str, list[int]] = {}  # a look at all groups for each domain would take long
+        where: dict[str, list[int]] = {}  # searching all groups for each domain would take long
         for number, held in enumerate(self._held):
             for label in held:
                 where.setdefault(label, []).append(number)
@@ -188,12 +191,11 @@ class _Draft:
         return next((number for number in where if self._held[number].get(label, 0) > fair), None)
 
     def _swap_out(self, label: str, over: int) -> str:
-        """Exchange a node of a domain for one of a domain that is rarer here than there.
+        """Exchange a node of domain ``label`` for a node of a domain that is rarer here than there.
 
-        Return that other domain.
-
-        There always is one: the groups are of equal size but for one, and differ by two in
-        ``label``. The sum of squared shares falls with each exchange, so this comes to an end.
+        Returns that other domain. There always is one: group sizes differ by one at most, and the
+        two groups' counts of ``label`` by two or more. The sum of squared shares falls with each
+        exchange, so the exchanges end.
         """
         under = min(range(len(self.groups)), key=lambda i: (self._held[i].get(label, 0), i))
         here, there = self._held[over], self._held[under]
@@ -235,7 +237,7 @@ class _Draft:
 
 
 def _counts(labels: Sequence[str]) -> dict[str, int]:
-    """Return how often each label is there; mostly once."""
+    """Return how often each label occurs; mostly once."""
     once = dict.fromkeys(labels, 1)
     return once if len(once) == len(labels) else dict(Counter(labels))
 
@@ -259,9 +261,9 @@ def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _worst_losses(groups: Groups, labels: Mapping[str, str], stripe: int) -> dict[str, int]:
-    """Return by domain the most nodes it has in a stripe; ``stripe`` nodes long, 0 for a group.
+    """Return by domain the most nodes it has in a stripe of ``stripe`` nodes (0: the whole group).
 
-    Left out are domains that nowhere have two.
+    Domains that have at most one node in every group are left out.
     """
     worst: dict[str, int] = {}
     for group in groups:

@@ -1,7 +1,7 @@
-"""The erasure code by the optional package ``pyerasure``: for study and interchange.
+"""The erasure code of the optional package ``pyerasure``, for study and interchange.
 
-It is written in Python and slow: thousands of times slower than ISA-L. Its Cauchy matrix differs
-from ours, so the rows of the two codecs are not interchangeable.
+It is written in Python and thousands of times slower than ISA-L. Its Cauchy matrix differs from
+ours, so the rows of the two codecs are not interchangeable.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PyerasureCodec:
 
 
 def _filled(fragment: Buffer, nbytes: int) -> bytearray:
-    """Return a copy with zeros behind it."""
+    """Return a copy of ``fragment``, extended by zeros."""
     data = bytearray(fragment)
     if len(data) > nbytes:
         raise ValueError(f"a fragment of {len(data)} bytes does not fit into {nbytes}")

@@ -1,9 +1,9 @@
 """A parity row's file in the arena: ``[header, 4096 bytes][row]``, kept and used again.
 
-Filling fresh shared memory with pages costs more than encoding into it, so a file that is not
-needed any more is relabelled for the next row. Its header holds two records with checksums of
-their own: the *label* says what was sealed and is written last; the *mark* behind it says that
-the whole snapshot was protected then. A file without a label is nobody's row.
+To fill fresh shared memory with pages costs more than to encode into it, so a file that is no
+longer needed is relabelled for the next row. Its header holds two records, each with a checksum of
+its own. The *label* describes the sealed row and is written last. The *mark* behind it says that
+the whole snapshot was protected by then. A file without a label holds no row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CRC = struct.Struct("<I")
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row's file says of itself."""
+    """The description of a row in the header of its file."""
 
     entry: ParityEntry
     protected: bool
@@ -42,7 +42,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 class RowFile:
     """A mapped file for a row of at most ``capacity`` bytes.
 
-    A ``borrowed`` one is on a disk, is not written to, and stays where it is.
+    A ``borrowed`` file is on a disk; it is never written to or removed.
     """
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
@@ -78,11 +78,11 @@ class RowFile:
         return memoryview(self._mapping)[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def clear(self) -> None:
-        """Take the label off, before the row is written to."""
+        """Remove the label, before the row is written to."""
         self._mapping[:HEADER_BYTES] = bytes(HEADER_BYTES)
 
     def label(self, entry: ParityEntry, *, run: bytes) -> None:
-        """Say what the row is, once it is complete."""
+        """Write the label of the row, once it is complete."""
         fields = _LABEL.pack(
             _MAGIC,
             run,
@@ -98,7 +98,7 @@ class RowFile:
         self._mapping[: _LABEL.size + _CRC.size] = fields + _CRC.pack(crc32c(fields))
 
     def mark_protected(self) -> None:
-        """Say that all rows of the snapshot are sealed, wherever they are."""
+        """Mark that all rows of the snapshot are sealed, on all nodes."""
         (label,) = _CRC.unpack_from(self._mapping, _LABEL.size)
         fields = _MARKED.pack(_MARK, label)
         self._mapping[_MARK_AT : _MARK_AT + _MARKED.size + _CRC.size] = fields + _CRC.pack(
@@ -106,7 +106,7 @@ class RowFile:
         )
 
     def read_label(self, *, run: bytes) -> Label | None:
-        """Return the label, or None where there is none, a torn one, or one of another run."""
+        """Return the label, or None if there is none, a torn one, or one of another run."""
         fields = self._mapping[: _LABEL.size]
         (stored,) = _CRC.unpack_from(self._mapping, _LABEL.size)
         if stored != crc32c(fields):
@@ -133,13 +133,13 @@ class RowFile:
         return stored == crc32c(fields) and _MARKED.unpack(fields) == (_MARK, label)
 
     def discard(self) -> None:
-        """Remove the file; where views are still out, its memory goes with the last of them."""
+        """Remove the file; where views of it still exist, its memory goes with the last of them."""
         if not self.borrowed:
             self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Unmap; where views are still out, the last of them unmaps."""
+        """Unmap the file; where views of it still exist, the last of them unmaps it."""
         try:
             self._mapping.close()
         except BufferError:

@@ -1,14 +1,15 @@
-"""Where parity lies, what it protects, and what can be restored from what is left. Pure.
+"""The placement of parity, and the snapshots that can be restored after a loss. Pure.
 
 The nodes of a parity group guard each other with ``m`` parity rows per stripe over ``k`` data
-columns, ``k + m`` at most the size of the group. The *node block* of a node is its ranks' blocks
-in rank order, each with room rounded up to 4 KiB, so that offsets stay where they are while the
-length of an index wobbles; it is cut into ``k`` *pieces* of equal length. In a group of ``n`` the
-stripe ``s`` keeps its parity rows on nodes ``s … s+m-1`` and takes one piece from each of the next
-``k`` nodes (all modulo ``n``), so every node has at most one fragment of each of the ``n`` stripes,
-and losing any ``m`` nodes loses at most ``m`` fragments of each. ``k = n - m`` costs the least
-memory; with ``k = 1`` every row is a copy of a node block. Stripes and nodes are numbered through
-all groups, one group after the other. Bytes behind the end of a node block are zeros, never sent.
+columns, ``k + m`` at most the size of the group. The *node block* of a node is its ranks' blocks in
+rank order. Each has its length rounded up to 4 KiB, so that offsets stay the same while the length
+of an index varies a little. The node block is cut into ``k`` *pieces* of equal length. In a group
+of ``n`` the stripe ``s`` keeps its parity rows on nodes ``s … s+m-1`` and takes one piece from each
+of the next ``k`` nodes (all modulo ``n``). So every node has at most one fragment of each of the
+``n`` stripes, and the loss of any ``m`` nodes loses at most ``m`` fragments of each.
+``k = n - m`` costs the least memory; with ``k = 1`` every row is a copy of a node block. Stripes
+and nodes are numbered through all groups, one group after the other. Bytes behind the end of a node
+block are zeros, which are never sent.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from holdfast.ckpt.memory.records import (
 
 ALIGN_BYTES = 64
 ROOM_BYTES = 4096
-"""The room of a rank's block inside its node block is a multiple of this."""
+"""The space of a rank's block inside its node block is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Bytes ``at … at+nbytes`` of rank's block, to be put ``into`` a buffer."""
+    """Bytes ``at … at+nbytes`` of a rank's block, which go to offset ``into`` of a buffer."""
 
     rank: int
     at: int
@@ -57,11 +58,11 @@ class _Ring:
 
 
 class Geometry:
-    """The stripes of one snapshot, from who is in which group and how long every block is.
+    """The stripes of one snapshot, from the groups of the nodes and the length of every block.
 
-    ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number
-    of stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes. Where
-    it is to be asked only of the groups of the nodes ``near``, others are not laid out.
+    ``nodes`` lists the nodes group after group; ``n`` is their number, which is also the number of
+    stripes; ``m`` is the number of parity rows of a stripe, ``rows`` that of all stripes. With
+    ``near``, only the groups of those nodes are laid out, and only they may be queried.
     """
 
     def __init__(
@@ -122,18 +123,18 @@ class Geometry:
         return ring.at(stripe - ring.start + step)
 
     def piece_of(self, stripe: int, column: int) -> int:
-        """Return which piece of its node block a column of ``stripe`` is."""
+        """Return the number of the node block's piece that is this column of ``stripe``."""
         return self._rings[stripe].k - 1 - column
 
     def filled_bytes(self, stripe: int, column: int) -> int:
-        """Return how many bytes of a data column are not the zeros behind its node block."""
+        """Return the number of a data column's bytes before the zeros behind its node block."""
         piece_bytes = self.piece_bytes(stripe)
         start = self.piece_of(stripe, column) * piece_bytes
         left = self.node_bytes[self.node_of(stripe, column)] - start
         return min(max(left, 0), piece_bytes)
 
     def row_bytes(self, stripe: int) -> int:
-        """Return the length of the parity rows of ``stripe``: all behind it would be zeros."""
+        """Return the length of the parity rows of ``stripe``; bytes behind it would be zeros."""
         columns = range(self.columns(stripe))
         return max((self.filled_bytes(stripe, column) for column in columns), default=0)
 
@@ -150,7 +151,7 @@ class Geometry:
         return ring.at(node - ring.start - self.m - column), column
 
     def spans(self, stripe: int, column: int, lo: int, hi: int) -> tuple[Span, ...]:
-        """Return what fills bytes ``lo … hi`` of a data column; the gaps are zeros."""
+        """Return the spans that fill bytes ``lo … hi`` of a data column; the gaps are zeros."""
         start = self.piece_of(stripe, column) * self.piece_bytes(stripe)
         first, last = start + lo, start + hi
         spans = []
@@ -161,9 +162,9 @@ class Geometry:
         return tuple(spans)
 
     def pieces_of_block(self, rank: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield (stripe, column, lo, hi, at) for every part of rank's block, in order.
+        """Yield (stripe, column, lo, hi, at) for every part of a rank's block, in order.
 
-        Bytes ``lo … hi`` of that column are bytes ``at …`` of the block.
+        Bytes ``lo … hi`` of that column are the bytes from ``at`` on of the block.
         """
         node = self._numbers[self._rank_nodes[rank]]
         size = self._rings[node].piece_bytes
@@ -178,7 +179,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRead:
-    """Where the bytes of a surviving data column are: each span with the node that has it."""
+    """The sources of a surviving data column: each span with the node that has it."""
 
     column: int
     spans: tuple[tuple[Span, str], ...]
@@ -186,7 +187,7 @@ class ColumnRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRead:
-    """Which node holds a parity row."""
+    """The node that holds a parity row."""
 
     row: int
     node: str
@@ -194,7 +195,7 @@ class RowRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRecovery:
-    """One part of a lost block: bytes ``lo … hi`` of ``column``, decoded from ``k`` others."""
+    """One part of a lost block: bytes ``lo … hi`` of ``column``, decoded from ``k`` fragments."""
 
     stripe: int
     column: int
@@ -212,7 +213,7 @@ def plan_recovery(
     holders: Mapping[int, str],
     rows: Mapping[tuple[int, int], str],
 ) -> tuple[tuple[BlockRecovery, ...] | None, str]:
-    """Plan how to rebuild rank's block from what is left, or say why it cannot be.
+    """Plan the rebuild of a rank's block from the remaining fragments, or say why it is impossible.
 
     ``holders`` maps ranks to a node that has their block, ``rows`` maps (stripe, row) to the node
     that has that parity row.
@@ -226,7 +227,7 @@ def plan_recovery(
             if other != column and all(span.rank in holders for span in spans):
                 placed = tuple((span, holders[span.rank]) for span in spans)
                 columns.append(ColumnRead(column=other, spans=placed))
-        columns.sort(key=lambda read: len(read.spans))  # zeros cost nothing
+        columns.sort(key=lambda read: len(read.spans))  # zeros need no read
         needed = k - len(columns)
         kept = [
             RowRead(row=row, node=rows[stripe, row])
@@ -261,9 +262,9 @@ def _too_few(geometry: Geometry, stripe: int, known: set[int]) -> str:
 
 
 class _Remains:
-    """What all inventories together say of one (generation, step), heard in the order of nodes.
+    """The contents of all inventories for one (generation, step), added in the order of nodes.
 
-    ``holders`` has the first node that has a rank's block, ``others`` those after it.
+    ``holders`` has the first node that has a rank's block, ``others`` the nodes after it.
     """
 
     __slots__ = ("conflict", "entries", "holders", "others", "spoiled", "step", "world")
@@ -277,23 +278,23 @@ class _Remains:
         self.conflict = ""
 
     def add(self, entry: BlockEntry) -> None:
-        """Take what is said of a block, by whomever."""
+        """Add the entry of a block, from any inventory."""
         known = self.entries.setdefault(entry.rank, entry)
         if known is not entry and known != entry:
             self.conflict = f"rank {entry.rank} was sealed twice, as {known} and {entry}"
 
     def holder_of(self, rank: int) -> str | None:
-        """Return who is to serve a rank's block: its home before others, None where it is lost."""
+        """Return the node to serve a rank's block: its home if possible; None if it is lost."""
         first, home = self.holders.get(rank), self.world.rank_nodes[rank]
         return home if first != home and home in self.others.get(rank, ()) else first
 
 
 def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
-    """Return every restorable snapshot, newest first, and why it is these and no newer ones.
+    """Return every restorable snapshot, newest first, with the reason for the choice.
 
     A snapshot is restorable when each rank's block is held by a live sidecar (one with an
-    inventory) or can be rebuilt from parity. Newer generations come first: what they hold
-    superseded whatever an older one still has.
+    inventory) or can be rebuilt from parity. Newer generations come first: their snapshots
+    supersede those of older generations.
     """
     in_order = sorted(inventories, key=lambda each: each.node)
     remains = _collect(in_order)
@@ -313,10 +314,10 @@ def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint]
 
 
 def _collect(in_order: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
-    """Return what all inventories together say of every snapshot, but for the parity rows.
+    """Return the contents of all inventories by snapshot, without the parity rows.
 
-    All nodes of a parity group repeat the same ``sealed``: what was heard word for word is passed
-    over, unless somebody contradicts somebody.
+    All nodes of a parity group repeat the same ``sealed``. An identical repetition is skipped,
+    unless two entries contradict each other.
     """
     remains = _gather(in_order, repeats=False)
     if any(each.conflict for each in remains.values()):
@@ -325,14 +326,14 @@ def _collect(in_order: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
 
 
 def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[int, int], _Remains]:
-    """Go once through all there is: a loop without calls, as there may be thousands of nodes.
+    """Read all inventories in one loop without calls, as there may be thousands of nodes.
 
-    Equal ``sealed`` are mostly the same object; unless told so, one is not heard twice.
+    Equal ``sealed`` are mostly the same object; without ``repeats`` each object is read once.
     """
     worlds = {world.generation: world for each in inventories for world in each.worlds}
     remains: dict[tuple[int, int], _Remains] = {}
     heard: set[int] = set()
-    known: _Remains | None = None  # of the snapshot that was spoken of last
+    known: _Remains | None = None  # those of the previous entry's snapshot
     generation: int | None = None
     step: int | None = None
     for inventory in inventories:
@@ -378,7 +379,7 @@ def _of(
     worlds: Mapping[int, SnapshotWorld],
     remains: dict[tuple[int, int], _Remains],
 ) -> _Remains | None:
-    """Return what is known of the snapshot of an entry, None where its group is not known."""
+    """Return the remains of an entry's snapshot, or None if its group is not known."""
     key = (entry.generation, entry.step)
     found = remains.get(key)
     if found is None and (world := worlds.get(entry.generation)) is not None:
@@ -423,7 +424,7 @@ def _first_of(remains: _Remains) -> list[str | None]:
 def _unrecoverable(
     remains: _Remains, missing: Sequence[int], inventories: Sequence[Inventory]
 ) -> str:
-    """Return why one of the ``missing`` ranks cannot be rebuilt, or nothing."""
+    """Return why one of the ``missing`` ranks cannot be rebuilt, or ""."""
     if not missing:
         return ""
     homes = {remains.world.rank_nodes[rank] for rank in missing}

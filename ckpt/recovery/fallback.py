@@ -1,9 +1,9 @@
-"""What to restore from when a restore point fails while it is read: the same for all ranks. Pure.
+"""The next source after a restore point fails while it is read, the same for all ranks. Pure.
 
-Every rank tells the others what it found at fault; from the same faults each computes the same
-next attempt, so nobody has to be asked. What is left is tried from new to old: the same step with
-the blocks at fault rebuilt from parity, then the next older point in memory, then nothing: the
-newest checkpoint is loaded, or training starts anew.
+Every rank sends the others the faults it found. From the same faults each computes the same next
+attempt, without further communication. Attempts go from new to old: first the same step with the
+faulty blocks rebuilt from parity, then the next older point in memory. If nothing is left in
+memory, the newest checkpoint is loaded, or training starts from the beginning.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.ckpt.memory.records import BlockSource, RestorePoint
 from holdfast.ckpt.types import learn
 
 MAX_ATTEMPTS = 8
-"""How often one generation reads from memory before it goes to the checkpoint."""
+"""The most attempts of one generation to read from memory before it uses the checkpoint."""
 
 WHOLE_POINT = -1
-"""The rank of a fault that is nobody's block: the blocks do not belong together."""
+"""The rank of a fault of no single block: the blocks do not belong together."""
 
 
 class ReadFaultKind(StrEnum):
-    """What is wrong with a block."""
+    """The kind of a block's fault."""
 
     DAMAGED = "damaged"
     MISSING = "missing"
@@ -45,8 +45,8 @@ class ReadFault(msgspec.Struct, frozen=True, kw_only=True):
 class Course:
     """The attempt to make now (``point`` is None when memory has nothing more) and those left.
 
-    ``nodes`` can be asked to rebuild a block; ``why`` says how this attempt came about, and
-    ``reasons`` what failed in the attempts before.
+    ``nodes`` can rebuild a block; ``why`` says how this attempt was chosen, and ``reasons`` what
+    failed in the attempts before.
     """
 
     point: RestorePoint | None
@@ -65,7 +65,7 @@ def first_course(
 
 
 def next_course(course: Course, faults: Iterable[ReadFault]) -> Course:
-    """Return what to try after ``faults`` (of all ranks, at least one) ended an attempt."""
+    """Return the next attempt after ``faults`` (of all ranks, at least one) ended one."""
     point = course.point
     if point is None:
         raise ValueError("there was no attempt that could have failed")
@@ -101,9 +101,9 @@ def next_course(course: Course, faults: Iterable[ReadFault]) -> Course:
 def _rebuilt(
     point: RestorePoint, faults: Sequence[ReadFault], *, nodes: Sequence[str]
 ) -> tuple[RestorePoint | None, str]:
-    """Return ``point`` with every block at fault, or on a node that is gone, rebuilt; or why not.
+    """Return ``point`` with every faulty or lost block rebuilt, or the reason why not.
 
-    A block is rebuilt where it was held, and elsewhere when that node is gone.
+    A block is rebuilt on the node that held it, or on another one when that node is gone.
     """
     at_fault = {fault.rank: fault for fault in faults}
     if WHOLE_POINT in at_fault:
@@ -137,7 +137,7 @@ def _name(point: RestorePoint) -> str:
 
 
 def _words(faults: Collection[ReadFault]) -> list[str]:
-    """Say each fault once, whoever found it."""
+    """Return each fault's reason once, however many ranks found it."""
     return list(dict.fromkeys(fault.reason for fault in faults))
 
 

@@ -1,8 +1,8 @@
-"""Read a snapshot out of the sidecars' memory: mapped where it lies here, else over the wire.
+"""Reading of a snapshot from the sidecars' memory: mapped on this host, else over the network.
 
-Bytes go straight from where they lie to where they belong, checked as they are copied: by a few
-threads at once, and what comes over the wire while more of it is on its way. What was found at
-fault is kept (`MemorySource.faults`), so that another restore point can be chosen.
+Bytes are copied directly from their source to their destination and checked in the copy. A few
+threads do this at once, and bytes from the network are copied while more are in transfer. Faults
+are recorded (`MemorySource.faults`), so that another restore point can be chosen.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from holdfast.ckpt.transport import RunKey
 
 BATCH_BYTES: Final = 16 << 20
 TIERS: Final = ("arena", "prefetched", "peer", "parity", "disk")
-"""Where bytes can come from: this node's memory, what was fetched ahead of the restore, another
-node's memory, k fragments, a disk."""
+"""The sources of bytes, as counted by `MemorySource.tiers`.
+
+They are this node's memory, bytes fetched before the restore, another node's memory, ``k``
+fragments, and a disk.
+"""
 
 _RUN_BYTES: Final = 8 << 20
 _INLINE_BYTES: Final = 1 << 20
@@ -45,16 +48,18 @@ _LANDING_AHEAD: Final = 32
 _THREADS: Final = 4
 LAND_THREADS: Final = 3
 _WHOLE_FROM: Final = 4
-"""A lost block is rebuilt whole where more than this fraction of it is wanted: then it is mapped,
-while parts of it travel through a socket."""
+"""A lost block is rebuilt whole if more than 1 / ``_WHOLE_FROM`` of it is wanted.
+
+A whole block is mapped, while parts of it travel through a socket.
+"""
 
 _POLL_S: Final = 0.005
 _OTHERS_S: Final = 1.0
-"""How long the other blocks may still be opened when one is known to be at fault."""
+"""The time in which the other blocks may still be opened after one has failed."""
 
 
 class BlockClient(Protocol):
-    """What a MemorySource needs of a ``SidecarClient``."""
+    """The part of a ``SidecarClient`` that a MemorySource uses."""
 
     def open_block(
         self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
@@ -73,10 +78,10 @@ class BlockClient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """An opened block; ``slot`` and its ``header`` where it is mapped, else read at ``client``.
+    """An opened block: mapped, with ``slot`` and its ``header``, or read through ``client``.
 
-    One that is read ``in_parts`` is lost, and what is read of it not verified; of one that is
-    ``prefetched``, chunks are taken that are here already.
+    A block that is read ``in_parts`` is lost, and its parts are not verified. A ``prefetched``
+    block uses chunks that this process has already.
     """
 
     source: BlockSource
@@ -96,19 +101,18 @@ _Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
 class MemorySource(Closing):
     """A `ShardSource` over the blocks that a restore point names.
 
-    Lost blocks are rebuilt where more than a little is wanted of them; else only that is decoded.
+    Lost blocks are rebuilt whole where much of them is wanted; else only the wanted part is
+    decoded. ``local`` is the client of ``local_node``'s sidecar; ``addresses`` has the addresses of
+    the other nodes. Blocks on the host of ``maps``, which may be shared to stay warm, are mapped
+    through it. Chunks of this step in ``ahead`` are taken from there. ``poll`` is called every few
+    milliseconds during every wait, and may raise to stop. Safe for one reader at a time. ``cores``
+    is the number of cores for copies; with one, the caller's own thread copies mapped blocks.
 
-    ``local`` is the client of ``local_node``'s sidecar; ``addresses`` tells where the others
-    are. Blocks on the host of ``maps``, which may be shared to stay warm, are mapped through it.
-    What is ``ahead`` and of this step is taken from there. ``poll`` is called every few
-    milliseconds while anything is waited for, and may raise to stop. Safe for one reader at a time.
-    ``cores`` are there to copy with: with one, what is mapped is copied by the caller's own thread.
-
-    ``faults`` lists the blocks found damaged, missing or out of reach, ``touched`` says whether
-    anything may have been written to where it belongs, ``sent_bytes`` what others sent.
+    ``faults`` lists the blocks found damaged, missing or unreachable. ``touched`` says whether any
+    target may have been written to. ``sent_bytes`` counts the bytes that other processes sent.
     """
 
-    def __init__(  # noqa: PLR0913 - where it reads, and with what; all by keyword
+    def __init__(  # noqa: PLR0913 - all but one by keyword
         self,
         point: RestorePoint,
         *,
@@ -143,7 +147,7 @@ class MemorySource(Closing):
 
     @property
     def how(self) -> str:
-        """Say where each rank's block comes from, for the event log."""
+        """Return in words the source of each rank's block, for the event log."""
         parts = []
         for block in self._opened().values():
             way = "mapped from" if block.slot is not None else "sent by"
@@ -152,7 +156,7 @@ class MemorySource(Closing):
         return "; ".join(parts)
 
     def tiers(self) -> dict[str, dict[str, float]]:
-        """Return the bytes that came from each of `TIERS`, and the seconds that threads took."""
+        """Return the bytes that came from each of `TIERS`, and the seconds of work in threads."""
         status = self._meters.status()
         return {
             tier: {"bytes": status[tier]["bytes"], "seconds": status[tier]["seconds"]}
@@ -170,7 +174,7 @@ class MemorySource(Closing):
     def indexes(self) -> Sequence[ShardIndex]:
         """Return every rank's index; those of lost blocks are decoded from parity.
 
-        Raises ``PeerError``, ``NotFoundError`` or ``CorruptError`` where a block is not to be had.
+        Raises ``PeerError``, ``NotFoundError`` or ``CorruptError`` if a block is unavailable.
         """
         return [block.index for block in self._opened().values()]
 
@@ -191,7 +195,7 @@ class MemorySource(Closing):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _complete(self, refs: Sequence[ChunkRef]) -> dict[int, _Block]:
-        """Return the blocks; lost ones are rebuilt whole if much of them is among ``refs``."""
+        """Return the blocks; lost ones are rebuilt whole if ``refs`` need much of them."""
         blocks, wanted = self._opened(), dict.fromkeys(self._opened(), 0)
         for ref in refs:
             wanted[ref.writer] += ref.chunk.nbytes
@@ -248,7 +252,7 @@ class MemorySource(Closing):
             here = handle.host in ("", self._maps.host)
             slot, header = self._map(handle.path, wanted) if here else (None, None)
         if self._ahead is not None and slot is None:
-            with contextlib.suppress(CkptError):  # what is not known to be the same is fetched
+            with contextlib.suppress(CkptError):  # without a comparison, everything is fetched
                 compare(self._ahead, self.point, source, client)
         tier = "disk" if handle.on_disk else "parity" if source.rebuilt else ""
         tier = tier or ("arena" if source.node == self._local_node else "peer")
@@ -267,7 +271,7 @@ class MemorySource(Closing):
     def _map(
         self, path: str, wanted: tuple[int, int, int]
     ) -> tuple[SlotFile, SlotHeader] | tuple[None, None]:
-        """Map the slot if its file is on this host and is the one meant."""
+        """Map the slot if its file is on this host and holds the wanted block."""
         if not path or not Path(path).exists():
             return None, None
         try:
@@ -281,11 +285,11 @@ class MemorySource(Closing):
             return None, None
         return slot, header
 
-    # -- what is at fault ------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _blaming(self, source: BlockSource) -> Iterator[None]:
-        """Note an error of the body as a fault of this block."""
+        """Record an error of the body as a fault of this block."""
         try:
             yield
         except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
@@ -297,7 +301,7 @@ class MemorySource(Closing):
             raise
 
     def faults_of(self, error: CkptError) -> list[ReadFault]:
-        """Return what ended a restore from this source: blocks at fault, or the whole point."""
+        """Return the faults that ended a restore: of blocks, or else of the whole point."""
         with self._lock:
             if self.faults:
                 return list(self.faults)
@@ -305,9 +309,9 @@ class MemorySource(Closing):
         return [ReadFault(rank=WHOLE_POINT, node="", kind=whole, reason=f"{error}")]
 
     def distrust(self) -> None:
-        """Tell the holders of the blocks found damaged, so that these are rebuilt when asked for.
+        """Ask the holders of damaged blocks to rebuild them at the next request.
 
-        A holder that cannot be told is left as it is.
+        A holder that cannot be reached is left as it is.
         """
         for fault in self.faults_of(CkptError()):
             if fault.kind is ReadFaultKind.DAMAGED and fault.rank != WHOLE_POINT:
@@ -317,10 +321,10 @@ class MemorySource(Closing):
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
-        """Yield the verified bytes of each chunk, in the order asked.
+        """Yield the verified bytes of each chunk, in the order of the request.
 
-        Raises ``CorruptError`` for a failed checksum; ``NotFoundError``, possibly only at the
-        end, when a mapped slot was put to another use meanwhile: what was read before is void.
+        Raises ``CorruptError`` for a failed checksum. Raises ``NotFoundError``, possibly only at
+        the end, when a mapped slot was reused meanwhile: discard all bytes read before.
         """
         blocks = self._complete(refs)
         for batch in cut([(ref, []) for ref in refs], BATCH_BYTES):
@@ -332,9 +336,9 @@ class MemorySource(Closing):
         self._check_undisturbed({ref.writer for ref in refs})
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Bring verified regions to where they belong; return the bytes read.
+        """Copy verified regions to their destinations; return the bytes read.
 
-        Raises as `read`; what the targets hold then is not to be used.
+        Raises as `read` does; do not use the targets then.
         """
         here, there = self._prefetched(deliveries)
         blocks = self._complete([ref for ref, _ in there])
@@ -355,7 +359,7 @@ class MemorySource(Closing):
         return total
 
     def _prefetched(self, deliveries: ByChunk) -> tuple[list[Delivery], list[Delivery]]:
-        """Return what is here already, as far as the holders of the blocks know, and the rest."""
+        """Return the deliveries that are prefetched, as far as known, and the others."""
         ahead, key = self._ahead, (self.point.world.generation, self.point.step)
         if ahead is None:
             return [], list(deliveries)
@@ -367,7 +371,7 @@ class MemorySource(Closing):
         return found
 
     def _land_all(self, tasks: Sequence[_Task]) -> None:
-        """Fetch and land on threads; on return or raise no thread writes to any target."""
+        """Fetch and land on threads; after return or raise no thread writes to any target."""
         fetch = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-read")
         land = ThreadPoolExecutor(min(self._cores, LAND_THREADS), thread_name_prefix="ckpt-land")
         here = deque(task for task in tasks if task[0].payload is not None)
@@ -399,7 +403,7 @@ class MemorySource(Closing):
             raise failed
 
     def _fetch(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
-        """Return the bytes of chunks: views of the mapped slot, or what its sidecar sends."""
+        """Return the bytes of chunks: views of the mapped slot, or bytes from its sidecar."""
         if block.payload is not None:
             return [block.payload[r.chunk.at : r.chunk.at + r.chunk.nbytes] for r, _ in run]
         if block.prefetched and self._ahead is not None:
@@ -410,7 +414,7 @@ class MemorySource(Closing):
         return self._ask(block, run)
 
     def _ask(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
-        """Return the bytes of chunks as the block's sidecar sends them."""
+        """Return the bytes of chunks from the block's sidecar."""
         if block.in_parts:
             return self._fetch_lost(block, run)
         began_s, point = time.perf_counter(), self.point
@@ -423,10 +427,10 @@ class MemorySource(Closing):
         return parts
 
     def _fetch_lost(self, block: _Block, run: Sequence[Delivery]) -> list[memoryview]:
-        """Return chunks of a lost block, or rebuild it whole where they cannot be had right."""
+        """Return chunks of a lost block; rebuild it whole where its parts fail their checksums."""
         began_s, point = time.perf_counter(), self.point
         ranges = [(ref.chunk.at, ref.chunk.nbytes) for ref, _ in run]
-        with contextlib.suppress(CkptError):  # the whole is tried, or says what is wrong
+        with contextlib.suppress(CkptError):  # then the whole block is rebuilt, or raises
             parts = block.client.read(point.world, point.step, block.source.rank, ranges)
             sums = [ref.chunk.crc32c for ref, _ in run]
             if [crc32c(part) for part in parts] == sums:
@@ -477,7 +481,7 @@ class MemorySource(Closing):
                     )
 
     def close(self) -> None:
-        """Close the clients and mappings that are this source's own."""
+        """Close this source's own clients and mappings."""
         self._blocks = {}
         for client in self._own_clients:
             client.close()
@@ -486,7 +490,7 @@ class MemorySource(Closing):
 
 
 def _kind_of(error: CkptError) -> ReadFaultKind:
-    """Say what an error makes of a block: a peer that answers, with whatever, can be reached."""
+    """Return the fault for an error: a peer that answers, even with an error, is reachable."""
     if isinstance(error, CorruptError):
         return ReadFaultKind.DAMAGED
     if isinstance(error, PeerError) and not error.peer_code:

@@ -1,9 +1,9 @@
-"""Parts of other hosts' blocks, in this process's memory before a restore asks for them.
+"""Parts of other hosts' blocks, fetched into this process's memory before a restore.
 
-A rank that is to join copies what it will need while the others train, and follows them from step
-to step: the holder of a block says which bytes of it differ from an earlier step's, found by
-comparing bytes, and only those travel again. A part says nothing of its own truth: whoever takes
-one checks it against the checksum in the index of the step that is restored.
+A rank that is about to join copies the parts it will need while the others train, and follows them
+from step to step. The holder of a block compares bytes with an earlier step's, and only the
+differing ones travel again. A part is not trusted by itself: its user checks it against the
+checksum in the index of the step that is restored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST_BYTES: Final = 4 << 20
 
 
 class Donor(Protocol):
-    """What is needed of the client of a sidecar that holds blocks."""
+    """The part of a sidecar's client that this module uses."""
 
     def read(
         self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[Range]
@@ -41,7 +41,7 @@ class Donor(Protocol):
 
 
 class _PrefetchedRange:
-    """Room for one range of a block, and of which snapshot its bytes are, if of any."""
+    """A buffer for one range of a block, and the snapshot of its bytes, if any."""
 
     __slots__ = ("at", "key", "nbytes", "room")
 
@@ -51,7 +51,7 @@ class _PrefetchedRange:
 
 
 class Ahead:
-    """The parts wanted of some ranks' blocks, each of the step it was last known to be of.
+    """The wanted parts of some ranks' blocks, each with the last step it is known to match.
 
     ``wanted`` names the ranges by rank. Safe between threads.
     """
@@ -69,16 +69,16 @@ class Ahead:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are wanted: as much memory is taken."""
+        """The number of wanted bytes, which is the memory taken."""
         return sum(part.nbytes for parts in self._parts.values() for part in parts.values())
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Of whose blocks something is wanted."""
+        """The ranks whose blocks have wanted parts."""
         return frozenset(self._parts)
 
     def held_bytes(self, key: StepKey) -> int:
-        """Return how many of the bytes are those of snapshot ``key``."""
+        """Return how many of the bytes match snapshot ``key``."""
         with self._lock:
             return sum(
                 part.nbytes
@@ -88,7 +88,7 @@ class Ahead:
             )
 
     def stale(self, key: StepKey, rank: int) -> list[Range]:
-        """Return the ranges that are not known to be those of ``key``, in order."""
+        """Return the ranges that are not known to match ``key``, in order."""
         with self._lock:
             parts = self._parts.get(rank, {}).values()
             return [(part.at, part.nbytes) for part in parts if part.key != key]
@@ -102,9 +102,9 @@ class Ahead:
     def advance(
         self, rank: int, *, base: StepKey, to: StepKey, changed: Sequence[Range] | None
     ) -> None:
-        """Note which bytes differ between two snapshots: the parts of ``base`` without are of both.
+        """Record the bytes that differ between two snapshots: other parts of ``base`` match both.
 
-        None: nobody knows.
+        ``changed`` is None if they are unknown.
         """
         if changed is None:
             return
@@ -116,7 +116,7 @@ class Ahead:
                     part.key = to
 
     def put(self, key: StepKey, rank: int, *, at: int, data: memoryview) -> None:
-        """Take over bytes of a snapshot's block; nothing happens any more once it is frozen."""
+        """Store bytes of a snapshot's block; does nothing once frozen."""
         part = self._parts.get(rank, {}).get(at)
         with self._lock:
             if part is not None and part.nbytes == data.nbytes and not self._frozen:
@@ -124,17 +124,17 @@ class Ahead:
                 part.key = key
 
     def freeze(self) -> None:
-        """Let nothing be written any more: views that `take` returned stay as they are."""
+        """Forbid all writes from now on: views that `take` returned stay unchanged."""
         with self._lock:
             self._frozen = True
 
     def has(self, key: StepKey, ref: ChunkRef) -> bool:
-        """Return whether a chunk is here, as far as is known."""
+        """Return whether a chunk is present, as far as is known."""
         part = self._parts.get(ref.writer, {}).get(ref.chunk.at)
         return part is not None and part.key == key and part.nbytes == ref.chunk.nbytes
 
     def take(self, key: StepKey, ref: ChunkRef) -> memoryview | None:
-        """Return a chunk's bytes, found to have its checksum; None where they are not here."""
+        """Return a chunk's bytes if they have its checksum; None if they are not present."""
         if not self.has(key, ref):
             return None
         room = self._parts[ref.writer][ref.chunk.at].room
@@ -151,9 +151,9 @@ def wanted_of(refs: Sequence[ChunkRef], ranks: frozenset[int]) -> dict[int, list
 
 
 def compare(ahead: Ahead, point: RestorePoint, source: BlockSource, donor: Donor) -> None:
-    """Learn from the holder of a block what of its parts has not changed up to ``point``.
+    """Ask the holder of a block which of its parts have not changed up to ``point``.
 
-    Raises what the holder raises.
+    Raises the errors of the holder.
     """
     key = (point.world.generation, point.step)
     if source.rebuilt:
@@ -164,9 +164,10 @@ def compare(ahead: Ahead, point: RestorePoint, source: BlockSource, donor: Donor
 
 
 def fetch(ahead: Ahead, point: RestorePoint, donor_of: Callable[[str], Donor]) -> Iterator[int]:
-    """Fetch what has changed or was never here, request by request; yield the bytes of each.
+    """Fetch changed and missing parts, request by request; yield the bytes of each request.
 
-    Raises what the holders raise, as ``NotFoundError`` when the step was released meanwhile.
+    Raises the errors of the holders, such as ``NotFoundError`` when the step was released
+    meanwhile.
     """
     key = (point.world.generation, point.step)
     for source in point.sources:

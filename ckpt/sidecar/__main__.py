@@ -1,8 +1,8 @@
 """``python -m holdfast.ckpt.sidecar --config JSON``: run a node's sidecar until its lifeline ends.
 
-Prints one line of JSON, ``{"address": "tcp://…"}``, when it serves. SIGTERM, a ``stop`` request,
+It prints one line of JSON, ``{"address": "tcp://…"}``, when it serves. SIGTERM, a ``stop`` request,
 end-of-file on the lifeline and the parent's death all end it with status 0. ``stop`` removes the
-shared memory; the others remove it unless somebody else (parent, launcher) holds it.
+shared memory; the others remove it unless another process (parent, launcher) holds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.ckpt.transport import RunKey
 
 PARENT_CHECK_S = 0.5
 ORPHAN_WAIT_S = 2.0
-"""How long those who die together with the parent may take to let go of the memory."""
+"""The time in which processes that die together with the parent release the memory."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"sidecar: {error}\n")
         return 2
     gc.collect()
-    gc.freeze()  # what is there now stays: no need to look through it again and again
+    gc.freeze()  # objects that exist now stay: the collector need not visit them again
     orphaned = threading.Event()
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for our parent
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event) -> None:
-    """Set ``stopped`` at the lifeline's end, and before it ``orphaned`` unless it was foretold."""
+    """Set ``stopped`` at the lifeline's end, and before it ``orphaned`` unless a farewell came."""
     told = b""
     while part := os.read(fd, 4096):
         told += part
@@ -74,4 +74,4 @@ def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # threads that wait for peers are not waited for
+    os._exit(status)  # do not wait for threads that wait for peers

@@ -68,10 +68,10 @@ _LONG_S = 60.0
 class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
     """An opened block: its index JSON, its length, and the slot file for readers on the host.
 
-    In the file the payload begins at ``holdfast.ckpt.memory.arena.HEADER_BYTES``; a mapped reader
+    In the file the payload begins at ``holdfast.ckpt.memory.arena.HEADER_BYTES``. A mapped reader
     verifies chunk CRCs after copying, for the slot may be written again once the snapshot is
     superseded. ``on_disk`` says that the file is not in shared memory; ``in_parts`` that there is
-    none. ``host`` is the holder's (`holdfast.ckpt.memory.hosts`), empty where that is unknown.
+    no file. ``host`` is the holder's host (`holdfast.ckpt.memory.hosts`), "" if it is unknown.
     """
 
     index: bytes
@@ -83,7 +83,7 @@ class BlockHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarClient:
-    """One sidecar, seen from outside."""
+    """A connection to one sidecar."""
 
     def __init__(self, address: str, key: RunKey, *, timeout_s: float = 10.0) -> None:
         self.address, self._key, self._timeout_s = address, key, timeout_s
@@ -118,7 +118,7 @@ class SidecarClient:
         timeout_s: float | None = None,
         bulk: bool | None = None,
     ) -> tuple[Json, list[memoryview]]:
-        """Send a request and return the answer. Raises what the sidecar raised."""
+        """Send a request and return the answer. Raises the sidecar's error."""
         with self._connection() as client:
             try:
                 return client.call(
@@ -139,24 +139,25 @@ class SidecarClient:
     # -- control ---------------------------------------------------------------------------------
 
     def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
-        """Enter a generation: older ones are fenced, what ``restore`` rolled back is dropped."""
+        """Enter a generation: fence older ones, and drop snapshots that ``restore`` rolled back."""
         self.call("adopt", Adopt(world=world, restore=restore))
 
     def fence(self, generation: int) -> None:
-        """Say that a generation is over: whoever waits for a slot in it is refused at once."""
+        """End a generation: requests that wait for a slot in it are refused at once."""
         self.call("fence", FenceSnapshots(generation=generation))
 
     def roll_back(self, generation: int, *, restore: RestorePoint | None) -> None:
-        """Say that ``generation`` started from ``restore`` instead of what its plan named.
+        """Report that ``generation`` started from ``restore``, not from the point in its plan.
 
-        What older generations hold beyond that is dropped: it is a future that never came.
+        Later snapshots of older generations are dropped: their steps were rolled back.
         """
         self.call("roll_back", RolledBack(generation=generation, restore=restore))
 
     def inventory(self) -> Inventory:
-        """Return what the sidecar can serve, every byte of it verified just now.
+        """Return the contents that the sidecar can serve, without a check of the bytes.
 
-        Nothing of it is released until a generation is adopted or training goes on in this one.
+        The sidecar accepts no more snapshots of this generation afterwards, until it adopts a new
+        one.
         """
         return self._ask("inventory", None, Inventory, timeout_s=_LONG_S)
 
@@ -195,21 +196,21 @@ class SidecarClient:
         sums: Sums | None = None,
         persist: CheckpointTarget | None = None,
     ) -> None:
-        """Hand a written slot over; returns when it was checked and is kept.
+        """Hand a written slot over; return when it is checked and kept.
 
-        ``sums`` are the checksums of the block's runs (`holdfast.ckpt.native.sums`), as computed
-        while it was written: then the sidecar checks a sample, and every reader what it reads.
-        Without them every byte is checked now. ``persist`` says where this step is to be written to
-        once protected. Raises ``CorruptError`` when the bytes are not what the index or the sums
-        say, ``FencedError`` when late, ``GivenUpError`` when another rank gave the step up
-        meanwhile.
+        ``sums`` are the checksums of the block's runs (`holdfast.ckpt.native.sums`), computed while
+        it was written. With them the sidecar checks a sample now, and every reader checks the bytes
+        it reads. Without them every byte is checked now. ``persist`` is the destination to which
+        this step is written once protected. Raises ``CorruptError`` when the bytes contradict the
+        index or the sums, ``FencedError`` when late, ``GivenUpError`` when another rank gave up the
+        step meanwhile.
         """
         body = Seal(slot_id=slot_id, entry=entry, persist=persist)
         frames = [] if sums is None else [to_bytes(sums.tolist())]
         self.call("seal", body, frames, timeout_s=_LONG_S)
 
     def abandon(self, slot_id: int) -> None:
-        """Give a slot back unwritten; its step is then given up by every rank."""
+        """Give a slot back unwritten; every rank then gives up its step."""
         self.call("abandon", Abandon(slot_id=slot_id))
 
     def protected_step(
@@ -217,7 +218,7 @@ class SidecarClient:
     ) -> int:
         """Return the newest protected step of the generation, -1 for none.
 
-        With ``at_least`` waits up to ``timeout_s`` for it, then returns what there is.
+        With ``at_least``, wait up to ``timeout_s`` for that step, then return the newest one.
         """
         body = Await(generation=generation, at_least=at_least, timeout_s=timeout_s)
         return self._ask("protected_step", body, int, timeout_s=timeout_s + self._timeout_s)
@@ -225,47 +226,47 @@ class SidecarClient:
     def durable_step(self, *, at_least: int | None = None, timeout_s: float = 0.0) -> int:
         """Return the newest step committed to the store in this run, -1 for none.
 
-        With ``at_least`` waits for it; raises ``StoreError`` when writing that step failed.
+        With ``at_least``, wait for that step; raises ``StoreError`` when writing it failed.
         """
         body = Await(at_least=at_least, timeout_s=timeout_s)
         return self._ask("durable_step", body, int, timeout_s=timeout_s + self._timeout_s)
 
     def news(self, *, after: int = 0, timeout_s: float = 0.0) -> list[dict[str, Json]]:
-        """Return what happened to checkpoints since number ``after``, waiting for something.
+        """Return the checkpoint events since number ``after``; wait for one if there is none.
 
-        Each item has ``number``, ``t`` (wall seconds), ``kind`` and what belongs to that. What
-        any caller said to know is not told again.
+        Each item has ``number``, ``t`` (wall seconds), ``kind`` and the fields of its kind. An item
+        that any caller has acknowledged by ``after`` is not returned again.
         """
         body = AskNews(after=after, timeout_s=timeout_s)
         return self._ask("news", body, list, timeout_s=timeout_s + self._timeout_s)
 
     def persist_to(self, target: CheckpointTarget) -> None:
-        """Say where the newest protected step is saved to when the job is stopped."""
+        """Set the destination of the newest protected step for when the job is stopped."""
         self.call("persist_to", PersistTo(target=target))
 
     def spill(self, target: DiskTarget) -> None:
-        """Have protected snapshots spilled to the node's own disk from now on."""
+        """Spill protected snapshots to the node's own disk from now on."""
         self.call("spill", Spill(target=target))
 
     def spilled(self, target: DiskTarget) -> list[Spilled]:
-        """Return the snapshots on the node's disk, verified; blocks of them can be opened."""
+        """Return the snapshots on the node's disk, verified; their blocks can be opened."""
         body = Spill(target=target)
         return self._ask("spilled", body, list[Spilled], timeout_s=_LONG_S)
 
     # -- reading ---------------------------------------------------------------------------------
 
     def locate(self, *, generation: int | None, step: int) -> RestorePoint:
-        """Return where the blocks of a protected step are. Raises ``NotFoundError``."""
+        """Return the sources of the blocks of a protected step. Raises ``NotFoundError``."""
         return self._ask("locate", Locate(generation=generation, step=step), RestorePoint)
 
     def open_block(
         self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False
     ) -> BlockHandle:
-        """Open a block at this sidecar, which has to be the one of ``source.node``.
+        """Open a block at this sidecar, which must be the one of ``source.node``.
 
-        Where ``source.rebuilt``, the sidecar first rebuilds the block from parity; callers at the
-        same time wait for the same rebuild. With ``in_parts`` it need not: then the handle says so,
-        and what is read of the block is decoded when it is asked for, and not verified.
+        Where ``source.rebuilt``, the sidecar first rebuilds the block from parity; simultaneous
+        callers wait for the same rebuild. With ``in_parts`` the block may stay lost: the handle
+        then says so, and each read decodes its range, which is not verified.
         """
         body = OpenBlock(
             world=world, step=step, rank=source.rank, rebuilt=source.rebuilt, in_parts=in_parts
@@ -285,7 +286,7 @@ class SidecarClient:
         )
 
     def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
-        """Say that a block was found damaged; return whether it was, and is let go.
+        """Report a damaged block; return whether the sidecar found it damaged and dropped it.
 
         The next `open_block` of it with ``rebuilt`` then rebuilds it from parity.
         """
@@ -307,9 +308,9 @@ class SidecarClient:
     def changed(
         self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
     ) -> tuple[tuple[int, int], ...] | None:
-        """Return what of a block differs from the same rank's of snapshot ``base``.
+        """Return the ranges of a block that differ from the same rank's block of snapshot ``base``.
 
-        As ``(offset, length)`` ranges; None where that (generation, step) is not held any more.
+        They are ``(offset, length)``; None if that (generation, step) is not held any more.
         """
         body = AskChanged(
             generation=world.generation,
@@ -331,7 +332,7 @@ class SidecarClient:
         return self._ask("log_open", LogName(name=name), int)
 
     def log_append(self, name: str, records: Sequence[bytes]) -> int:
-        """Append records; returns the next index once they are in this node's memory.
+        """Append records; return the next index once they are in this node's memory.
 
         The copies on other nodes follow at a bounded delay, see `log_protected`. Raises
         ``NotFoundError`` for a log that was not opened, or dropped since, and ``CapacityError``
@@ -346,7 +347,7 @@ class SidecarClient:
     def log_read(self, name: str, *, node: str) -> list[bytes]:
         """Return the records of the log that a worker on ``node`` wrote, oldest first.
 
-        Any sidecar answers: from the writer's node, or from a copy where that is gone. Every
+        Any sidecar answers: from the writer's node, or from a copy where that node is gone. Every
         record is verified; raises ``CorruptError`` for one that is damaged in every copy.
         """
         records: list[bytes] = []
@@ -368,9 +369,9 @@ class SidecarClient:
     def log_protected(
         self, name: str, *, at_least: int | None = None, timeout_s: float = 0.0
     ) -> int:
-        """Return up to which index the records of this node's log are on all its copies.
+        """Return the index up to which the records of this node's log are on all its copies.
 
-        With ``at_least`` waits up to ``timeout_s`` for it, then returns what there is.
+        With ``at_least``, wait up to ``timeout_s`` for it, then return the index reached.
         """
         body = LogAwait(name=name, at_least=at_least, timeout_s=timeout_s)
         return self._ask("log_protected", body, int, timeout_s=timeout_s + self._timeout_s)
@@ -380,7 +381,7 @@ class SidecarClient:
         self.call("log_drop", LogName(name=name, node=node), timeout_s=_LONG_S)
 
     def close(self) -> None:
-        """Close the connections; calls under way end first."""
+        """Close the connections; calls in progress end first."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -396,7 +397,7 @@ def _convert(answer: Json, kind: type[_T], *, origin: str) -> _T:
 
 
 def _log_batches(records: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Cut records into requests of at most some megabytes; one request where there is none."""
+    """Cut records into requests of at most some megabytes; one empty request for no records."""
     batches: list[list[bytes]] = [[]]
     size = 0
     for record in records:

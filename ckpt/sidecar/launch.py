@@ -1,4 +1,4 @@
-"""Start a node's sidecar process, and end it without leaving shared memory behind."""
+"""Start of a node's sidecar process, and its end without shared memory left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SidecarProcess:
     """A running sidecar, tied to this process by a lifeline: a pipe whose end it watches.
 
     This object also holds the arena directory's lock: neither the sidecar's end nor a `sweep`
-    takes the directory before the start of its successor.
+    removes the directory before its successor starts.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SidecarProcess:
         return self.process.stdin.fileno()
 
     def stop(self) -> None:
-        """End the sidecar; its memory goes, unless somebody else holds it. May be repeated."""
+        """End the sidecar; its memory goes, unless another process holds it. May be repeated."""
         self.release()
         with contextlib.suppress(OSError, ValueError):
             os.write(self.lifeline, FAREWELL)
@@ -57,13 +57,13 @@ class SidecarProcess:
         sweep(self.arena_dir.parent, exactly=self.arena_dir.name)
 
     def release(self) -> None:
-        """Let go of the arena directory's lock only (a successor's process holds its own)."""
+        """Release only the arena directory's lock (a successor's process holds its own)."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
 
-def start_sidecar(  # noqa: PLR0913 - as many as `SidecarConfig` has to be told
+def start_sidecar(  # noqa: PLR0913 - the fields of `SidecarConfig`
     *,
     run: str,
     node: str,
@@ -77,11 +77,11 @@ def start_sidecar(  # noqa: PLR0913 - as many as `SidecarConfig` has to be told
 ) -> SidecarProcess:
     """Start the sidecar of ``node`` and return once it serves.
 
-    A directory that an earlier sidecar of this node left is taken over. It shares memory with
+    It takes over a directory that an earlier sidecar of this node left. It shares memory with
     sidecars of this host that have the same ``memory_of``; that, ``port`` and ``lease_fd`` (which
-    it inherits) are as in `SidecarConfig`. Its messages go to
-    ``run_dir/logs/sidecar-<node>.log``, or nowhere. Raises ``PeerError`` with the end of them
-    when it does not start, or once ``give_up_fd`` can be read: then what had begun is undone.
+    it inherits) are as in `SidecarConfig`. Its log goes to ``run_dir/logs/sidecar-<node>.log``, or
+    nowhere. Raises ``PeerError`` with the end of the log when it does not start, or once
+    ``give_up_fd`` is readable: the start is then undone.
     """
     directory = arena_path(run, node)
     config = SidecarConfig(

@@ -1,4 +1,4 @@
-"""A sidecar: its parts put together behind one authenticated socket."""
+"""A sidecar: its parts assembled behind one authenticated socket."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _WORLDS = "worlds"
 _SAVED_POLL_S = 0.02
 
 FAREWELL = b"."
-"""What a parent writes into the lifeline that ends its sidecar in order."""
+"""The bytes that a parent writes into the lifeline to end its sidecar in order."""
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sidecar process is told; ``lifeline`` is a descriptor whose end-of-file ends it.
+    """The configuration of a sidecar process; end-of-file on the descriptor ``lifeline`` ends it.
 
-    Sidecars with different ``memory_of`` share no memory, though on one host: for tests and
-    benchmarks of what travels between hosts. ``port`` is where it serves if that is free, any other
-    when not, or when 0. ``lease_fd`` is an inherited `LeasePage`: past the time in it, writers are
-    refused; -1 where the node holds no lease.
+    Sidecars with different ``memory_of`` share no memory, even on one host: for tests and
+    benchmarks of transfers between hosts. The sidecar serves at ``port`` if that is free, at any
+    other when not, or when 0. ``lease_fd`` is an inherited `LeasePage`: past the time in it,
+    writers are refused; -1 where the node holds no lease.
     """
 
     run: str
@@ -63,7 +63,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Sidecar:
-    """Serves one node's arenas until `stop` is asked for; `stopped` is then set."""
+    """Serves one node's arenas until a `stop` request sets `stopped`."""
 
     def __init__(self, config: SidecarConfig, key: RunKey) -> None:
         self.config = config
@@ -151,7 +151,7 @@ class Sidecar:
             self.core.arena.release()
 
     def save_newest(self) -> None:
-        """Save the newest protected step, as far as the time allows that was given for it."""
+        """Save the newest protected step, as far as the allowed time permits."""
         parts: tuple[LateSave | Disk, ...] = (self.persistence.late, self.disk)
         with self.core.lock:
             waits_s = [part.save_newest() for part in parts]
@@ -161,7 +161,7 @@ class Sidecar:
                 time.sleep(_SAVED_POLL_S)
 
     def leave(self, *, patience_s: float) -> None:
-        """Stop serving; remove the shared memory if that was asked for or nobody else holds it."""
+        """Stop serving; remove the shared memory if requested or if no other process holds it."""
         self._stop_serving()
         if self._removing:
             self.core.arena.remove()
@@ -209,7 +209,7 @@ class Sidecar:
         self.stopped.set()
 
     def _store_worlds(self) -> None:
-        """Note the groups of all generations in memory, for a restarted sidecar."""
+        """Record the groups of all generations in memory, for a restarted sidecar."""
         book = self.core.book
         worlds = {each.world.generation: each.world for each in book.snapshots.values()}
         if book.world is not None:
@@ -220,7 +220,7 @@ class Sidecar:
             _log.warning("%s: a crash would forget what memory holds: %s", self.core.node, error)
 
     def _readopt(self) -> None:
-        """Take over the slots an earlier process of this node left, and its generation."""
+        """Take over the slots and the generation of an earlier process of this node."""
         core = self.core
         worlds: dict[int, SnapshotWorld] = {}
         if text := self._worlds.read():

@@ -1,10 +1,10 @@
-"""Take one state apart again and again: what is provably as it was is not looked at twice.
+"""Repeated flattening of one state; a part that is provably unchanged is not visited again.
 
-A full flatten visits every tensor in Python. Between two steps hardly ever anything moves, so the
-second pass only asks whether the containers still hold the very same objects under the same
-names, and whether the tensors among them still lie where they lay; both are asked of whole lists
-at once, so the loops run inside the interpreter. Plain values are always read anew. Where any
-answer differs, the state is flattened as if for the first time.
+A full flatten visits every tensor in Python. Between two steps hardly ever anything moves. So the
+second pass checks only two things: the containers still hold the very same objects under the same
+names, and the tensors among them still lie at the same addresses. Both checks compare whole lists
+at once, so their loops run inside the interpreter. Plain values are always read again. If any
+check fails, the state is flattened as if for the first time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("
 
 
 class ChangeWatch:
-    """Flattens one state step after step. Keeps what it found alive until the next pass."""
+    """Flattens one state step after step; keeps the objects it found alive until the next pass."""
 
     def __init__(self) -> None:
         self._route: _Route | None = None
 
     def flatten(self, state: Mapping[str, Any]) -> tuple[FlatState, bool]:
-        """Return ``state`` taken apart, and whether its tensors lie as they did the last time.
+        """Return ``state`` flattened, and whether its tensors have the addresses of the last time.
 
-        The result is this object's own: it is brought up to date by the next call. Volatile
-        tensors may be other objects of the same shape even where the answer is yes. Raises
-        ``StateError`` as ``flatten`` does.
+        The result belongs to this object; the next call updates it. Volatile tensors may be other
+        objects of the same shape even if the answer is true. Raises ``StateError`` as
+        ``flatten`` does.
         """
         if self._route is not None and self._route.repeat(state):
             return self._route.flat, True
@@ -64,7 +64,7 @@ class ChangeWatch:
 
 
 def _is_plainly_built(flat: FlatState, trace: Trace) -> bool:
-    """Say whether modules and optimizers keep what they have in dicts, as torch's own do."""
+    """Say whether modules and optimizers keep their entries in dicts, as torch's own do."""
     entries = [
         entry for parts in flat.optimizers.values() for entry in parts.optimizer.state.values()
     ]
@@ -73,7 +73,7 @@ def _is_plainly_built(flat: FlatState, trace: Trace) -> bool:
 
 
 class _Route:
-    """What one flatten found, and how to find it again."""
+    """The result of one flatten, and the route by which to repeat it."""
 
     def __init__(self, flat: FlatState, trace: Trace) -> None:
         self.flat, self._trace = flat, trace
@@ -82,13 +82,13 @@ class _Route:
         self._is_value = {(holder, key) for _, holder, key in self._values}
         self._holders = self._outline(trace.holders)
         self._modules = _insides(trace.modules)
-        self._kept = _contents(trace.modules)  # their ids are not used again while they live
+        self._kept = _contents(trace.modules)  # keeps them alive: no id is reused
         self._optimizers = [_OptimizerRoute(parts) for parts in flat.optimizers.values()]
         self._trees = [_TreeRoute(tree, flat=flat) for tree in trace.trees]
         self._places = _TensorPlaces(flat)
 
     def repeat(self, state: Mapping[str, Any]) -> bool:
-        """Bring ``flat`` up to date where ``state`` lies as it did; say whether it does."""
+        """Update ``flat`` if ``state`` lies as before; say whether it does."""
         for module in self._trace.sharded:
             module.reshard()
         holders = [state, *self._trace.holders[1:]]
@@ -118,7 +118,7 @@ class _Route:
         return True
 
     def _outline(self, holders: Sequence[Any]) -> list[Any]:
-        """Return sizes, keys and, but for plain values, the identity of what is in them."""
+        """Return sizes, keys and item identities of the holders; 0 stands for a plain value."""
         found: list[Any] = []
         for i, holder in enumerate(holders):
             items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
@@ -149,7 +149,7 @@ class _Route:
 
 
 def _is_value(value: object) -> bool:
-    """Say whether a flatten takes ``value`` as a plain one, or refuses it."""
+    """Say whether a flatten treats ``value`` as plain, or refuses it."""
     if type(value) in _SCALARS:
         return True
     if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Stateful, *LEAVES)):
@@ -163,7 +163,7 @@ def _contents(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def _insides(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
-    """Return all that tells which parameters, buffers and children the modules have."""
+    """Return the identity of all parameters, buffers and children of the modules, as lists."""
     dicts: list[dict[str, Any]] = list(chain.from_iterable(map(_DICTS, modules)))
     return (
         list(map(len, dicts)),
@@ -175,7 +175,7 @@ def _insides(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
 
 
 class _OptimizerRoute:
-    """An optimizer whose groups and states hold the same tensors as long as ``is_same`` says so."""
+    """An optimizer whose groups and states hold the same tensors as long as ``is_same`` is true."""
 
     def __init__(self, parts: OptimizerParts) -> None:
         self._name, self._optimizer = parts.name, parts.optimizer
@@ -191,7 +191,7 @@ class _OptimizerRoute:
         self._known = self._look()
 
     def is_same(self) -> bool:
-        """Look at the optimizer; say whether it has what it had, plain values aside."""
+        """Say whether the optimizer has the same entries as before; plain values do not count."""
         try:
             return self._look() == self._known
         except TypeError:  # an entry is no dict any more
@@ -218,7 +218,7 @@ class _OptimizerRoute:
         )
 
     def values(self) -> Iterator[tuple[str, Json]]:
-        """Yield the plain values as they are now."""
+        """Yield the current plain values."""
         for i, group in enumerate(self._optimizer.param_groups):
             for key, hyper in group.items():
                 if key == "params":
@@ -231,7 +231,7 @@ class _OptimizerRoute:
 
 
 class _TreeRoute:
-    """A Stateful object: its tree is read anew every time, often with new tensors in it."""
+    """A Stateful object: its tree is read again every time, often with new tensors in it."""
 
     def __init__(self, traced: TracedTree, *, flat: FlatState) -> None:
         self._traced, self._flat = traced, flat
@@ -240,7 +240,7 @@ class _TreeRoute:
     def read(
         self, values: dict[str, Json], renewed: dict[str, torch.Tensor], *, first: Mapping[int, str]
     ) -> bool:
-        """Put the tree into ``values`` and its new tensors into ``renewed``, or say no."""
+        """Write the tree to ``values`` and its new tensors to ``renewed``; False if it changed."""
         paths: list[str] = []
         same = True
 
@@ -289,7 +289,7 @@ class _TreeRoute:
 
 
 class _TensorPlaces:
-    """Where the tensors of a state lie in memory, and in what shape."""
+    """Addresses and shapes of a state's tensors in memory."""
 
     def __init__(self, flat: FlatState) -> None:
         self._index = {name: i for i, name in enumerate(flat.tensors)}
@@ -310,7 +310,7 @@ class _TensorPlaces:
         self._signs = self._views(self._locals)
 
     def are_same(self, renewed: Mapping[str, torch.Tensor]) -> bool:
-        """Say whether all is as it was; ``renewed`` are volatile tensors that are new objects."""
+        """Say whether nothing moved; ``renewed`` are volatile tensors that are new objects."""
         found = self._locals
         if self._wrapped or renewed:
             found = list(found)
@@ -322,7 +322,7 @@ class _TensorPlaces:
             if any(a is not b and a != b for a, b in zip(layouts, self._layouts, strict=True)):
                 return False
         # Shapes and strides are compared one by one as they are made: a list of thousands of new
-        # tuples would set off the garbage collector, step after step.
+        # tuples would trigger the garbage collector at every step.
         return (
             self._addresses(found) == self._pointers
             and all(map(is_, map(_DTYPE, found), self._dtypes))
@@ -332,18 +332,18 @@ class _TensorPlaces:
         )
 
     def renew(self, renewed: Mapping[str, torch.Tensor]) -> None:
-        """Take note of new objects that ``are_same`` has agreed to."""
+        """Record the new objects that ``are_same`` has accepted."""
         for name, tensor in renewed.items():
             self._locals[self._index[name]] = tensor
 
     def _addresses(self, found: Sequence[torch.Tensor]) -> list[int]:
         pointers = list(map(torch.Tensor.data_ptr, found))
         for i in self._volatile:
-            pointers[i] = 0  # copied at once, from wherever it lies
+            pointers[i] = 0  # copied at once, from any address
         return pointers
 
     def _views(self, found: Sequence[torch.Tensor]) -> tuple[list[bool], list[bool]]:
-        """Return which tensors stand for the negative, or the conjugate, of what they hold."""
+        """Return which tensors are lazy negations, and which complex ones lazy conjugates."""
         negative = list(map(torch.Tensor.is_neg, found))
         return negative, [found[i].is_conj() for i in self._complex]
 

@@ -1,7 +1,7 @@
-"""One copy under way, shared by the thread that makes it and the one that comes to wait for it.
+"""One running copy, shared by the thread that makes it and the thread that waits for it.
 
-Units are handed out one at a time to whoever asks. The background thread asks at the pace it was
-given; a training thread at the fence does not sleep but asks too, until nothing is left.
+Units are handed out one at a time to the thread that asks. The background thread asks at its given
+pace. A training thread at the fence does not sleep: it copies units too, until none is left.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CLOSED = "(closed)"
 class CopyJob:
     """Copies a program's units into a slot; safe to share between two threads.
 
-    ``torn`` is, once ``finished``, the name of a tensor that was written to underneath, or empty.
-    ``ready`` marks per lane where the training stream stood when the snapshot was taken.
+    ``torn`` is, once ``finished``, the name of a tensor that was written to during the copy, or "".
+    ``ready`` marks per lane the position of the training stream at the time of the snapshot.
     """
 
     def __init__(self, program: Program, *, ready: Mapping[Lane, Mark]) -> None:
@@ -47,7 +47,7 @@ class CopyJob:
         self._hurried = threading.Event()
 
     def open(self, room: PayloadBuffer) -> None:
-        """Begin: there is room to copy into."""
+        """Begin to copy, into ``room``."""
         with self._moved:
             self._room = room
             self._enqueued = self._enqueued or not self.program.carried
@@ -56,7 +56,10 @@ class CopyJob:
             self._conclude()
 
     def end(self, *, torn: str = "", error: BaseException | None = None) -> None:
-        """Stop here; what is not copied yet will not be. The first reason given stands."""
+        """Stop the copy; units that are not copied yet stay uncopied.
+
+        The first reason given counts.
+        """
         with self._moved:
             if not (self._finished and self._released):
                 self.torn = self.torn or torn
@@ -67,15 +70,15 @@ class CopyJob:
         self._hurried.set()
 
     def rest(self, *, timeout_s: float) -> bool:
-        """Wait until nothing is being copied from host memory; False when the time is up."""
+        """Wait until no copy from host memory is in progress; return False after ``timeout_s``."""
         with self._moved:
             return self._moved.wait_for(lambda: not self._busy, timeout_s)
 
     def run(self, *, speed: float) -> Sums:
-        """Copy all; return the CRC32C of each part. ``speed`` is in bytes per second.
+        """Copy everything; return the CRC32C of each part. ``speed`` is in bytes per second.
 
-        Returns nothing useful where the job turns out to be ``torn``. Raises what a copy raised,
-        on whichever thread. Nobody writes into the room any more when it returns or raises.
+        The result has no meaning where the job ends ``torn``. Raises the error of a copy, whichever
+        thread met it. After the call returns or raises, no thread writes into the room any more.
         """
         try:
             groups = self._enqueue()
@@ -88,7 +91,7 @@ class CopyJob:
         finally:
             self._await(lambda: self._finished and not self._busy)
             for mark in [lane.mark() for lane in self._ready]:
-                mark.synchronize()  # also what was asked for before an error
+                mark.synchronize()  # also for copies enqueued before an error
         self._release()
         if self._error is not None:
             raise self._error
@@ -103,9 +106,10 @@ class CopyJob:
                 self._hurried.wait(rest_s)
 
     def help(self, poll: Callable[[], None] | None) -> None:
-        """Copy what is left, on the training thread; return once the tensors may change.
+        """Copy the remaining units on the training thread; return once the tensors may change.
 
-        ``poll`` is called now and then and may raise to break off. Raises nothing of the copy.
+        ``poll`` is called now and then and may raise to break off. Errors of the copy are not
+        raised here.
         """
         self._hurried.set()
         while not self._finished or not self._enqueued:
@@ -123,7 +127,7 @@ class CopyJob:
         return self._room is not None and self._next < len(self.program.units)
 
     def _copy_next(self) -> int:
-        """Copy one unit; return its bytes, 0 when none is left to begin."""
+        """Copy one unit; return its bytes, or 0 when no unit is left to begin."""
         with self._moved:
             number = self._next
             if number >= len(self.program.units):
@@ -135,7 +139,7 @@ class CopyJob:
         unit = self.program.units[number]
         try:
             self._sums[unit.parts] = unit.copy(room)
-        except Exception as error:  # noqa: BLE001 - raised by `run`, whoever met it
+        except Exception as error:  # noqa: BLE001 - `run` raises it, from any thread
             self.end(error=error)
             return 0
         finally:
@@ -154,7 +158,7 @@ class CopyJob:
         return max(unit.nbytes, 1)
 
     def _conclude(self) -> None:
-        """Look at the sample once more: every unit in host memory is copied."""
+        """Check the sample again, after every unit in host memory is copied."""
         torn = self.sample.torn(self._room) if self.sample and self._room else ""
         with self._moved:
             if not self._finished:
@@ -168,7 +172,7 @@ class CopyJob:
             self._moved.wait_for(done)
 
     def _enqueue(self) -> list[tuple[Mark, list[int]]]:
-        """Ask the lanes for what lies on devices; return marks, and the units before each."""
+        """Enqueue copies of the device tensors on the lanes; return each mark with its units."""
         groups: list[tuple[Mark, list[int]]] = []
         room, members, nbytes = self._room, list[int](), 0
         lane: Lane | None = None
@@ -193,7 +197,7 @@ class CopyJob:
         return groups
 
     def _collect(self, mark: Mark, members: list[int]) -> None:
-        """Wait until a group has arrived, and checksum it."""
+        """Wait until a group of copies has arrived, and checksum it."""
         mark.synchronize()
         assert self._room is not None
         for i in members:
@@ -202,10 +206,10 @@ class CopyJob:
             self.copied_bytes += unit.nbytes
 
     def _release(self) -> None:
-        """Check, once, that nothing on a device was written to: from now on it may be.
+        """Check, once, that no device tensor was written to; after that, tensors may change.
 
-        A write that a training stream was asked for before it was held back may have come before
-        the copy, one asked for afterwards cannot.
+        A write that the training stream had been given before it was held back may have run before
+        the copy. A write given afterwards cannot.
         """
         with self._moved:
             if self._released:

@@ -1,9 +1,9 @@
-"""How one rank's state is copied, step after step: worked out once, run while it stays put.
+"""The copy of one rank's state as a program of units; made once, run at every step.
 
-The pieces of a plan are cut where runs of the block end (see `holdfast.ckpt.snapshot.run_cuts`),
-and the parts become *units*: those that lie in memory as they are stored, about equally many bytes
-each, and tensors that have to be packed or brought from a device. Any thread may copy any unit,
-once.
+It stays valid while the tensors stay in place. The pieces of a plan are cut where runs of the block
+end (see `holdfast.ckpt.snapshot.run_cuts`). The parts become *units*: groups of about equally many
+bytes of parts whose memory is laid out as it is stored, and tensors that have to be packed or
+brought from a device. Any thread may copy any unit, once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast.ckpt.state.copying import resolved, room_for
 from holdfast.ckpt.state.local_boxes import local_of, view_of
 
 UNIT_BYTES = 4 << 20
-"""The largest unit, about: what one thread copies before it looks up."""
+"""The approximate largest size of a unit, which a thread copies without a check in between."""
 
 PART_BYTES = 4 << 10
-"""What a part counts for beside its bytes: tiny ones cost time, too."""
+"""The cost of a part beside its bytes, in bytes: tiny parts cost time, too."""
 
 _VERSION = attrgetter("_version")
 
@@ -46,13 +46,13 @@ class PayloadBuffer:
 
     @classmethod
     def of(cls, view: memoryview) -> PayloadBuffer:
-        """Return the room that ``view`` is; empty ones have no address."""
+        """Return ``view`` with its address; an empty one has no address."""
         return cls(view, isal.address_of(view) if view.nbytes else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Bytes to look at twice: ``live`` returns their CRC32C, the copy is at ``at``."""
+    """Bytes to check twice: ``live`` returns the CRC32C of the source, the copy is at ``at``."""
 
     live: Callable[[], int]
     at: int
@@ -60,7 +60,7 @@ class Probe:
 
 
 class Unit(Protocol):
-    """A part of the copy: which ``parts`` of the program's, of which pieces, and how large."""
+    """A share of the copy: its ``pieces``, its ``parts`` of the program's parts, and its size."""
 
     @property
     def pieces(self) -> Sequence[int]: ...
@@ -70,17 +70,17 @@ class Unit(Protocol):
     def nbytes(self) -> int: ...
 
     def copy(self, room: PayloadBuffer) -> Sums:
-        """Copy into ``room``; return the CRC32C of what was written of each part."""
+        """Copy into ``room``; return the CRC32C of each part as written."""
         ...
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
-        """Yield a sample of about ``nbytes``, another one each ``turn``."""
+        """Yield a sample of about ``nbytes``; each ``turn`` gives another one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjacent:
-    """Parts of pieces that lie in host memory as they are stored. ``sources`` are addresses."""
+    """Parts of pieces whose host memory is laid out as it is stored. ``sources`` are addresses."""
 
     pieces: Sequence[int]
     parts: slice
@@ -134,7 +134,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A whole piece in a device's memory, brought over by ``lane``."""
+    """A whole piece in a device's memory, copied to the host by ``lane``."""
 
     pieces: Sequence[int]
     parts: slice
@@ -146,7 +146,7 @@ class Carried:
     nbytes: int
 
     def arrived(self, room: PayloadBuffer) -> Sums:
-        """Return the CRC32C of each part, once the lane has brought them."""
+        """Return the CRC32C of each part, once the lane has copied them."""
         return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
 
 
@@ -156,7 +156,7 @@ def _packed_checksum(part: torch.Tensor) -> int:
 
 
 def _stage_for(source: torch.Tensor) -> torch.Tensor:
-    """Return room for a copy on the same device, which can be written to in every mode."""
+    """Return a buffer for a copy on the same device, writable also in inference mode."""
     with torch.inference_mode(mode=False):
         return torch.empty_like(
             torch_dtypes.as_carrier(resolved(source)), memory_format=torch.contiguous_format
@@ -164,10 +164,10 @@ def _stage_for(source: torch.Tensor) -> torch.Tensor:
 
 
 class Program:
-    """The units of a plan's pieces for one place of its tensors in memory.
+    """The units of a plan's pieces, for one set of addresses of its tensors.
 
-    Refers to that memory, so that it stays while it is copied, whatever becomes of the tensors.
-    Volatile tensors are copied at once by `stage`, into memory of the program's own.
+    The program refers to that memory, which therefore stays until the copy is done, even if the
+    tensors are freed. `stage` copies volatile tensors at once, into memory of the program's own.
     """
 
     def __init__(self, plan: CapturePlan, flat: FlatState, *, lanes: Lanes | None = None) -> None:
@@ -188,7 +188,7 @@ class Program:
         self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
-        """Return what to ask for versions, per piece: staged ones and inference have none."""
+        """Return per piece the tensor whose version to check; staged and inference ones: none."""
         with torch.inference_mode(mode=False):
             still = torch.empty(0)
         watched = [local_of(flat.tensors[piece.fqn]) for piece in self.plan.pieces]
@@ -197,7 +197,7 @@ class Program:
         return [still if tensor.is_inference() else tensor for tensor in watched]
 
     def stage(self, flat: FlatState) -> None:
-        """Copy the volatile tensors as they are now."""
+        """Copy the volatile tensors now."""
         if not self._stages:
             return
         now = []
@@ -209,11 +209,11 @@ class Program:
             torch._foreach_copy_(self._stages, now)
 
     def versions(self) -> list[int]:
-        """Return how often each piece was written to in place so far."""
+        """Return each piece's count of in-place writes so far."""
         return list(map(_VERSION, self._watched))
 
     def written(self, pieces: Sequence[int], before: Sequence[int]) -> str:
-        """Return the name of one of ``pieces`` that was written to since ``before``, or nothing."""
+        """Return the name of one of ``pieces`` that was written to since ``before``, or ""."""
         for i in pieces:
             if self._watched[i]._version != before[i]:
                 return self.plan.pieces[i].fqn
@@ -228,7 +228,7 @@ class Program:
         return source.is_contiguous() and not odd and self._lane(i) is None
 
     def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
-        """Return parts ``first … end-1``, where they are and how large."""
+        """Return parts ``first … end-1`` with their positions and sizes."""
         chosen = slice(first, end)
         at, nbytes = self.parts.at[chosen], self.parts.nbytes[chosen]
         return chosen, at.astype(np.uint64), nbytes.astype(np.uint64)
@@ -251,7 +251,7 @@ class Program:
                 yield Packed((i,), parts, self._sources[i], piece.at, ats, sizes, piece.nbytes)
 
     def _adjacent_units(self) -> Iterator[Adjacent]:
-        """Divide the parts that lie as they are stored into units of about `UNIT_BYTES`."""
+        """Divide the parts that are laid out as stored into units of about `UNIT_BYTES`."""
         owner = self.parts.owner
         plain = np.array([self._is_adjacent(i) for i in range(len(self.plan.pieces))], np.bool_)
         address = np.array(

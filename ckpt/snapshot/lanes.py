@@ -1,11 +1,11 @@
-"""The way from a device's memory into a slot: a stream of its own, and when who waits for whom.
+"""Copy from a device's memory into a slot, on a CUDA stream beside the training's.
 
-The rules of CUDA streams, as this module keeps them. What a stream is asked to do happens later,
-in order. The side stream begins only after everything the training stream had been asked to do
-when the snapshot was taken (`Lane.ready`, `Lane.begin`). The training stream is held back behind
-the last copy by an event (`Lane.hold`), never by waiting in the host. Nothing here synchronises a
-stream or a device. Memory that a copy reads is referred to until its event has passed, so that
-the caching allocator cannot hand it out again underneath.
+The module keeps these rules of CUDA streams. A stream executes its work later, in order. The side
+stream begins only after all work that the training stream had been given when the snapshot was
+taken (`Lane.ready`, `Lane.begin`). An event holds the training stream back behind the last copy
+(`Lane.hold`); the host never waits for that. Nothing here synchronises a stream or a device. Memory
+that a copy reads stays referred to until its event has passed, so that the caching allocator cannot
+hand it out again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mark(Protocol):
     """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Wait in the host until the stream has come past it."""
+        """Wait in the host until the stream has passed it."""
         ...
 
 
@@ -39,7 +39,7 @@ class Lane(Protocol):
     """Copies from one device on a stream beside the training's."""
 
     def ready(self) -> Mark:
-        """Mark where the training stream is; call it on the training thread."""
+        """Mark the position of the training stream; call it on the training thread."""
         ...
 
     def begin(self, after: Mark) -> None:
@@ -47,31 +47,31 @@ class Lane(Protocol):
         ...
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
-        """Ask for a copy into host memory; ``source`` may have any strides."""
+        """Enqueue a copy into host memory; ``source`` may have any strides."""
         ...
 
     def mark(self) -> Mark:
-        """Mark the end of what was asked for so far."""
+        """Mark the end of the work enqueued so far."""
         ...
 
     def hold(self, mark: Mark) -> None:
-        """Let the training stream go on only once ``mark`` has passed; on the training thread."""
+        """Make the training stream wait for ``mark``; call it on the training thread."""
         ...
 
     def pin(self, slot: SlotFile) -> None:
-        """Make the slot's memory fit for copies that the host does not wait for."""
+        """Prepare the slot's memory for copies for which the host does not wait."""
         ...
 
     def close(self) -> None:
-        """Give back what ``pin`` took. Only when no copy is under way."""
+        """Undo ``pin``. Call it only when no copy is in progress."""
         ...
 
 
 class Lanes(Protocol):
-    """Which tensors travel by a lane."""
+    """A choice of the lane by which each tensor is copied."""
 
     def of(self, tensor: torch.Tensor) -> Lane | None:
-        """Return the tensor's lane, None where it lies in host memory."""
+        """Return the tensor's lane, or None if it lies in host memory."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Lanes(Protocol):
 
 
 class CudaLanes:
-    """One lane for each CUDA device; pinned slots are pinned once for all of them."""
+    """One lane for each CUDA device; all lanes share the pinned slots."""
 
     def __init__(self) -> None:
         self._lanes: dict[torch.device, Lane] = {}
@@ -123,8 +123,8 @@ class _CudaLane:
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         with torch.cuda.stream(self._stream):
-            # Packed by a kernel of the side stream; that memory is the side stream's own, so
-            # whoever gets it next on this stream comes after the copy.
+            # A kernel of the side stream packs the tensor. The packed memory belongs to the side
+            # stream, so its next use on this stream comes after the copy.
             packed = torch_dtypes.as_carrier(resolved(source).contiguous())
             into.copy_(packed, non_blocking=True)
 
@@ -139,14 +139,14 @@ class _CudaLane:
         self._pins.pin(slot)
 
     def close(self) -> None:
-        """Nothing: the pins are shared."""
+        """Do nothing: the pins are shared."""
 
 
 class PinnedSlots:
-    """Slots registered with CUDA, once each, for as long as their files are there.
+    """Slots registered with CUDA, once each, for as long as their files exist.
 
-    A registered slot is referred to, which keeps it mapped; it is unregistered before that
-    reference is dropped. ``runtime`` returns what has ``cudaHostRegister`` (`torch.cuda.cudart`).
+    A reference keeps a registered slot mapped; the slot is unregistered before the reference is
+    dropped. ``runtime`` returns the module that has ``cudaHostRegister`` (`torch.cuda.cudart`).
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -158,7 +158,7 @@ class PinnedSlots:
         return len(self._pinned)
 
     def pin(self, slot: SlotFile) -> None:
-        """Register a slot that is not yet; unregister those whose files are gone."""
+        """Register a slot once; unregister those whose files are gone."""
         self._prune()
         found = slot.path.stat()
         key = (found.st_dev, found.st_ino)
@@ -167,7 +167,7 @@ class PinnedSlots:
         if key in self._pinned:
             if isal.address_of(self._pinned[key][1]) == address:
                 return
-            self._unpin(key)  # the file was mapped anew
+            self._unpin(key)  # the file was mapped again
         code = int(self._runtime().cudaHostRegister(address, block.nbytes, _PORTABLE))
         if code == 0:
             self._pinned[key] = (slot.path, block)
@@ -200,7 +200,7 @@ class PinnedSlots:
 
 
 def host_room(tensor: torch.Tensor, payload: memoryview, at: int) -> torch.Tensor:
-    """Return the bytes at ``at`` of a slot as a tensor that ``tensor`` can be copied into."""
+    """Return the bytes at ``at`` of a slot as a tensor into which ``tensor`` can be copied."""
     nbytes = tensor.numel() * tensor.itemsize
     room = torch.frombuffer(payload, dtype=torch.uint8, count=nbytes, offset=at)
     return room.view(torch_dtypes.carrier(tensor.dtype)).view(tensor.shape)

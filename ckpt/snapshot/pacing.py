@@ -1,9 +1,9 @@
-"""How fast to copy so that training notices least. Pure: no clock, no thread.
+"""A controller of the copy's speed, so that training slows least. Pure: no clock, no thread.
 
-The copy of a snapshot has from the call until the next optimizer step. Done at full speed at once
-it takes memory bandwidth from the forward pass; done too slowly it is waited for. The controller
-spreads it over a share of the window it has come to expect: the share shrinks at once when
-somebody had to wait, and grows back slowly (additive increase, multiplicative decrease).
+The copy of a snapshot may take from the call until the next optimizer step. At full speed it takes
+memory bandwidth from the forward pass; too slow, it makes training wait. The controller spreads it
+over a share of the expected window. The share shrinks at once when training had to wait, and grows
+back slowly (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacer:
-    """What has been learned of the windows so far.
+    """An estimate of the copy window, learned from the snapshots so far.
 
     ``window_s`` is the expected time from a snapshot to the moment its tensors change, 0 while
-    unknown; ``share`` the part of it the copy is spread over. Not ``enabled``: always full speed.
+    unknown. ``share`` is the part of it over which the copy is spread. If not ``enabled``, the
+    speed is always full.
     """
 
     enabled: bool = True
@@ -39,15 +40,15 @@ class Pacer:
             raise ValueError(f"a share of {self.share} of the window; use 0 < share <= 1")
 
     def speed(self, nbytes: int) -> float:
-        """Return the bytes per second to copy ``nbytes`` at, `FULL_SPEED` for as fast as can be."""
+        """Return the copy's speed in bytes per second; `FULL_SPEED` means no limit."""
         spread_s = self.share * self.window_s
         return nbytes / spread_s if self.enabled and spread_s > 0 else FULL_SPEED
 
     def after(self, *, window_s: float, waited_s: float) -> Pacer:
-        """Return what is known after one more snapshot.
+        """Return the estimate after one more snapshot.
 
-        ``window_s`` went by until its tensors were to change, ``waited_s`` more until they could.
-        A window that is shorter than expected is believed at once.
+        ``window_s`` passed until its tensors were to change, and ``waited_s`` more until they
+        could. A window that is shorter than expected is taken over at once.
         """
         if self.window_s == 0 or window_s < self.window_s:
             window = window_s
@@ -61,5 +62,5 @@ class Pacer:
 
 
 def pause_s(*, speed: float, copied_bytes: int, elapsed_s: float) -> float:
-    """Return how long to rest after ``copied_bytes`` so as not to exceed ``speed``."""
+    """Return the pause after ``copied_bytes``, in seconds, that keeps the copy below ``speed``."""
     return max(copied_bytes / speed - elapsed_s, 0.0)

@@ -1,7 +1,7 @@
-"""Ranges of a block cut where its runs end: one checksum a part serves ranges and runs alike.
+"""Ranges of a block, cut where its runs end: one checksum per part serves ranges and runs.
 
-CRC32C is linear, so those of whole ranges (a tensor's bytes) and of whole runs (see
-`holdfast.ckpt.native.sums`) follow from those of the parts, and no byte is passed over twice. Pure
+CRC32C is linear. So the checksums of whole ranges (a tensor's bytes) and of whole runs (see
+`holdfast.ckpt.native.sums`) follow from those of the parts, and each byte is read only once. Pure
 arithmetic.
 """
 
@@ -19,8 +19,8 @@ from holdfast.ckpt.native.sums import SUM_BYTES, Lengths, Sums, combined, of_zer
 class OrderedRanges:
     """The parts of ranges that are in order and do not overlap.
 
-    ``at`` and ``nbytes`` say where in the block each part lies, ``owner`` the range it is of;
-    ``edges[i]`` is the first part of range ``i``, with one more at the end.
+    ``at`` and ``nbytes`` are the position and length of each part in the block, ``owner`` its
+    range. ``edges[i]`` is the first part of range ``i``, with one more at the end.
     """
 
     at: Lengths
@@ -52,9 +52,9 @@ class OrderedRanges:
 class Cover:
     """Parts and the gaps between them, which hold zeros: every byte of a payload, in order.
 
-    ``gaps`` are the positions of those zeros, to be written. ``zeros`` are the gaps' checksums,
-    ``order`` sorts parts and the gaps behind them, ``nbytes`` is sorted; ``edges`` are the first
-    of each run, with one more at the end.
+    ``gaps`` are the positions of those zeros, which the caller writes. ``zeros`` are the gaps'
+    checksums. ``order`` sorts parts and gaps by position, and ``nbytes`` is sorted so. ``edges``
+    are the first of each run, with one more at the end.
     """
 
     payload_bytes: int
@@ -66,7 +66,7 @@ class Cover:
 
     @classmethod
     def of(cls, parts: OrderedRanges, payload_bytes: int) -> Cover:
-        """Cover a payload."""
+        """Return the cover of a payload."""
         ends = np.concatenate([[0], parts.at + parts.nbytes])
         starts = np.concatenate([parts.at, [payload_bytes]])
         wide = np.flatnonzero(starts > ends)
@@ -84,9 +84,9 @@ class Cover:
         )
 
     def of_runs(self, sums: Sums, *, tail: bytes) -> Sums:
-        """Return the checksum of each run of the payload with ``tail`` behind it.
+        """Return the checksum of each run of the payload followed by ``tail``.
 
-        ``sums`` are those of the parts.
+        ``sums`` are the checksums of the parts.
         """
         every = np.concatenate([sums, self.zeros])[self.order]
         runs = combined(every, self.nbytes, starts=self.edges[:-1], ends=self.edges[1:]).tolist()
@@ -98,7 +98,7 @@ class Cover:
 
 
 def _positions(parts: OrderedRanges) -> Lengths:
-    """Return where the bytes of ``parts`` are, one by one."""
+    """Return the position of each byte of ``parts``."""
     before = np.cumsum(parts.nbytes) - parts.nbytes
     found: Lengths = np.repeat(parts.at - before, parts.nbytes)
     return found + np.arange(len(found), dtype=np.int64)

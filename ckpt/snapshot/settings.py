@@ -1,4 +1,4 @@
-"""What a Snapshotter is given and what it tells: the owner of slots, settings, running totals."""
+"""A Snapshotter's interface to the owner of slots, its settings and its running totals."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.snapshot.tearing import SAMPLE
 
 NICENESS = 0
-"""A thread that is made to wait for a core while it holds the GIL makes training wait with it."""
+"""The default niceness. A nice thread that waits for a core holds the GIL: training waits too."""
 
 
 class WritableSlot(Protocol):
-    """A slot to write: what ``SidecarClient.acquire`` returns."""
+    """A slot to write, as ``SidecarClient.acquire`` returns it."""
 
     @property
     def slot_id(self) -> int: ...
@@ -33,7 +33,7 @@ class WritableSlot(Protocol):
 
 
 class SlotOwner(Protocol):
-    """What a Snapshotter needs of a ``SidecarClient``."""
+    """The part of a ``SidecarClient`` that a Snapshotter uses."""
 
     def acquire(
         self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
@@ -53,12 +53,12 @@ class SlotOwner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySettings:
-    """How the copy is made.
+    """Settings of the copy.
 
-    ``paced``: spread over the time until the optimizer step, as learned; else at full speed.
-    ``niceness`` of the copying thread: above 0 it waits for idle cores, also where it holds the
-    GIL, so that this pays only where training holds it little. ``recheck`` is the share of the
-    bytes that is looked at twice to notice writes that leave no trace, 1.0 for all of them (to
+    ``paced``: spread the copy over the learned time until the optimizer step; else copy at full
+    speed. ``niceness`` of the copying thread: above 0 it waits for idle cores, even while it holds
+    the GIL. That pays only where training holds the GIL little. ``recheck`` is the share of the
+    bytes that is checked twice, to notice writes that leave no trace; 1.0 checks all of them (to
     find a bug).
     """
 
@@ -75,13 +75,14 @@ class CopySettings:
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotStats:
-    """Running totals. ``stall_s`` is what the training thread waited, ``copy_s`` the thread's work.
+    """Running totals of one Snapshotter.
 
-    ``torn`` names the tensor that was written to under the copy of the last discarded snapshot;
-    ``reason`` says in a sentence why the last one was discarded. ``left_out`` counts those among
-    ``discarded`` for which there was no room. ``pace`` is the speed that the last copy was held
-    to, in bytes per second. ``replica_bytes`` is what this rank holds of the state and other ranks
-    write, who hold the same.
+    ``stall_s`` is the waiting time of the training thread, ``copy_s`` the working time of the
+    copying thread. ``torn`` names the tensor that was written to during the copy of the last
+    discarded snapshot, and ``reason`` says in a sentence why that snapshot was discarded.
+    ``left_out`` counts those among ``discarded`` for which there was no room. ``pace`` is the speed
+    limit of the last copy, in bytes per second. ``replica_bytes`` counts the bytes that this rank
+    holds of the state and that another rank with the same bytes writes.
     """
 
     taken: int = 0
@@ -102,7 +103,7 @@ class SnapshotStats:
 
 @dataclass(slots=True)
 class Hooks:
-    """Calls on each of several optimizers before it steps, once however often it is named."""
+    """Step pre-hooks of optimizers; each optimizer gets one, however often it is passed."""
 
     handles: WeakKeyDictionary[Optimizer, RemovableHandle] = field(
         default_factory=WeakKeyDictionary
@@ -114,7 +115,7 @@ class Hooks:
             self.handles[optimizer] = optimizer.register_step_pre_hook(lambda *_: before_step())
 
     def remove(self) -> None:
-        """Call nothing any more."""
+        """Remove all hooks."""
         for handle in self.handles.values():
             handle.remove()
         self.handles.clear()

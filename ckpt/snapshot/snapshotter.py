@@ -1,11 +1,11 @@
-"""Snapshots that hide under compute: a thread copies the state into a slot of the sidecar.
+"""Snapshots in the background: a thread copies the state into a slot of the sidecar.
 
-Parameters and optimizer state do not change between two optimizer steps, so they are copied in the
-background during the next forward and backward; what may change there (buffers, loose tensors,
-plain values) is copied before `Snapshotter.snapshot` returns. A pre-hook of every optimizer waits
-for the copy, and helps with it. A tensor written to in spite of that is noticed by its version
-counter, or by looking again at a sample (`holdfast.ckpt.snapshot.tearing`), and the snapshot is
-given up, never torn.
+Parameters and optimizer state do not change between two optimizer steps, so they are copied during
+the next forward and backward pass. Tensors and values that may change there (buffers, loose
+tensors, plain values) are copied before `Snapshotter.snapshot` returns. A pre-hook of every
+optimizer waits for the copy, and helps with it. If a tensor is written to in spite of that, its
+version counter or a second look at a sample (`holdfast.ckpt.snapshot.tearing`) shows it, and the
+snapshot is discarded, never torn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 ACQUIRE_TIMEOUT_S = 30.0
 STARVED_TIMEOUT_S = 1.0
-"""How long to wait for a slot after a snapshot was left out for lack of one."""
+"""The timeout of the wait for a slot, after a snapshot was left out for lack of one."""
 
 _POLL_S = 0.005
 _ANY_CRC = 0xFFFFFFFF
@@ -71,7 +71,7 @@ _ANY_CRC = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One snapshot: what the thread is given."""
+    """One snapshot, as handed to the thread."""
 
     step: int
     persist: CheckpointTarget | None
@@ -84,14 +84,14 @@ class _Task:
 class Snapshotter:
     """Takes the snapshots of one rank in one generation; not safe to share between threads.
 
-    ``gather`` is collective over the ranks, and called whenever the state's shape is new: where
+    ``gather`` is collective over the ranks, and is called whenever the state's shape is new. Where
     that may happen at one rank alone, it must not use the training's group (see `StoreGather`).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
-    ``checkpoint`` is where snapshots with ``persist`` are written to. ``stats`` and ``meters``
-    (``stall``, ``copy``, ``wait``) say what it cost.
+    ``checkpoint`` is the destination of snapshots with ``persist``. ``stats`` and ``meters``
+    (``stall``, ``copy``, ``wait``) report the cost.
     """
 
-    def __init__(  # noqa: PLR0913 - where a rank stands takes four
+    def __init__(  # noqa: PLR0913 - a rank's position takes four
         self,
         client: SlotOwner,
         *,
@@ -133,11 +133,11 @@ class Snapshotter:
         self.meters = Meters()
 
     def snapshot(self, state: Mapping[str, Any], step: int, *, persist: bool = False) -> None:
-        """Start the snapshot of ``step``; returns as soon as nothing the caller may do harms it.
+        """Start the snapshot of ``step``; afterwards the caller may do anything without harm to it.
 
-        Waits first for the one under way, and raises what it raised. With ``persist`` the sidecar
-        also writes it to the checkpoint root once it is protected. Raises ``StateError`` where
-        the state cannot be captured, or has changed shape at this rank alone.
+        First wait for the snapshot in progress, and raise its error. With ``persist`` the sidecar
+        also writes this one to the checkpoint root once it is protected. Raises ``StateError``
+        where the state cannot be captured, or has changed shape at this rank alone.
         """
         if persist and self._checkpoint is None:
             raise StoreError(f"step {step} is to be persisted, but no checkpoint root was given")
@@ -200,10 +200,10 @@ class Snapshotter:
             ) from error
 
     def copied(self) -> None:
-        """Wait until the copy under way is made, and help with it: then tensors may change.
+        """Wait until the copy in progress is done, and help with it; then tensors may change.
 
-        Raises what ended it, if it was ended (``FencedError``, ``PeerError``). A snapshot that
-        was discarded raises nothing: see ``stats``.
+        Raises the error that ended it, if any (``FencedError``, ``PeerError``). A discarded
+        snapshot raises nothing: see ``stats``.
         """
         task, self._task = self._task, None
         if task is not None:
@@ -211,7 +211,7 @@ class Snapshotter:
             try:
                 task.job.help(self._poll)
             except BaseException:
-                self._task = task  # broken off: the tensors may still not change
+                self._task = task  # interrupted: tensors may not change yet
                 raise
             finally:
                 waited_s = time.perf_counter() - began_s
@@ -223,9 +223,9 @@ class Snapshotter:
             self.fence()
 
     def fence(self) -> None:
-        """Wait until no snapshot is under way; raise what it raised (``FencedError``, …).
+        """Wait until no snapshot is in progress; raise its error (``FencedError``, …).
 
-        Its slot is sealed then, or it was discarded, which raises nothing: see ``stats``.
+        Afterwards its slot is sealed, or it was discarded, which raises nothing: see ``stats``.
         """
         if self._task is not None:
             self.copied()
@@ -248,7 +248,7 @@ class Snapshotter:
         self.meters.add("stall", seconds)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """Give up the copy under way and let go of the state; raises nothing."""
+        """Abandon the copy in progress and release the state; raises nothing."""
         pending = self._give_up()
         if pending is not None and not wait([pending], timeout=timeout_s).done:
             _log.warning("the snapshot thread is still busy after %g s", timeout_s)
@@ -257,9 +257,9 @@ class Snapshotter:
         self._forget()
 
     def leave(self, *, timeout_s: float = 5.0) -> None:
-        """Close, but wait only until nothing is copied any more, not for the thread to end.
+        """Close, but wait only until no byte is copied any more, not for the thread to end.
 
-        On busy cores a thread of low priority takes its time to see that there is nothing to do.
+        On busy cores a thread of low priority takes its time to notice that it has nothing to do.
         """
         job = self._task.job if self._task is not None else None
         if job is None or job.program.carried:
@@ -275,7 +275,7 @@ class Snapshotter:
         self._forget()
 
     def _give_up(self) -> Future[None] | None:
-        """End the copy under way; return the thread's work where it has begun."""
+        """End the copy in progress; return the thread's future if the thread has begun."""
         self._closing.set()
         self._hooks.remove()
         if self._task is not None:
@@ -295,7 +295,7 @@ class Snapshotter:
         self._watch = ChangeWatch()
 
     def _take_or_leave(self, task: _Task) -> None:
-        """Run on the thread: take the snapshot, or leave it out where that harms nobody."""
+        """Take the snapshot on the copying thread, or leave it out where that harms nothing."""
         try:
             self._take(task)
         except BudgetError as error:
@@ -339,7 +339,7 @@ class Snapshotter:
 
     def _acquire(self, task: _Task) -> WritableSlot:
         began_s = time.perf_counter()
-        self._maps.prune()  # what the slot is to be made of may be among it
+        self._maps.prune()  # the slot may reuse one of these files
         timeout_s = STARVED_TIMEOUT_S if self._starved else ACQUIRE_TIMEOUT_S
         try:
             grant = self._client.acquire(
@@ -358,7 +358,7 @@ class Snapshotter:
             self.meters.add("wait", wait_s)
 
     def _fill(self, task: _Task, slot: SlotFile) -> tuple[BlockEntry, Sums] | None:
-        """Copy into ``slot``; return what to seal, or None where the state changed underneath."""
+        """Copy into ``slot``; return the entry and sums to seal, or None if the state changed."""
         program, job = task.program, task.job
         for lane in {unit.lane for unit in program.carried}:
             lane.pin(slot)
@@ -368,7 +368,7 @@ class Snapshotter:
         return None if job.torn else self._describe(task, slot, sums)
 
     def _describe(self, task: _Task, slot: SlotFile, sums: Sums) -> tuple[BlockEntry, Sums]:
-        """Write the index behind the payload; return what to seal, and the sums of the block."""
+        """Write the index behind the payload; return the entry to seal and the block's sums."""
         program = task.program
         payload_bytes = program.plan.payload_bytes
         text = self._text(task, program.parts.of_ranges(sums).tolist())
@@ -392,7 +392,7 @@ class Snapshotter:
         )
 
     def _block_bytes(self, task: _Task) -> int:
-        """Return an upper bound of the block, before the checksums are known."""
+        """Return an upper bound of the block's length, before the checksums are known."""
         plan = task.program.plan
         widest = self._text(task, [_ANY_CRC] * len(plan.pieces))
         return index_offset(plan.payload_bytes) + len(widest)
@@ -418,7 +418,7 @@ class Snapshotter:
         )
 
     def _discard(self, task: _Task, reason: str) -> None:
-        """Count and, at first and then ever more rarely, tell that there is no such snapshot."""
+        """Count a discarded snapshot and log it: the first one, and later ones ever more rarely."""
         task.job.end(torn=self.stats.torn or reason)
         if self._closing.is_set():
             return
@@ -434,6 +434,6 @@ class Snapshotter:
 
 
 def _lower_priority(niceness: int) -> None:
-    """Let the calling thread run behind the training's; Linux gives every thread its own."""
+    """Lower the calling thread's priority; on Linux every thread has its own."""
     if niceness and sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,8 +1,9 @@
-"""How ranks plan together: by way of a store, where nothing of the training can meet them.
+"""Exchange of plans between ranks through a key-value store, separate from training collectives.
 
-A collective of the training's process group would not do. A rank whose state changed at that rank
-alone would call it while the others reduce gradients; the two would pair, and both come out wrong
-without a word. Keys of a store pair with nothing, and a rank that waits for others in vain says so.
+A collective of the training's process group is not safe here. A rank whose state changed at that
+rank alone would call it while the others reduce gradients. The two collectives would pair, and both
+results would be silently wrong. Keys of a store cannot pair so, and a rank that waits in vain for
+others raises an error.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from holdfast.ckpt.errors import StateError
 
 REPLAN_TIMEOUT_S = 120.0
 FIRST_TIMEOUT_S = 1800.0
-"""For the first plan: ranks may load their data, or compile, before their first snapshot."""
+"""The timeout of the first plan: ranks may load data, or compile, before their first snapshot."""
 
 PART_CHARACTERS = 1 << 20
-"""The text that is put under one key: servers of stores refuse large values (libuv's of 8 MiB)."""
+"""The most characters under one key: store servers refuse large values (libuv's beyond 8 MiB)."""
 
 _POLL_S = 0.005
 _GIVEN_UP = "!"
@@ -31,8 +32,8 @@ class StoreGather:
     """A gather of JSON values over ``store``, for one caller at each of ``size`` ranks.
 
     The store must be this generation's and this purpose's alone (use a prefix). ``poll`` is called
-    while waiting and may raise to stop. The first call waits for as long as a run may take to
-    begin, later ones for ``timeout_s``.
+    while waiting and may raise to stop. The first call waits up to `FIRST_TIMEOUT_S`, later ones
+    for ``timeout_s``.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class StoreGather:
     def __call__(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order.
 
-        Raises ``StateError`` where other ranks do not call it in time, and at every later call.
+        Raises ``StateError`` if other ranks do not call it in time, and at every later call.
         """
         if self._over:
             raise StateError(f"the ranks cannot plan together any more: {self._over}")
@@ -67,12 +68,12 @@ class StoreGather:
             self._over = str(error)
             self._store.set(f"{turn}/{self._rank}", _GIVEN_UP)
             raise
-        for key in before:  # all ranks have begun this turn, so have done with the one before
+        for key in before:  # all ranks have begun this turn, so they have read the turn before
             self._store.delete_key(key)
         return [msgspec.json.decode(each) for each in found]
 
     def _put(self, turn: int, text: str) -> list[str]:
-        """Set the parts, then the key that says how many there are; return all keys."""
+        """Set the parts, then the key with their number; return all keys."""
         head = f"{turn}/{self._rank}"
         parts = range(0, len(text), PART_CHARACTERS)
         keys = [f"{head}/{i}" for i in range(len(parts))]
@@ -104,7 +105,7 @@ class StoreGather:
 
 
 def at_step(gather: Callable[[Any], list[Any]], step: int) -> Callable[[Any], list[Any]]:
-    """Return ``gather``, refusing with ``StateError`` ranks that call it for another step."""
+    """Return ``gather``; it raises ``StateError`` if a rank calls it for another step."""
 
     def gather_at(value: Any) -> list[Any]:
         everyone: Sequence[Any] = gather({"step": step, "value": value})

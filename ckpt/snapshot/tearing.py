@@ -1,10 +1,10 @@
-"""Notice writes that leave no trace: look again at a sample of what was copied.
+"""Detection of writes that leave no trace, by a second look at a sample of the copied bytes.
 
 Writes through ``.data``, and a fused optimizer stepped by hand, do not move the version counters.
 So a sample of the state is checksummed before the copy begins and again when it is done, and both
-must agree with what was stored: whatever was written to a sampled place in between shows. A
-sample has a part of every large tensor and rotates from snapshot to snapshot. What is written
-after the copy is done harms nothing, and is not looked for.
+checksums must agree with the stored bytes. This shows every write to a sampled place in between. A
+sample has a part of every large tensor and rotates from snapshot to snapshot. Writes after the end
+of the copy do no harm, and are not checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Look:
 class ChecksumSample:
     """Parts of one snapshot's state, with their checksums before the copy.
 
-    ``share`` of the bytes is looked at (at most `SAMPLE_BYTES`, but all for 1.0), in host memory.
+    It covers ``share`` of the bytes in host memory: at most `SAMPLE_BYTES`, but all of them for
+    1.0.
     """
 
     def __init__(self, program: Program, *, turn: int, share: float) -> None:
@@ -45,7 +46,7 @@ class ChecksumSample:
         ]
 
     def torn(self, room: PayloadBuffer) -> str:
-        """Return the name of a tensor that was not copied as it was and is, or nothing."""
+        """Return the name of a tensor that changed during the copy, or ""."""
         for look in self._looks:
             at, nbytes = look.probe.at, look.probe.nbytes
             stored = isal.crc32c_at(room.address + at, nbytes)
@@ -56,7 +57,7 @@ class ChecksumSample:
 
 
 def _probes(program: Program, *, turn: int, share: float) -> Iterator[tuple[Sequence[int], Probe]]:
-    """Yield what to look at: some of every unit, or of as many as are looked at in one turn."""
+    """Yield the bytes to check: some of every unit, or of as many units as one turn covers."""
     units = program.units
     if not share or not units:
         return

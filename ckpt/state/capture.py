@@ -1,4 +1,7 @@
-"""Decide what this rank writes of a state, and write it: the start of the data path."""
+"""The capture plan of a rank: choose the pieces of the state that this rank writes, and write them.
+
+This is the first stage of the data path.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ __all__ = [
 
 ALIGN_BYTES = 64
 
-# Inside a JSON string every quote has a backslash before it, so these are never part of a name.
+# A quote inside a JSON string has a backslash before it, so these patterns never match in a name.
 _CRC = re.compile(rb'(?<="crc32c":)(\d+)')
 _NO_TENSORS, _TENSORS = b'"tensors":{}', b'"tensors":%b'
 
@@ -51,7 +54,7 @@ def gather_alone(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePiece:
-    """What this rank writes of one tensor: the box of ``region``, at byte ``at`` of the payload."""
+    """The box of ``region`` of one tensor, which this rank writes at byte ``at`` of its payload."""
 
     fqn: str
     region: Region
@@ -61,7 +64,7 @@ class WritePiece:
 
 @dataclass(slots=True, kw_only=True)
 class _PlannedTensor:
-    """A tensor as it was when the plan was made."""
+    """The spec, regions and local shape of a tensor at the time the plan was made."""
 
     leaf: Leaf
     spec: TensorSpec
@@ -78,7 +81,7 @@ class _PlannedTensor:
         )
 
     def still(self, fqn: str, leaf: Leaf) -> bool:
-        """Say whether ``leaf`` lies as this did; remember it if so."""
+        """Say whether ``leaf`` has the recorded spec and regions; record the object if so."""
         local = local_of(leaf)
         alike = torch_dtypes.NAME_OF.get(local.dtype) == self.spec.dtype
         if leaf is self.leaf and alike and tuple(local.shape) == self.local_shape:
@@ -90,12 +93,12 @@ class _PlannedTensor:
 
 
 class CapturePlan:
-    """What this rank writes of a state: made once, used while the state keeps its shape.
+    """The pieces of a state that one rank writes; valid while the state keeps its shape.
 
-    ``payload_bytes`` is the room the pieces need; ``copied_bytes`` is what this rank holds of the
-    state and leaves to other ranks to write, who hold the same; ``specs`` are all tensors of all
-    ranks. A plain value, and the name of a tied tensor, is written by the lowest rank that has it;
-    which parameters an optimizer's group has is put together from all ranks.
+    ``payload_bytes`` is the room that the pieces need. ``copied_bytes`` counts the bytes that this
+    rank holds and that another rank with the same bytes writes. ``specs`` describes all tensors of
+    all ranks. The lowest rank that has a plain value, or the name of a tied tensor, writes it. The
+    parameters of an optimizer's group are merged from all ranks.
     """
 
     def __init__(
@@ -119,10 +122,10 @@ class CapturePlan:
 
     @classmethod
     def build(cls, flat: FlatState, *, rank: int, world_size: int, gather: Gather) -> CapturePlan:
-        """Agree with all ranks on who writes what; collective through ``gather``.
+        """Agree with all ranks on the writer of each box; collective through ``gather``.
 
-        ``gather`` takes a plain value and returns every rank's, in rank order. Raises
-        ``StateError`` where the ranks disagree, or hold less or more than all of a tensor.
+        ``gather`` takes a plain value and returns every rank's value, in rank order. Raises
+        ``StateError`` if the ranks disagree, or if their boxes do not cover a tensor exactly.
         """
         seen = {fqn: _PlannedTensor.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
         everyone = gather(_offer(flat, seen))
@@ -178,7 +181,7 @@ class CapturePlan:
         return ""
 
     def sources(self, flat: FlatState) -> list[torch.Tensor]:
-        """Return the live memory of each piece, in order, as a view with the shape of its box."""
+        """Return a view of the live memory of each piece, in order, in the shape of its box."""
         return [view_of(flat.tensors[piece.fqn], piece.region) for piece in self.pieces]
 
     def index(
@@ -190,9 +193,9 @@ class CapturePlan:
         step: int,
         generation: int = 0,
     ) -> ShardIndex:
-        """Describe the payload; ``crcs`` has each piece's CRC32C.
+        """Return the index of the payload; ``crcs`` has the CRC32C of each piece.
 
-        Rank 0 describes every tensor, also those it writes nothing of.
+        Rank 0 describes every tensor, also those of which it writes nothing.
         """
         chunks: dict[str, list[Chunk]] = {fqn: [] for fqn in self.specs} if self.rank == 0 else {}
         for piece, crc in zip(self.pieces, crcs, strict=True):
@@ -228,7 +231,10 @@ class CapturePlan:
     def index_text(
         self, flat: FlatState, crcs: Sequence[int], *, run: str, step: int, generation: int
     ) -> bytes:
-        """Return the JSON of `index`. Only what differs from step to step is put together anew."""
+        """Return the JSON of `index`.
+
+        Only the parts that change from step to step are encoded again.
+        """
         if self._text is None:
             numbered = self.index(flat, range(len(self.pieces)), step=step)
             found = _CRC.split(msgspec.json.encode(numbered.tensors))
@@ -262,10 +268,10 @@ class CapturePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Agreed:
-    """What all ranks know after the exchange, and what of it this rank writes.
+    """The result of the exchange between all ranks, and this rank's share of the writes.
 
-    ``values`` and ``aliases`` are this rank's to write; ``members`` are the parameters of the
-    optimizers' groups, put together. ``mine`` is what this rank offered.
+    ``values`` and ``aliases`` are those that this rank writes. ``members`` are the parameters of
+    the optimizers' groups, merged over all ranks. ``mine`` is the offer that this rank sent.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -301,7 +307,7 @@ class _Agreed:
 
 
 def _offer(flat: FlatState, seen: Mapping[str, _PlannedTensor]) -> dict[str, Json]:
-    """Return what this rank tells the others, as JSON."""
+    """Return the offer that this rank sends to the other ranks, as JSON."""
     return {
         "tensors": [
             (fqn, t.spec.dtype, t.spec.shape, [(r.box.offset, r.box.shape) for r in t.regions])

@@ -1,4 +1,4 @@
-"""Copy tensors to raw bytes, checksummed in the same pass, outside the GIL."""
+"""Copy of tensors to raw bytes with a checksum in the same pass, outside the GIL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def version_of(tensor: torch.Tensor) -> int:
 def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
     """Copy the elements of a local tensor, in C order, into ``into``; return their CRC32C.
 
-    A view copies its own elements only. ``into`` must be writable, and as large as the elements.
+    Of a view only its own elements are copied. ``into`` must be writable and exactly as large as
+    the elements.
     """
     local = resolved(tensor)
     if into.nbytes != local.numel() * local.itemsize:
@@ -31,7 +32,7 @@ def copy_out(tensor: torch.Tensor, into: memoryview) -> int:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` detached, its bytes being its values (no conjugate or negative view)."""
+    """Return ``tensor`` detached, with lazy conjugation and negation resolved in its bytes."""
     local = tensor.detach()
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
@@ -39,5 +40,5 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room_for(tensor: torch.Tensor, into: memoryview) -> torch.Tensor:
-    """Return ``into`` as a tensor of the shape and carrier dtype of ``tensor``."""
+    """Return ``into`` as a tensor with the shape and the carrier dtype of ``tensor``."""
     return torch.frombuffer(into, dtype=torch_dtypes.carrier(tensor.dtype)).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Take a training state apart into named tensors and plain values; nothing is copied here.
+"""Flattening of a training state into named tensors and plain values; nothing is copied here.
 
 A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
 ``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
@@ -36,7 +36,7 @@ from holdfast.ckpt.types import Json
 
 @dataclass(slots=True, kw_only=True)
 class TracedTree:
-    """A tree of state: what gives it, and where in it something other than plain values was."""
+    """A Stateful object's tree: the function that returns it, and its paths of non-plain values."""
 
     name: str
     take: Callable[[], Any]
@@ -47,10 +47,10 @@ class TracedTree:
 class Trace:
     """The route of one ``flatten``.
 
-    ``holders`` are the mappings and sequences it went into, the state itself first; ``values``
-    the plain ones in them (name, holder, key); ``per_rank`` is of the same, by name. ``first`` is
-    the name each tensor (by id) has. ``is_repeatable`` is false where a second pass
-    over the same objects gives other tensors.
+    ``holders`` are the mappings and sequences that it entered, the state itself first. ``values``
+    are the plain values in them (name, holder, key); ``per_rank`` are their per-rank values, by
+    name. ``first`` is the name of each tensor, by id. ``is_repeatable`` is false where a second
+    pass over the same objects gives other tensors.
     """
 
     holders: list[Any] = field(default_factory=list)
@@ -65,21 +65,21 @@ class Trace:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that gives and takes its state as a tree of tensors and plain values."""
+    """An object that returns its state as a tree of tensors and plain values, and can load it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state that ``state_dict`` returned earlier."""
+        """Load a state that ``state_dict`` returned earlier."""
         ...
 
 
 class PerRank:
     """A plain value, or a small CPU tensor, that every rank keeps for itself (a random state).
 
-    Restored at the rank that saved it; ranks beyond the saved world keep what they have.
+    It is restored at the rank that saved it. Ranks beyond the saved world keep their own value.
     """
 
     __slots__ = ("value",)
@@ -93,7 +93,7 @@ class PerRank:
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A Stateful object: the tensors in its state, by the name they are stored under."""
+    """A Stateful object: the tensors in its state, by the name under which they are stored."""
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
     load: Callable[[Any], Any]
@@ -101,11 +101,12 @@ class Tree:
 
 @dataclass(slots=True, kw_only=True)
 class FlatState:
-    """A state taken apart. ``tensors`` are the live ones; values are JSON, copied now.
+    """A flattened state. ``tensors`` are the live ones; values are JSON, copied at the flattening.
 
-    ``volatile`` names the tensors that may change before the next optimizer step (buffers, loose
-    tensors, state of Stateful objects); all others are parameters and optimizer state.
-    ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored whole.
+    ``volatile`` names the tensors that may change before the next optimizer step: buffers, loose
+    tensors, and the state of Stateful objects. All others are parameters and optimizer state.
+    ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored as a
+    whole.
     """
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
@@ -120,10 +121,10 @@ class FlatState:
 
 
 def flatten(state: Mapping[str, Any], *, trace: Trace | None = None) -> FlatState:
-    """Take ``state`` apart. Raises ``StateError`` naming the path of what cannot be captured.
+    """Flatten ``state``. Raises ``StateError`` with the path of an entry that cannot be captured.
 
-    FSDP modules that are still gathered are resharded, as they are before an optimizer step.
-    ``trace`` notes where everything was found.
+    FSDP modules whose parameters are still gathered are resharded, as before an optimizer step.
+    ``trace`` records where every entry was found.
     """
     walker = _Flattener(Trace() if trace is None else trace)
     try:
@@ -138,7 +139,7 @@ def flatten(state: Mapping[str, Any], *, trace: Trace | None = None) -> FlatStat
 
 
 def check_tensor(fqn: str, leaf: Leaf) -> None:
-    """Raise ``StateError`` where the tensor is not plain bytes, or not materialised."""
+    """Raise ``StateError`` if the tensor is not plain bytes, or not materialised."""
     local = local_of(leaf)
     if nn.parameter.is_lazy(local) or local.is_meta:
         raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
@@ -206,7 +207,7 @@ class _Flattener:
         self.flat.setters[name] = setter
 
     def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
-        """Add a tensor, or an alias where the same object came before; return its own name."""
+        """Add a tensor, or an alias if the same object was added before; return the stored name."""
         own = tensor.tensor if isinstance(tensor, TensorShard | FlatShard) else tensor
         first = self._first.get(id(own))
         if first == name:
@@ -220,7 +221,10 @@ class _Flattener:
         return name
 
     def _state(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
-        """Add a tensor of an optimizer's state, never an alias: it has its parameter's name."""
+        """Add a tensor of an optimizer's state.
+
+        It is never an alias: its parameter gives it its name.
+        """
         self._claim(name)
         self._add(name, tensor, volatile=volatile)
         return name
@@ -249,8 +253,11 @@ class _Flattener:
         self._walk(name, module)
 
     def _flat_module(self, name: str, module: FullyShardedDataParallel) -> None:
-        """Add the parameters that an FSDP1 module flattened, before its children are walked."""
-        self._trace.is_repeatable = False  # its views are made anew by every pass
+        """Add the parameters that an FSDP1 module flattened.
+
+        Call before its children are walked.
+        """
+        self._trace.is_repeatable = False  # every forward pass makes new views
         flat = flat_module(name, module)
         for member in flat.members:
             if member.window is None:
@@ -304,7 +311,7 @@ class _Flattener:
         self.flat.trees[name] = tree
 
     def _members(self, parameter: torch.Tensor) -> list[OptimizedParameter]:
-        """Return who an optimizer's parameter is: nobody, or several where it is a flat one."""
+        """Return the named members of an optimizer's parameter: none, one, or several."""
         if (name := self._first.get(id(parameter))) is None:
             return self._windows.get(id(parameter), [])
         return [OptimizedParameter(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
@@ -337,7 +344,7 @@ def encode_small_tensor(path: str, value: Any) -> Json:
 
 
 def decode_small_tensor(tag: str, payload: Any) -> Any:
-    """Decode what ``encode_small_tensor`` made."""
+    """Decode the result of ``encode_small_tensor``."""
     if tag != "$data":
         return plain.no_tags(tag, payload)
     data = bytearray(plain.decode({"$bytes": payload["$bytes"]}))
@@ -350,7 +357,7 @@ def decode_small_tensor(tag: str, payload: Any) -> Any:
 
 
 def _item_setter(path: str, holder: Any, key: Any, old: Any) -> Setter:
-    """Return a function that replaces ``holder[key]``, inside the old container if it is one."""
+    """Return a function that replaces ``holder[key]``; a mutable container is refilled in place."""
 
     def assign(value: Any) -> None:
         if isinstance(old, MutableMapping) and isinstance(value, Mapping):

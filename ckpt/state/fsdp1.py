@@ -1,8 +1,9 @@
-"""The parameters of FSDP1 modules by name, as ranges of their flat parameters; nothing is gathered.
+"""Names and ranges of FSDP1 parameters within their flat parameters; nothing is gathered.
 
 FSDP1 (``FullyShardedDataParallel``) flattens and concatenates the parameters of a module, and cuts
 the result evenly over ranks: a rank holds a contiguous range of some parameters and nothing of
-others. What is where stands in private attributes of ``FlatParameter``, read here and nowhere else.
+others. The positions stand in private attributes of ``FlatParameter``, which only this module
+reads.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ FLAT_PARAMETER = "_flat_param"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatModule:
-    """One FSDP1 module's own parameters, not those of FSDP1 modules inside it.
+    """The parameters of one FSDP1 module itself, without those of FSDP1 modules inside it.
 
-    ``aliases`` maps the name of a shared parameter to the one it is a member under. What modules
-    have under these names is of no account: it may be gone, or gathered.
+    ``aliases`` maps the name of a shared parameter to the name of the member that stores it. Ignore
+    the attributes that the modules have under these names: they may be gone, or gathered.
     """
 
     members: tuple[OptimizedParameter, ...]
@@ -39,7 +40,7 @@ class FlatModule:
 
 
 def reshard(module: nn.Module) -> None:
-    """Free what FSDP1 modules gathered, as before an optimizer step, so that shards count."""
+    """Free the parameters that FSDP1 modules gathered, as before an optimizer step."""
     for child in module.modules():
         if isinstance(child, FullyShardedDataParallel) and (handle := child._handle):
             summoned = handle._training_state is HandleTrainingState.SUMMON_FULL_PARAMS
@@ -51,7 +52,7 @@ def reshard(module: nn.Module) -> None:
 def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
     """Return the parameters that ``module``, called ``name`` in the state, flattens itself.
 
-    Raises ``StateError`` where they are gathered and cannot be resharded.
+    Raises ``StateError`` if they are gathered and cannot be resharded.
     """
     handle: Any = module._handle
     if handle is None:
@@ -89,7 +90,7 @@ def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[OptimizedPa
 
 
 def _original(parameter: torch.Tensor, shape: torch.Size, part: _Range) -> Leaf:
-    """Return how an original parameter lies: flattened while it is sharded, else in full shape."""
+    """Return an original parameter as a leaf: a `FlatShard` while it is sharded, else itself."""
     if parameter.ndim != 1 or parameter.numel() != part.length:
         return parameter
     return FlatShard(parameter, shape=shape, start=part.start)
@@ -97,7 +98,7 @@ def _original(parameter: torch.Tensor, shape: torch.Size, part: _Range) -> Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Elements ``start`` … of a parameter lie at ``at`` of this rank's flat parameter."""
+    """Elements of a parameter from ``start`` on, at ``at`` in this rank's flat parameter."""
 
     start: int
     length: int

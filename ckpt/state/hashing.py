@@ -1,4 +1,4 @@
-"""One hash for a whole state, the same whatever its sharding and the number of ranks."""
+"""A hash of a whole state that does not depend on its sharding or on the number of ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from holdfast.ckpt.state.flatten import flatten
 def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = None) -> str:
     """Return the SHA-256 of all tensors, in FQN order, and of the plain values of ``state``.
 
-    Per-rank values do not count. Collective over the meshes of the state's DTensors, one tensor
-    at a time; with ``group`` also over that, to make sure that its ranks agree on the hash
-    (``MismatchError`` where they do not).
+    Per-rank values do not count. Collective over the meshes of the state's DTensors, one tensor at
+    a time. With ``group``, also compare the hashes of its ranks: ``MismatchError`` if they
+    differ.
     """
     flat = flatten(state)
     digest = hashlib.sha256()

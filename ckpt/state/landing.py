@@ -1,7 +1,7 @@
-"""Where saved bytes land: live tensors as arrays that a source can fill.
+"""Transfer of saved bytes into live tensors, which a source fills as arrays.
 
-A tensor on the CPU is filled where it lies. One on another device gets room in host memory first,
-a bounded amount at a time.
+A CPU tensor is filled in place. A tensor on another device is filled through host memory, a bounded
+amount at a time.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.state import torch_dtypes
 
 Targets: TypeAlias = Mapping[str, tuple[TensorSpec, Sequence[tuple[Box, torch.Tensor]]]]
-"""Per saved name its boxes that are wanted, and the live tensor (of the box's shape) for each."""
+"""Per saved name: its spec, and each wanted box with the live tensor (of its shape) to fill."""
 
 _STAGED_BYTES: Final = 256 << 20
 
 
 class LandingSource(Protocol):
-    """What is needed of a source of shards."""
+    """The part of a shard source that this module needs."""
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Read regions of chunks to where they belong, verified; return the bytes read."""
+        """Read regions of chunks into their destinations, verified; return the bytes read."""
 
 
 def fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:
-    """Fill live tensors with what was saved of their boxes; return the bytes read.
+    """Fill live tensors with the saved bytes of their boxes; return the bytes read.
 
-    Raises ``CorruptError`` where bytes are damaged or missing; tensors may be half filled then.
+    Raises ``CorruptError`` if bytes are damaged or missing; tensors may be half filled then.
     """
     return sum(_fill(source, saved, batch) for batch in _batches(targets))
 
@@ -54,14 +54,14 @@ def _fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) 
 
 
 def _room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return host memory to be filled: the tensor itself where it lies there."""
+    """Return the host memory to fill: a CPU tensor itself, else a new buffer (pinned for CUDA)."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 def _batches(targets: Targets) -> Iterator[Targets]:
-    """Yield all tensors on the CPU at once, the others by what may be staged."""
+    """Yield all CPU tensors as one batch, then the others in batches of bounded size."""
     here = {
         fqn: wanted
         for fqn, wanted in targets.items()

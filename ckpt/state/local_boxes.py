@@ -1,4 +1,4 @@
-"""What this rank holds of a tensor: boxes of the global tensor, each a view of live memory."""
+"""The boxes of a global tensor that one rank holds, each a view of live memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from holdfast.ckpt.state import torch_dtypes
 class TensorShard:
     """This rank's box of a larger tensor that is no DTensor: a stack of experts, a hand-made shard.
 
-    Stands anywhere in a state where a tensor may. ``tensor`` is the local one (any strides), which
-    lies at ``offset`` of the global tensor of ``shape``; ranks may hold different boxes, the same
-    one (replicas) or an empty one. An optimizer's state for ``tensor`` is split as it is.
+    A state may hold it wherever it may hold a tensor. ``tensor`` is the local one (any strides),
+    which lies at ``offset`` of the global tensor of ``shape``. Ranks may hold different boxes, the
+    same one (replicas) or an empty one. An optimizer's state for ``tensor`` is split in the same
+    way.
 
-    Raises ``StateError`` where the box does not lie within ``shape``.
+    Raises ``StateError`` if the box does not lie within ``shape``.
     """
 
     __slots__ = ("offset", "shape", "tensor")
@@ -60,11 +61,11 @@ class TensorShard:
 class FlatShard:
     """This rank's contiguous range of a flattened tensor, as FSDP1 and ZeRO hold it.
 
-    Stands anywhere in a state where a tensor may. ``tensor`` (1-D) has the elements from ``start``
-    on, in C order, of a global tensor of ``shape``; it may be empty. An optimizer's state for
-    ``tensor`` is split as it is.
+    A state may hold it wherever it may hold a tensor. ``tensor`` (1-D) has the elements from
+    ``start`` on, in C order, of a global tensor of ``shape``; it may be empty. An optimizer's state
+    for ``tensor`` is split in the same way.
 
-    Raises ``StateError`` where the range does not lie within ``shape``.
+    Raises ``StateError`` if the range does not lie within ``shape``.
     """
 
     __slots__ = ("shape", "start", "tensor")
@@ -85,14 +86,14 @@ class FlatShard:
 
 
 Leaf: TypeAlias = torch.Tensor | TensorShard | FlatShard
-"""What may stand for a tensor in a state."""
+"""The types that a state accepts as a tensor."""
 
 LEAVES = (torch.Tensor, TensorShard, FlatShard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBox:
-    """A box that this rank holds, and the view of live memory (of the box's shape) it is in."""
+    """A box that this rank holds, and a view of the live memory of it, in the box's shape."""
 
     box: Box
     local: torch.Tensor
@@ -104,13 +105,13 @@ def _check_local(kind: str, tensor: torch.Tensor) -> None:
 
 
 def spec_of(fqn: str, leaf: Leaf) -> TensorSpec:
-    """Return what a tensor is globally."""
+    """Return the global dtype and shape of a tensor under the name ``fqn``."""
     dtype = torch_dtypes.NAME_OF[local_of(leaf).dtype]
     return TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(leaf.shape))
 
 
 def local_of(leaf: Leaf) -> torch.Tensor:
-    """Return the tensor in this process's memory; shares version and memory."""
+    """Return the tensor in this process's memory. It shares version and memory with ``leaf``."""
     if isinstance(leaf, TensorShard | FlatShard):
         return leaf.tensor
     return leaf._local_tensor if isinstance(leaf, DTensor) else leaf
@@ -128,7 +129,7 @@ def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
 
 
 def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
-    """Return the memory in which this rank holds ``region`` of a tensor, in the box's shape."""
+    """Return a view of the memory in which this rank holds ``region``, in the shape of its box."""
     local, box = local_of(leaf), region.box
     if isinstance(leaf, FlatShard):
         local = local.detach()[region.at[0] : region.at[0] + box.size].view(box.shape)
@@ -140,7 +141,7 @@ def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
 
 
 def regions(fqn: str, leaf: Leaf) -> tuple[Region, ...]:
-    """Return where each box lies that this rank holds: see `held`.
+    """Return each box that this rank holds, with its offset in the local tensor: see `held`.
 
     The offset in a `FlatShard` is a single number, in elements.
     """
@@ -166,8 +167,8 @@ def _flat_regions(leaf: FlatShard) -> tuple[Region, ...]:
 def _runs(fqn: str, tensor: DTensor) -> tuple[tuple[Run, ...], ...]:
     """Return per dim the indices that this rank holds of a DTensor.
 
-    Uneven strided shards lie in one of two ways. The local shape tells which, but for rare sizes
-    where both give the same shape: those are refused, never guessed.
+    Uneven strided shards lie in one of two ways. The local shape tells which one, except for rare
+    sizes where both give the same shape. Those are refused, never guessed.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     axes = [_axis(fqn, placement) for placement in placements]
@@ -210,9 +211,10 @@ def _axis(fqn: str, placement: object) -> Split | None:
 
 
 def like(fqn: str, leaf: Leaf, tensor: torch.Tensor) -> Leaf:
-    """Return ``tensor``, a state of the parameter ``leaf``, split as the parameter is.
+    """Return ``tensor``, an optimizer state of the parameter ``leaf``, split as the parameter is.
 
-    Scalars are whole. Raises ``StateError`` where a part's state has another shape than the part.
+    Scalars stay whole. Raises ``StateError`` if the state of a part has another shape than the
+    part.
     """
     if not isinstance(leaf, TensorShard | FlatShard) or tensor.ndim == 0:
         return tensor

@@ -1,4 +1,4 @@
-"""Several modules that are parts of one model, as the stages that one rank of a pipeline has."""
+"""Several modules of one model as one entry of a state, such as a pipeline rank's stages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from holdfast.ckpt.errors import StateError
 
 
 class ModelParts(Sequence[nn.Module]):
-    """Modules of one model that this rank has, each with the names it has in the whole one.
+    """The modules of one model that this rank has, each with the names it has in the whole model.
 
-    Stands in a state where a module may: no number gets into the names of what is in the parts, so
-    a rank may have one part today and two tomorrow. No two may hold an entry of the same name. What
-    ranks have of the model is its own affair, as the stages of ``torch.distributed.pipelining``.
+    A state may hold it wherever it may hold a module. The position of a part does not enter the
+    names, so a rank may have one part today and two tomorrow. No two parts may hold an entry of the
+    same name. Ranks may hold different parts, as with the stages of
+    ``torch.distributed.pipelining``.
 
-    Raises ``StateError`` for what is no module, and for a module that is there twice.
+    Raises ``StateError`` for an item that is not a module, and for a module that is listed twice.
     """
 
     __slots__ = ("_modules",)

@@ -1,4 +1,4 @@
-"""Names of tensors, free of what wrappers add to them."""
+"""Names of tensors without the parts that wrappers add."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ WRAPPER_ATTRIBUTES = frozenset(
 )
 """Attributes under which a wrapper keeps the module it wraps: never part of a name.
 
-They come from ``torch.compile``, activation checkpointing and FSDP1. ``module`` (DDP,
-DataParallel) is also an ordinary name, so it is dropped only where the wrapper's type is seen:
-see ``holdfast.ckpt.state.flatten``.
+They come from ``torch.compile``, activation checkpointing and FSDP1. ``module`` (DDP, DataParallel)
+is also an ordinary name, so ``holdfast.ckpt.state.flatten`` drops it only for those wrapper types.
 """
 
 

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter name: taking it apart, and putting it into another optimizer."""
+"""Optimizer state by parameter name: take it apart, and attach it to another optimizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Setter = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatWindow:
-    """A parameter that is a part of a larger flat one: elements ``at`` … of it are its ``part``."""
+    """A parameter that is a part of a larger flat one: ``part`` lies from element ``at`` on."""
 
     at: int
     part: FlatShard
@@ -44,10 +44,10 @@ class FlatWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizedParameter:
-    """A parameter by name: what the optimizer has for it, and how that lies.
+    """A named parameter, the tensor that the optimizer has for it, and its placement.
 
-    ``parameter`` is the optimizer's own tensor, which several members share where they are
-    windows of one flat parameter.
+    ``parameter`` is the optimizer's own tensor. Several members share it where they are windows of
+    one flat parameter.
     """
 
     fqn: str
@@ -56,7 +56,10 @@ class OptimizedParameter:
     window: FlatWindow | None = None
 
     def place(self, fqn: str, state: torch.Tensor) -> Leaf:
-        """Return ``state``, one of ``parameter``, as this member's part. Raises ``StateError``."""
+        """Return ``state``, a state of ``parameter``, as this member's part.
+
+        Raises ``StateError``.
+        """
         if self.window is not None:
             return self.window.of(fqn, self.parameter, state)
         return like(fqn, self.leaf, state)
@@ -64,9 +67,9 @@ class OptimizedParameter:
 
 @dataclass(slots=True, kw_only=True)
 class OptimizerParts:
-    """An optimizer with its parameters' names: per group, its members in order.
+    """An optimizer with its parameters' names: the members of each group, in order.
 
-    ``keys`` are the state keys that belong to it: tensors and plain values.
+    ``keys`` are the keys of the state that belong to it, of tensors and of plain values.
     """
 
     name: str
@@ -75,7 +78,7 @@ class OptimizerParts:
     keys: set[str] = field(default_factory=set)
 
     def described(self, values: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
-        """Yield each group's key and what tells whether it is the same at another rank."""
+        """Yield each group's key with its parameters and settings, for comparison between ranks."""
         for i, group in enumerate(self.optimizer.param_groups):
             key = f"{self.name}.groups.{i}"
             kept = {h: values[f"{key}.{h}"] for h in group if h not in HOW_NOT_WHAT}
@@ -83,9 +86,9 @@ class OptimizerParts:
 
 
 def merge_groups(offers: Sequence[Mapping[str, Mapping[str, Json]]]) -> dict[str, list[str]]:
-    """Return, by the key of its value, the parameters of each group over all ranks.
+    """Return the parameters of each group over all ranks, by the key ``<group>.params``.
 
-    Raises ``StateError`` where a group has other settings at another rank.
+    Raises ``StateError`` if a group has other settings at another rank.
     """
     members: dict[str, dict[str, None]] = {}
     first: dict[str, tuple[int, Mapping[str, Json]]] = {}
@@ -116,7 +119,7 @@ def flatten_optimizer(
     tensor: _AddTensor,
     value: Callable[[str, Json, Setter], None],
 ) -> OptimizerParts:
-    """Name an optimizer's state by its parameters; ``members`` says who an own parameter is."""
+    """Name an optimizer's state by its parameters; ``members`` gives the names of a parameter."""
     parts = OptimizerParts(name=name, optimizer=optimizer)
     known: dict[int, list[OptimizedParameter]] = {}
     for i, group in enumerate(optimizer.param_groups):
@@ -169,7 +172,7 @@ def _flatten_state(
 
 
 def state_prefix(name: str, fqn: str) -> str:
-    """Return what the keys of a parameter's state start with."""
+    """Return the prefix of the keys of a parameter's state."""
     return f"{name}.state.{fqn}."
 
 
@@ -186,12 +189,12 @@ def _restored_with_the_optimizer(_: Any) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Attachment:
-    """What putting a saved optimizer into a live one will do; nothing is done before ``apply``.
+    """A plan that puts a saved optimizer into a live one; nothing changes before ``apply``.
 
-    ``targets`` pairs the saved FQN of each state tensor with what receives it. ``alike`` are
-    saved scalars that must be equal, because one live tensor stands for all of them.
-    ``missing`` and ``extra`` are keys (of a parameter's state, or the optimizer's name);
-    ``differs`` are sentences.
+    ``targets`` pairs the saved FQN of each state tensor with the tensor that receives it. ``alike``
+    are saved scalars that must be equal, because one live tensor receives all of them. ``missing``
+    and ``extra`` are keys (of a parameter's state, or the optimizer's name); ``differs`` are
+    sentences.
     """
 
     optimizer: Optimizer
@@ -205,7 +208,7 @@ class Attachment:
     used: set[str] = field(default_factory=set)
 
     def apply(self) -> None:
-        """Give the optimizer exactly the saved state; drop state the saved one did not have."""
+        """Give the optimizer exactly the saved state; drop any state that was not saved."""
         for parameter, state in self.states:
             if state:
                 self.optimizer.state[parameter] = state
@@ -222,7 +225,8 @@ class Attachment:
 class SavedOptimizer:
     """The saved keys of one optimizer, sorted by group and by parameter.
 
-    ``states`` has per parameter the plain values and the specs of the tensors it was saved with.
+    ``states`` has per parameter the plain values and the specs of the tensors that were saved with
+    it.
     """
 
     def __init__(
@@ -254,10 +258,10 @@ def attach(
     names_of: Callable[[str], Sequence[str]],
     chosen: Callable[[str], bool],
 ) -> Attachment:
-    """Match a saved optimizer of the same name with a live one by parameter names.
+    """Match a saved optimizer with the live one of the same name, by parameter names.
 
-    ``names_of(fqn)`` lists the names a live parameter may have been saved under; keys that are
-    not ``chosen`` stay as they are.
+    ``names_of(fqn)`` lists the names under which a live parameter may have been saved. Keys that
+    are not ``chosen`` keep their live state.
     """
     found = Attachment(optimizer=parts.optimizer)
     if not saved.groups:
@@ -303,7 +307,7 @@ def _unlike(
     key: str,
     chosen: Callable[[str], bool],
 ) -> list[str]:
-    """Return the settings this kind of optimizer has and the saved one had not: another kind."""
+    """Return settings of this optimizer that were not saved: the saved one was of another kind."""
     settings = [f"{key}.{name}" for name in optimizer.defaults if name not in HOW_NOT_WHAT]
     kept = {f"{key}.{name}" for origin in origins for name in saved.groups[origin]}
     return [name for name in settings if origins and name not in kept and chosen(name)]
@@ -327,7 +331,7 @@ def _match_group(
 
 
 class _Filler:
-    """Makes the state of one live parameter ready to receive what was saved of it."""
+    """Prepares the state of one live parameter to receive its saved state."""
 
     def __init__(
         self,
@@ -375,7 +379,7 @@ class _Filler:
         specs: Sequence[TensorSpec],
         live: Any,
     ) -> torch.Tensor | None:
-        """Return the tensor for one state key, the live one where it fits, and note its targets."""
+        """Return the tensor for a state key, the live one if it fits, and record its targets."""
         first = matched[0][0]
         room = live if isinstance(live, torch.Tensor) else None
         if room is None or not all(map(_fits, [m for m, _ in matched], specs, [room] * len(specs))):
@@ -414,9 +418,9 @@ def new_state(
 ) -> torch.Tensor | None:
     """Return an empty tensor for a state of a parameter, placed as the parameter is.
 
-    Scalars (``step``) are plain tensors, on the CPU where not asked otherwise. A state whose shape
-    is not the parameter's (a factored moment) is placed as torch places what an optimizer makes
-    of a gradient by ``new_zeros``. None: the parameter is a part, and the state's is unknown.
+    Scalars (``step``) are plain tensors, on the CPU unless ``scalars_on_device``. A state whose
+    shape is not the parameter's (a factored moment) is placed as by torch's ``new_zeros`` of a
+    gradient. Returns None where the parameter is a part and the placement of the state is unknown.
     """
     dtype, parameter = torch_dtypes.BY_NAME[spec.dtype], member.parameter.detach()
     if not spec.shape:

@@ -31,7 +31,7 @@ DecodeLeaf = Callable[[str, Any], Any]
 
 
 def refuse(path: str, value: object) -> Json:
-    """Raise ``StateError``: the value at ``path`` cannot be captured, and what to do."""
+    """Raise ``StateError``: name the type of the value at ``path`` and say what to do instead."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     remedy = (
         "convert it with .item(), .tolist() or torch.from_numpy()"
@@ -47,7 +47,7 @@ def refuse(path: str, value: object) -> Json:
 
 
 def is_plain(value: object) -> bool:
-    """Say whether ``value`` is all plain: nothing in it needs a ``leaf``."""
+    """Say whether ``value`` holds plain values only, so that nothing in it needs a ``leaf``."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return True
     if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def is_plain(value: object) -> bool:
 
 
 def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 0) -> Json:
-    """Return ``value`` as fresh JSON; ``leaf(path, value)`` encodes what is not plain."""
+    """Return ``value`` as fresh JSON; ``leaf(path, value)`` encodes values that are not plain."""
     if depth > MAX_DEPTH:
         raise StateError(f"{path}: nested deeper than {MAX_DEPTH} levels; flatten the value")
     if value is None or isinstance(value, bool):
@@ -98,12 +98,12 @@ def _encode_mapping(value: Mapping[Any, Any], path: str, *, leaf: EncodeLeaf, de
 
 
 def no_tags(tag: str, payload: object) -> Any:
-    """Raise ``CorruptError``: a tag that no version of this format has."""
+    """Raise ``CorruptError``: no version of this format has this tag."""
     raise CorruptError(f"plain value with unknown tag {tag!r} ({payload!r})")
 
 
 def decode(value: Json, *, leaf: DecodeLeaf = no_tags) -> Any:
-    """Return what ``encode`` was given; ``leaf(tag, payload)`` decodes the caller's tags."""
+    """Return the value that ``encode`` was given; ``leaf(tag, payload)`` decodes other tags."""
     if isinstance(value, list):
         return [decode(item, leaf=leaf) for item in value]
     if not isinstance(value, dict):

@@ -1,8 +1,7 @@
-"""A reader's own copy of saved tensors, brought up to a later snapshot by the chunks that differ.
+"""A reader's own copy of saved tensors; a refresh reads only the chunks that differ.
 
-What differs is told by the checksums in the snapshots' indexes: 32 bits for each chunk. So a
-chunk that changed and has the same checksum as before, one in four thousand million, is taken for
-unchanged.
+The checksums in the snapshots' indexes tell which chunks differ: 32 bits for each chunk. A changed
+chunk with an unchanged checksum, one in four thousand million, is taken for unchanged.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from holdfast.ckpt.state.restore import ShardSource
 class Replica:
     """Whole tensors on the CPU, and the checksum of every chunk that they are made of.
 
-    ``sums`` maps a stored name to its chunks' boxes. What a refresh that failed may have
-    overwritten is not in it: the next one reads that again.
+    ``sums`` maps a stored name to the checksums of its chunks, by box. It leaves out the chunks
+    that a failed refresh may have overwritten; the next refresh reads those again.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -37,17 +36,17 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """What a refresh took: bytes that were read, and bytes that were here already."""
+    """The cost of a refresh: bytes that were read, and bytes that were present already."""
 
     read_bytes: int
     kept_bytes: int
 
 
 def refresh(replica: Replica, source: ShardSource, fqns: Iterable[str]) -> Refreshed:
-    """Make the replica's ``fqns`` those of ``source``, in place; what is read is verified.
+    """Copy the tensors ``fqns`` of ``source`` into the replica, in place; bytes read are verified.
 
-    Always with the same names. Raises ``NotFoundError`` for one that was not saved, and what the
-    source raises: the tensors are not to be used then, until a later refresh succeeds.
+    Pass the same names every time. Raises ``NotFoundError`` for a name that was not saved, and the
+    errors of the source. After an error, do not use the tensors until a later refresh succeeds.
     """
     deliveries = _deliveries(replica, source.indexes(), fqns, origin=source.origin)
     found: dict[str, dict[Box, int]] = {}
@@ -56,7 +55,7 @@ def refresh(replica: Replica, source: ShardSource, fqns: Iterable[str]) -> Refre
     for stored, sums in found.items():
         held = replica.sums.get(stored, {})
         if not held.keys() <= sums.keys():
-            held = {}  # cut otherwise: what is read overlaps it
+            held = {}  # the chunks are cut in another way and overlap those that are read
         replica.sums[stored] = {box: crc for box, crc in held.items() if sums[box] == crc}
     changed = [each for each in deliveries if each[0].chunk.box not in replica.sums[each[0].fqn]]
     read = source.scatter(changed) if changed else 0
@@ -68,7 +67,7 @@ def refresh(replica: Replica, source: ShardSource, fqns: Iterable[str]) -> Refre
 def digest(indexes: Sequence[ShardIndex], fqns: Iterable[str]) -> str:
     """Return a digest of saved tensors: names, dtypes, shapes, and every chunk's box and checksum.
 
-    Reads no tensor: equal digests mean equal tensors as far as 32-bit checksums tell. The same
+    No tensor is read. Equal digests mean equal tensors, as far as 32-bit checksums tell. The same
     tensors in another layout have another digest. Raises ``NotFoundError``.
     """
     specs, aliases = saved_specs(indexes), saved_aliases(indexes)

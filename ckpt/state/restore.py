@@ -1,4 +1,4 @@
-"""Put saved bytes back into a live state of any layout, in place, and only verified ones."""
+"""Restore of saved bytes into a live state of any layout, in place; every byte is verified."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from holdfast.ckpt.types import Json
 
 
 class ShardSource(Protocol):
-    """Where the shards of one step can be had: memory of sidecars, a checkpoint, a test.
+    """A source of the shards of one step: the memory of sidecars, a checkpoint, or a test.
 
-    ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in
-    the order asked, and raises ``CorruptError`` for others; a view is valid until the next one.
-    ``scatter`` reads regions to where they belong; what it read is verified once it returns.
+    ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in the
+    order of the request, and raises ``CorruptError`` for others; a view is valid until the next
+    one. ``scatter`` reads regions into their destinations, all verified once it returns.
     """
 
     @property
@@ -49,11 +49,12 @@ class ShardSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What was restored: ``bytes`` were read, per-rank values in ``kept`` had no saved one.
+    """The outcome of a restore; ``bytes`` counts the bytes read.
 
-    ``missing`` are keys of the state that were not saved and ``extra`` saved keys that the state
-    has not, both accepted by ``strict``; ``skipped`` are keys of the state that were not selected.
-    Nothing happened to any of them.
+    ``kept`` names the per-rank values for which none was saved. ``missing`` are keys of the state
+    that were not saved, and ``extra`` saved keys that the state does not have; ``strict`` accepted
+    both. ``skipped`` are keys of the state that were not selected. The restore changed none of
+    these.
     """
 
     step: int
@@ -114,16 +115,18 @@ def restore(
     select: Select = None,
     elsewhere: Collection[str] = (),
 ) -> RestoreReport:
-    """Overwrite ``state`` with what ``source`` holds, whatever layout that was saved in.
+    """Overwrite ``state`` with the contents of ``source``, whatever layout they were saved in.
 
-    Live tensors are filled in place, DTensors in their own sharding; optimizer state is created
-    where missing; plain values are replaced and Stateful objects loaded. No communication.
+    Live tensors are filled in place, DTensors in their own sharding. Optimizer state is created
+    where missing, plain values are replaced, and Stateful objects load their state. No
+    communication.
+
     ``strict`` says which keys may be missing or extra (see ``holdfast.ckpt.state.strictness``),
-    ``select`` which keys of the state to restore; keys in ``elsewhere`` (``live_keys`` of other
+    ``select`` which keys of the state to restore. Keys in ``elsewhere`` (``live_keys`` of other
     ranks, such as other pipeline stages) are not extra.
 
-    Nothing is touched before names, shapes and dtypes are found to fit (``MismatchError``). A
-    ``CorruptError`` may leave the state half overwritten: restore from another source.
+    Names, shapes and dtypes are compared before anything changes (``MismatchError``). A
+    ``CorruptError`` may leave the state half overwritten: restore from another source then.
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), chooser(select)
@@ -152,7 +155,7 @@ def restore(
 
 
 def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wanted:
-    """Return which boxes of which saved tensors `restore` would read, as far as they were saved."""
+    """Return the boxes of saved tensors that `restore` would read, without those not saved."""
     saved = _SavedState.of(source)
     job = _RestoreJob(flatten(state), saved, rank=rank, chosen=chooser(None))
     job.missing()
@@ -163,7 +166,7 @@ def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wante
 
 
 def live_keys(flat: FlatState) -> list[str]:
-    """Return the keys that a state has, for ``select`` and for other ranks' ``elsewhere``.
+    """Return the keys of a state, for ``select`` and for other ranks' ``elsewhere``.
 
     An optimizer's parameter counts as ``<name>.state.<parameter>`` even before it has any state.
     """
@@ -177,9 +180,9 @@ def live_keys(flat: FlatState) -> list[str]:
 
 
 class _RestoreJob:
-    """One restore: which live tensors receive which saved ones, then the rest of the state.
+    """One restore: match live tensors with saved ones, fill them, then restore the rest.
 
-    ``targets`` maps the name a tensor was stored under to the live boxes that it fills.
+    ``targets`` maps the name under which a tensor was stored to the live boxes that it fills.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class _RestoreJob:
         self._collect()
 
     def _saved_names(self, fqn: str) -> list[str]:
-        """Return the names that the live tensor ``fqn`` may have been stored under."""
+        """Return the names under which the live tensor ``fqn`` may have been stored."""
         names = [fqn, *self._live_names.get(fqn, ())]
         return list(dict.fromkeys(self._saved.aliases.get(name, name) for name in names))
 
@@ -222,7 +225,7 @@ class _RestoreJob:
                 names = self._saved_names(fqn)
                 stored = [name for name in names if name in self._saved.specs]
                 self._add(stored[0] if stored else fqn, fqn, leaf)
-                if len(stored) > 1:  # one tensor here, several when they were saved
+                if len(stored) > 1:  # one live tensor that was several saved ones
                     self._alike.append(tuple(stored))
         for attachment in self._attached.values():
             for fqn, leaf in attachment.targets:
@@ -242,7 +245,7 @@ class _RestoreJob:
         self.targets.setdefault(stored, []).extend(held(name, leaf))
 
     def _add_tree_tensor(self, name: str, fqn: str) -> None:
-        """Make room for a tensor of a Stateful object: as its present one lies, else whole."""
+        """Make room for a tensor of a Stateful object: placed as its live tensor, else whole."""
         spec = self._saved.specs.get(fqn)
         if spec is None or fqn in self._tree_tensors:
             return
@@ -257,7 +260,7 @@ class _RestoreJob:
         self._add(fqn, fqn, room)
 
     def differs(self) -> list[str]:
-        """Say in words which tensors have another dtype or shape than was saved."""
+        """Say in words which tensors have another dtype or shape than the saved ones."""
         found = [text for attached in self._attached.values() for text in attached.differs]
         for stored, wanted in self._wanted.items():
             saved = self._saved.specs.get(stored)
@@ -289,7 +292,7 @@ class _RestoreJob:
         return {key: f"missing: {text}" for key, text in found.items()}
 
     def extra(self, elsewhere: Collection[str]) -> dict[str, str]:
-        """Return the selected saved keys that nobody wants, with words."""
+        """Return the selected saved keys that no entry of the state wants, each with its words."""
         saved, flat = self._saved, self._flat
         used = {*self._wanted, *(name for names in self._alike for name in names)}
         for name in saved.values:
@@ -310,11 +313,11 @@ class _RestoreJob:
         return {key: text for key, text in found.items() if self._chosen(key)}
 
     def _of_optimizer(self, key: str) -> bool:
-        """Say whether ``key`` is state of a live optimizer: those are matched by parameter."""
+        """Say whether ``key`` is state of a live optimizer; such keys are matched by parameter."""
         return any(key.startswith((f"{n}.groups.", f"{n}.state.")) for n in self._attached)
 
     def unlike(self, source: ShardSource) -> list[str]:
-        """Say in words which tensors, one here, were several and not equal when saved."""
+        """Say in words which live tensors were saved as several tensors that are not equal."""
         wanted = [names for names in self._alike if names[0] in self.targets]
         return [
             f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
@@ -323,7 +326,7 @@ class _RestoreJob:
         ]
 
     def fill(self, source: ShardSource) -> int:
-        """Read every wanted byte to where it belongs; return how many were read."""
+        """Read every wanted byte into its destination; return the number of bytes read."""
         targets = {
             fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
             for fqn, boxes in self.targets.items()
@@ -331,7 +334,7 @@ class _RestoreJob:
         return landing.fill(source, self._saved.indexes, targets)
 
     def finish(self) -> None:
-        """Put back everything that is not a tensor of its own."""
+        """Restore optimizers, plain values, Stateful objects and per-rank values."""
         for attachment in self._attached.values():
             attachment.apply()
         flat, saved, chosen = self._flat, self._saved, self._chosen
@@ -355,7 +358,7 @@ class _RestoreJob:
 
 
 def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> bool:
-    """Say whether saved tensors hold the same, by their chunks' checksums where cut alike."""
+    """Say whether saved tensors are equal, by their chunks' checksums where they are cut alike."""
     first = saved.specs[names[0]]
     specs = [saved.specs[name] for name in names]
     if any((spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in specs):
@@ -377,7 +380,7 @@ def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> boo
 
 
 def _tensor_names(value: Json) -> Iterator[str]:
-    """Yield the tensors a Stateful object's saved tree refers to."""
+    """Yield the names of the tensors to which a Stateful object's saved tree refers."""
     if isinstance(value, list):
         for item in value:
             yield from _tensor_names(item)

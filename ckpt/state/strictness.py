@@ -1,8 +1,8 @@
-"""Which differences between a saved and a wanted state are accepted, by key. Pure.
+"""Rules for which differences between a saved and a wanted state are accepted, by key. Pure.
 
 A *level* says what may differ: ``exact`` nothing, ``ignore-missing`` wanted keys that were not
-saved, ``ignore-extra`` saved keys that are not wanted, ``ignore`` both. What a key holds (its dtype
-and shape) may never differ.
+saved, ``ignore-extra`` saved keys that are not wanted, ``ignore`` both. The dtype and shape of a
+key may never differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.ckpt.errors import MismatchError
 LEVELS: Final = ("exact", "ignore-missing", "ignore-extra", "ignore")
 
 Strict: TypeAlias = str | bool | Mapping[str, str | bool]
-"""A level for all keys, or glob patterns with the level of the keys they match, first one first."""
+"""A level for all keys, or glob patterns with levels; the first pattern that matches counts."""
 
 Select: TypeAlias = str | Sequence[str] | None
 """Glob patterns of the keys to restore; None for all."""
@@ -28,7 +28,7 @@ SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVerdict:
-    """What is missing and extra: ``refused`` says so in words, the rest is accepted, by key."""
+    """The judged differences: ``refused`` sentences, ``missing`` and ``extra`` accepted keys."""
 
     refused: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -46,7 +46,10 @@ class Strictness:
 
     @classmethod
     def of(cls, strict: Strict) -> Strictness:
-        """Return what a caller's ``strict`` means. Raises ``ValueError`` for an unknown level."""
+        """Return the rules for a caller's ``strict``.
+
+        Raises ``ValueError`` for an unknown level.
+        """
         rules = strict.items() if isinstance(strict, Mapping) else [("*", strict)]
         return cls(rules=tuple((pattern, _level(pattern, level)) for pattern, level in rules))
 
@@ -55,7 +58,7 @@ class Strictness:
         return next((level for glob, level in self.rules if fnmatchcase(key, glob)), "exact")
 
     def judge(self, *, missing: Mapping[str, str], extra: Mapping[str, str]) -> StateVerdict:
-        """Sort the keys that differ, each with the words for it, into refused and accepted."""
+        """Divide the differing keys, each with its words, into refused and accepted ones."""
         good = {"missing": ("ignore-missing", "ignore"), "extra": ("ignore-extra", "ignore")}
         refused, accepted = [], {}
         for kind, found in (("missing", missing), ("extra", extra)):
@@ -75,7 +78,7 @@ def _level(pattern: str, level: str | bool) -> str:
 
 
 def chooser(select: Select) -> Callable[[str], bool]:
-    """Return whether a key is selected; a pattern that ends in ``.*`` selects its stem too."""
+    """Return a test for selected keys; the pattern ``a.*`` also selects the key ``a``."""
     if select is None:
         return lambda _: True
     globs = [select] if isinstance(select, str) else list(select)
@@ -96,7 +99,7 @@ def check_selected(select: Select, keys: Collection[str]) -> None:
 
 
 def _near(glob: str, keys: Iterable[str]) -> list[str]:
-    """Return a few keys, or their beginnings, that look like ``glob``."""
+    """Return a few keys, or prefixes of keys, that look like ``glob``."""
     stems = dict.fromkeys(
         ".".join(parts[:n])
         for parts in (key.split(".") for key in sorted(keys))

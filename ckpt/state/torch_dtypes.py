@@ -1,4 +1,4 @@
-"""Which torch dtypes are raw bytes, their names, and integer dtypes to carry those bytes."""
+"""The torch dtypes that are raw bytes, their names, and integer dtypes that carry those bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES = [
 BY_NAME: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)
 }
-"""Every dtype that a checkpoint can hold, by the name it has there."""
+"""Every dtype that a checkpoint can hold, by its name in the checkpoint."""
 
 NAME_OF: dict[torch.dtype, str] = {dtype: name for name, dtype in BY_NAME.items()}
 
@@ -46,7 +46,7 @@ _CARRIERS = {
 
 
 def carrier(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype of the same width that numpy and every copy kernel know."""
+    """Return a dtype of the same width that numpy and every copy kernel support."""
     return _CARRIERS[dtype.itemsize]
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint needs of the place it is kept in."""
+"""The interface of the stores that keep checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Readable(Protocol):
 
     nbytes: int
     run_bytes: int
-    """What is best read at a time: little where a read costs little, so that caches are warm."""
+    """The best size of a read: small where reads cost little, so that bytes stay in the cache."""
 
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
         """Fill ``buffers`` one after the other from offset ``at``; return the bytes read.
 
-        Less than asked means that the file ends there.
+        A smaller result than requested means that the file ends there.
         """
 
     def close(self) -> None:
@@ -27,10 +27,10 @@ class Readable(Protocol):
 
 
 class Poured(Protocol):
-    """Bytes that copy themselves where they are wanted, in order and once.
+    """Bytes that copy themselves to their destination, in order and once.
 
-    Only for a store that copies what it is given (`holdfast.ckpt.store.local.DirectStore`): others
-    write from where the bytes are.
+    Only a store that copies its parts takes them (`holdfast.ckpt.store.local.DirectStore`): others
+    write directly from the parts' memory.
     """
 
     nbytes: int
@@ -49,7 +49,7 @@ def is_poured(part: Part) -> TypeIs[Poured]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpublished:
-    """What a writer began and did not publish, ``where`` people find it.
+    """A file that a writer began and did not publish; ``where`` is its path or URL.
 
     ``abandoned``: its writer is known to be gone, so that a sweep of the folder would remove it.
     """
@@ -62,9 +62,9 @@ class Store(Protocol):
     """Named files below one root. Names are relative, with slashes.
 
     Every implementation publishes whole files only: a name shows the old bytes or the new ones,
-    durably, whatever happens in between. Errors: ``NotFoundError`` for a name that is not there,
-    ``StoreError`` when the place refuses (full, read-only, forbidden), ``CorruptError`` when it
-    cannot give back what it took.
+    durably, whatever happens in between. Errors: ``NotFoundError`` for a missing name,
+    ``StoreError`` when the store refuses (full, read-only, forbidden), ``CorruptError`` when it
+    cannot return the stored bytes.
     """
 
     root: str
@@ -73,7 +73,7 @@ class Store(Protocol):
         """Return the names directly below the folder ``prefix``, sorted; none if it is absent."""
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None when it is not there."""
+        """Return a file's size in bytes, None when it does not exist."""
 
     def read(self, name: str) -> bytes:
         """Return a small file's bytes."""
@@ -82,32 +82,32 @@ class Store(Protocol):
         """Open a file for ranged reads."""
 
     def write(self, name: str, parts: Iterable[Buffer]) -> int:
-        """Write a file from ``parts``, replacing what was there; return its size in bytes.
+        """Write a file from ``parts``, replacing any old one; return its size in bytes.
 
         A part must not change before the call returns.
         """
 
     def fetch(self, name: str) -> tuple[bytes, str]:
-        """Return a small file's bytes and the version they are, for `replace`."""
+        """Return a small file's bytes and their version, for `replace`."""
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
-        """Publish a small file if it still is what ``expected`` says; say whether it was done.
+        """Publish a small file if its version is still ``expected``; say whether it was published.
 
-        ``expected`` is a version that `fetch` returned, None for a file that is not to be there
-        yet. Of several that race with the same expectation one wins.
+        ``expected`` is a version that `fetch` returned, or None for a file that must not exist yet.
+        Of several callers that race with the same expectation, one wins.
         """
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are passed over."""
+        """Remove files; missing ones are ignored."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder in which no file is left; one that holds a file stays as it is."""
+        """Remove a folder without files; one that holds a file stays."""
 
     def sweep(self, folder: str) -> None:
-        """Remove what killed writers left directly below a folder."""
+        """Remove the files that killed writers left directly below a folder."""
 
     def unpublished(self, folder: str) -> list[Unpublished]:
-        """Return what was begun directly below a folder and is not published; removes nothing."""
+        """Return the unpublished files directly below a folder; removes nothing."""
 
     def where(self, name: str) -> str:
-        """Return the name as people and tools outside find it."""
+        """Return the path or URL of a name."""

@@ -1,10 +1,10 @@
-"""Write large files around the page cache: a tenth of the processor time, and no memory taken.
+"""Writing of large files around the page cache: a tenth of the processor time, and no memory taken.
 
-What a trainer's machine writes in the background is not read again there. Going through the page
-cache costs the kernel a page to find, a copy and a page to drop for every 4 KiB of it; here bytes
-are copied into one aligned buffer that stays in place, and go to the disk from there. Parts may do
-that copy themselves, and checksum what they copy in the same pass. The buffer is made of huge
-pages where there are any: the kernel then looks up two pages for each write, not a thousand.
+A trainer's machine does not read again what it writes in the background. The page cache costs the
+kernel a page lookup, a copy and a page drop for every 4 KiB. Here bytes are copied into one aligned
+buffer that stays in place, and go to the disk from there. A part may do that copy itself, and
+checksum the bytes in the same pass. The buffer uses huge pages where possible: the kernel then
+looks up two pages for each write, not a thousand.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 def write_all(fd: int, parts: Iterable[Part]) -> int:
     """Write ``parts`` to a new file; return the bytes written.
 
-    Every part is copied before the next one is asked for. Where the file system does not write
-    directly, and at the end of the file, it goes by the page cache. Raises ``OSError``.
+    Every part is copied before the next one is requested. The page cache is used at the end of the
+    file, and where the file system has no direct writes. Raises ``OSError``.
     """
     room = _aligned()
     start = address_of(room)
@@ -54,7 +54,7 @@ def write_all(fd: int, parts: Iterable[Part]) -> int:
 
 
 def _aligned() -> memoryview:
-    """Return a buffer that begins with a huge page: the disk needs whole pages in any case."""
+    """Return a buffer that begins at a huge page; the disk needs aligned pages in any case."""
     mapping = mmap.mmap(-1, BUFFER_BYTES + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or a kernel without them
         mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -64,7 +64,7 @@ def _aligned() -> memoryview:
 
 
 def _write(fd: int, view: memoryview, *, direct: bool) -> bool:
-    """Write all of ``view``; return whether to go on ``direct``."""
+    """Write all of ``view``; return whether later writes can be ``direct``."""
     at = 0
     while at < view.nbytes:
         try:
@@ -72,14 +72,14 @@ def _write(fd: int, view: memoryview, *, direct: bool) -> bool:
         except OSError:
             if not direct:
                 raise
-            direct = _switch(fd, on=False)  # refused: its blocks are larger, or it cannot
+            direct = _switch(fd, on=False)  # refused: larger blocks, or no direct writes
         if direct and at % _BLOCK:
             direct = _switch(fd, on=False)
     return direct
 
 
 def _switch(fd: int, *, on: bool) -> bool:
-    """Write directly from now on, or no longer; return whether it is so."""
+    """Switch direct writes on or off; return whether they are on now."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | _DIRECT if on else flags & ~_DIRECT)

@@ -1,8 +1,8 @@
 """Checkpoints in a directory of this machine (or one mounted here).
 
-A file is written under a temporary name, fsynced, renamed into place, and its directory fsynced.
-A writer holds a lock on its temporary file, so what a killed writer left is known as such, without
-looking at a clock, and swept by the next writer in that directory.
+A file is written under a temporary name, fsynced, renamed into place, and its directory fsynced. A
+writer holds a lock on its temporary file. So the files of killed writers are recognised without a
+clock, and the next writer in that directory sweeps them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REMEDIES: Final = {
 
 @contextlib.contextmanager
 def _refusals(path: Path, doing: str) -> Iterator[None]:
-    """Turn what the system refuses into ``StoreError`` with the path and what to do."""
+    """Turn system errors into ``StoreError`` with the path and a remedy."""
     try:
         yield
     except FileNotFoundError as error:
@@ -67,7 +67,7 @@ def _refusals(path: Path, doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """As `_refusals`; what the disk cannot give back counts as damaged: use another copy."""
+    """Like `_refusals`; bytes that the disk cannot return count as damaged: use another copy."""
     with _refusals(path, "read it"):
         try:
             yield
@@ -127,7 +127,7 @@ class LocalFile:
 
 
 def _behind(views: list[memoryview], nbytes: int) -> list[memoryview]:
-    """Return what is left of ``views`` behind their first ``nbytes``."""
+    """Return the rest of ``views`` behind their first ``nbytes``."""
     for number, view in enumerate(views):
         if nbytes < view.nbytes:
             return [view[nbytes:], *views[number + 1 :]]
@@ -149,7 +149,7 @@ class LocalStore:
         return str(self._path(name))
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names in the folder ``prefix``, temporary files left out."""
+        """Return the names in the folder ``prefix``, without temporary files."""
         path = self._path(prefix)
         try:
             with _refusals(path, "list it"):
@@ -158,7 +158,7 @@ class LocalStore:
             return []
 
     def size(self, name: str) -> int | None:
-        """Return a file's size, None when it is not there."""
+        """Return a file's size, None when it does not exist."""
         try:
             with _refusals(self._path(name), "look at it"):
                 return self._path(name).stat().st_size
@@ -195,7 +195,7 @@ class LocalStore:
         return data, sha256(data).hexdigest()
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
-        """Write a file if it still is what ``expected`` says; say whether it was done."""
+        """Write a file if its digest is still ``expected``; say whether it was written."""
         path = self._path(name)
         with self._temporary(path) as (temporary, fd):
             _write_all(fd, [data], path)
@@ -214,13 +214,13 @@ class LocalStore:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are passed over."""
+        """Remove files; missing ones are ignored."""
         for name in names:
             with _refusals(self._path(name), "remove it"):
                 self._path(name).unlink(missing_ok=True)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, and those in it, while there is no file in them."""
+        """Remove a folder and its subfolders, as far as they hold no file."""
         path = self._path(folder)
         with _refusals(path, "remove it"):
             for place, _, _ in os.walk(path, topdown=False):
@@ -246,7 +246,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold the lock of a folder against other processes that can see it."""
+        """Lock a folder against other processes that can see it."""
         with _refusals(path, "lock it"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -258,7 +258,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, int]]:
-        """Yield a locked new file beside ``path``; afterwards it is gone (or renamed)."""
+        """Yield a locked new file beside ``path``; afterwards it is removed (or renamed)."""
         with _refusals(path.parent, "write in it"):
             fresh, temporary, fd = _new_file(path)
         try:
@@ -268,7 +268,7 @@ class LocalStore:
                 _sweep(path.parent)
             yield temporary, fd
         finally:
-            with contextlib.suppress(OSError):  # what cannot be removed now is swept later
+            with contextlib.suppress(OSError):  # if it cannot be removed now, it is swept later
                 temporary.unlink()
             os.close(fd)
 
@@ -276,8 +276,8 @@ class LocalStore:
 class DirectStore(LocalStore):
     """A directory whose files are written around the page cache: cheap, where none is read soon.
 
-    What is written is copied part by part, so that parts may be `Poured`, and a part may change
-    once the next one is asked for.
+    Each part is copied before the next, so that parts may be `Poured`, and a part may change once
+    the next one is requested.
     """
 
     def write(self, name: str, parts: Iterable[Part]) -> int:
@@ -292,7 +292,7 @@ class DirectStore(LocalStore):
 
 
 def _make_directories(path: Path) -> list[Path]:
-    """Create ``path`` and what is missing above it; return what was created, to be made durable."""
+    """Create ``path`` and its missing parents; return the created ones, to be made durable."""
     missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
@@ -302,7 +302,8 @@ def _make_directories(path: Path) -> list[Path]:
 def _new_file(path: Path) -> tuple[list[Path], Path, int]:
     """Return new folders, not durable yet, and a locked temporary file for ``path`` in them.
 
-    The file keeps its folder from being removed, as empty folders may be at any moment.
+    The file keeps its folder from removal, as another process may remove empty folders at any
+    moment.
     """
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
@@ -311,7 +312,7 @@ def _new_file(path: Path) -> tuple[list[Path], Path, int]:
 
 
 def _locked_file(path: Path) -> tuple[Path, int]:
-    """Create a temporary file for ``path`` and lock it before anybody sweeps it."""
+    """Create a temporary file for ``path`` and lock it before another process sweeps it."""
     while True:
         temporary = path.parent / f".{path.name}.{os.getpid()}-{next(_serial)}{_TEMPORARY}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -330,9 +331,9 @@ def _sweep(folder: Path) -> None:
 
 
 def _temporaries(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the temporary files in a folder, and whether nobody holds their lock.
+    """Yield the temporary files in a folder, each with whether its lock is free.
 
-    While one is yielded, it is locked here.
+    While one is yielded, this process holds its lock.
     """
     for path in sorted(folder.glob(f".*{_TEMPORARY}")):
         try:

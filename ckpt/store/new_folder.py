@@ -1,8 +1,8 @@
 """A directory that appears under its name complete and durable, or not at all.
 
-It is filled beside its place under a hidden name, then renamed. A directory whose writer was
-killed is found and gone on with by the next writer of the same content (``tag``); one of other
-content is removed. Writers hold a lock on it, so none takes what another is still filling.
+It is filled beside its target under a hidden name, then renamed. The next writer of the same
+content (``tag``) finds and continues the directory of a killed writer; it removes one of other
+content. Writers hold a lock on it, so none takes a directory that another is still filling.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _THREADS: Final = 4
 
 
 class NewFolder(Closing):
-    """The directory ``target`` in the making; leaving the ``with`` block unpublished removes it.
+    """The directory ``target`` during its creation; an exit without `publish` removes it.
 
     Only a process that is killed or interrupted leaves it for the next writer. Raises
-    ``StoreError`` where ``target`` exists, or another process is writing it.
+    ``StoreError`` if ``target`` exists, or another process is writing it.
     """
 
     def __init__(self, target: str | Path, *, tag: str) -> None:
@@ -69,7 +69,7 @@ class NewFolder(Closing):
                     os.close(fd)
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write a file of the directory; its folders are made. Durable once it is published."""
+        """Write a file of the directory, with its folders. It is durable once published."""
         path = self.path / name
         with _refusals(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +78,10 @@ class NewFolder(Closing):
                     _write_all(file.fileno(), part)
 
     def room(self, name: str, nbytes: int) -> Path:
-        """Make a file of ``nbytes`` zeros, unless it is there; return its path.
+        """Make a file of ``nbytes`` zeros, unless it exists; return its path.
 
-        Its blocks are taken from the disk, so that a mapping of it cannot fail for lack of room.
+        Its blocks are allocated on the disk, so that a write to its mapping cannot fail for lack of
+        room.
         """
         path = self.path / name
         with _refusals(path):
@@ -97,7 +98,7 @@ class NewFolder(Closing):
             _write_all(file.fileno(), data)
 
     def publish(self) -> None:
-        """Make all durable and give the directory its name. This is the moment it is seen."""
+        """Make all files durable and give the directory its name: now it becomes visible."""
         with _refusals(self.target):
             folders: list[Path] = []
             files: list[Path] = []
@@ -128,7 +129,7 @@ class NewFolder(Closing):
     ) -> None:
         if kind is None or issubclass(kind, Exception):
             self.close()
-        else:  # interrupted: the next writer goes on with it
+        else:  # interrupted: the next writer continues it
             self._release()
 
     def _release(self) -> None:

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: from the address people write to the store behind it."""
+"""The addresses of checkpoints: from a path or URL to its store."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
     """Return the store at ``root``: a path, ``file:///path`` or ``s3://bucket/prefix``.
 
-    ``s3`` says how an S3 server is reached; without it the AWS variables of the environment do.
-    Raises ``StoreError`` for a kind this version does not know.
+    ``s3`` configures the S3 server; without it the AWS variables of the environment do. Raises
+    ``StoreError`` for a scheme that this version does not know.
     """
     if not str(root):
         raise StoreError("an empty path; give a directory or s3://bucket/prefix")
@@ -48,7 +48,7 @@ def scheme_of(root: str | Path) -> str:
 
 
 def locate(path: str | Path) -> tuple[str, int | None]:
-    """Split what a user points at into the root and, where it names one step, the step."""
+    """Split a path or URL into the root and, where it names one step, the step."""
     place = str(path).rstrip("/") if scheme_of(path) else str(Path(path).absolute())
     root, _, name = place.rpartition("/")
     if match := _STEP.fullmatch(name):

@@ -25,7 +25,7 @@ def random_payload(nbytes: int, *, seed: Sequence[int]) -> bytes:
 def make_index(
     payload: bytes, *, run: str, generation: int, step: int, rank: int, world_size: int
 ) -> ShardIndex:
-    """Describe ``payload`` as two halves of one tensor per rank."""
+    """Return an index of ``payload`` as two halves of one tensor per rank."""
     half = len(payload) // 2
     chunks = tuple(
         Chunk(
@@ -106,7 +106,7 @@ def write_block(
     seed: int | None = None,
     timeout_s: float = 10.0,
 ) -> bytes:
-    """Do what a worker does for one snapshot; return the payload, of which ``seed`` is the step."""
+    """Write a snapshot as a worker does; return its payload, random with ``seed`` or the step."""
     drawn = step if seed is None else seed
     payload = random_payload(nbytes, seed=(world.generation, drawn, rank))
     write_payload(
@@ -125,7 +125,7 @@ def write_payload(
     persist: CheckpointTarget | None = None,
     timeout_s: float = 10.0,
 ) -> None:
-    """Do what a worker does for a snapshot of these bytes."""
+    """Write a snapshot of these bytes as a worker does."""
     nbytes = len(payload)
     index = make_index(
         payload,

@@ -38,7 +38,7 @@ def part_of(array: Array, box: Box) -> Array:
 
 
 class About(TypedDict, total=False):
-    """What a test may say of a checkpoint; the rest has defaults."""
+    """The options of a test's checkpoint; the others have defaults."""
 
     run: str
     step: int
@@ -58,7 +58,7 @@ def shard(
     world_size: int,
     **about: Unpack[About],
 ) -> tuple[ShardIndex, bytes]:
-    """Return what one writer captures of ``arrays`` (view and torch dtype); one box per rank."""
+    """Return the shard of one writer of ``arrays`` (view and torch dtype); one box per rank."""
     payload = bytearray()
     tensors = {}
     for fqn, (array, dtype) in arrays.items():

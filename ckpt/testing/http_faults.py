@@ -1,7 +1,7 @@
 """A proxy between an HTTP client and a server that injects faults, on real sockets.
 
-It stands where the network, a load balancer or the server itself may fail. One request to a
-connection; which requests are hit is said by a pattern and a count.
+It stands where the network, a load balancer or the server itself may fail. Each request uses its
+own connection. A pattern and a count select the requests that are hit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT_MOST: Final = 1000
 
 
 class HttpFault(Enum):
-    """What happens to a request."""
+    """The fault of a request."""
 
     REFUSE = "answer with an error status"
     RESET_BEFORE = "reset the connection before the server hears of the request"
@@ -43,7 +43,7 @@ class HttpFault(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpFaultRule:
-    """Which requests are hit, and by what.
+    """The requests that are hit, and their fault.
 
     ``pattern`` is searched in the request line, such as ``PUT /bucket/key?partNumber=2``. The
     matching requests ``first``, ``first + every``, … are hit, ``times`` of them.
@@ -68,9 +68,9 @@ class _Request:
 
 
 class FaultProxy:
-    """Listens on loopback and passes requests on to ``upstream``, but for what the rules hit.
+    """Listens on loopback and passes requests on to ``upstream``, except those that a rule hits.
 
-    Replies to request lines in which ``keeps`` is found are kept, for `HttpFault.STALE_REPLY`.
+    Replies to request lines that match ``keeps`` are kept, for `HttpFault.STALE_REPLY`.
     """
 
     def __init__(self, upstream: str, *, keeps: str | None = None) -> None:
@@ -104,7 +104,7 @@ class FaultProxy:
             return list(self._hits)
 
     def set(self, *rules: HttpFaultRule) -> None:
-        """Have these rules from now on, and forget what was seen."""
+        """Replace the rules, and forget the requests seen so far."""
         with self._lock:
             self._rules, self._matched = list(rules), {}
             self._seen, self._hits = [], []
@@ -146,7 +146,7 @@ class FaultProxy:
                 self._handle(client, request, self._hit_by(request.line))
 
     def _hit_by(self, line: str) -> HttpFaultRule | None:
-        """Return the first rule that hits this request, having counted it for all."""
+        """Count this request for all rules; return the first rule that hits it."""
         with self._lock:
             self._seen.append(line)
             found = None
@@ -191,7 +191,7 @@ class FaultProxy:
             return self._pass_reply(server, client, rule)
 
     def _pass_and_keep(self, server: socket.socket, client: socket.socket, line: str) -> None:
-        """Pass a reply on that ends with its connection, and keep it."""
+        """Pass on a reply that ends with its connection, and keep it."""
         reply = b""
         while block := server.recv(_BLOCK_BYTES):
             reply += block
@@ -267,7 +267,7 @@ def faulty(upstream: str, *rules: HttpFaultRule) -> Iterator[FaultProxy]:
 
 
 def _until_blank_line(end: socket.socket) -> tuple[bytes, bytes]:
-    """Return a message's head and what came of its body. Raises ``EOFError`` if it ends before."""
+    """Return a message's head and the received part of its body. Raises ``EOFError`` if cut off."""
     found = b""
     while b"\r\n\r\n" not in found:
         block = end.recv(_BLOCK_BYTES)
@@ -279,7 +279,7 @@ def _until_blank_line(end: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _head_of(client: socket.socket) -> _Request | None:
-    """Take a request's head, byte for byte what was signed but for the connection's own headers."""
+    """Read a request's head, unchanged as signed, except for the connection's own headers."""
     found = b""
     while not found.endswith(b"\r\n\r\n"):
         block = client.recv(_BLOCK_BYTES, socket.MSG_PEEK)

@@ -1,4 +1,4 @@
-"""A source and a sink of tensors in memory, and what every sink must do; for tests of bridges."""
+"""A source and a sink of tensors in memory, for tests of bridges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def part(array: Array, box: Box) -> Array:
 class ArraySource:
     """Arrays with torch's names of their dtypes, as a ``TensorSource``.
 
-    Each `read` uses the same room, so a view is good until the next call only, as the protocol
+    Each `read` uses the same buffer, so a view is valid until the next call only, as the protocol
     allows.
     """
 
@@ -55,12 +55,12 @@ class ArraySource:
         return memoryview(self._room)[: len(data)]
 
     def close(self) -> None:
-        """Take note."""
+        """Record the call."""
         self.closed = True
 
 
 class ArraySink:
-    """Takes tensors into memory; ``published`` tells whether `finish` was called."""
+    """Collects tensors in memory; ``published`` is True once `finish` was called."""
 
     def __init__(self) -> None:
         self.specs: Mapping[str, TensorSpec] = {}
@@ -77,14 +77,14 @@ class ArraySink:
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Make room."""
+        """Allocate the arrays."""
         self.specs, self.aliases, self.values, self.step = specs, aliases, values, step
         for fqn, spec in specs.items():
             self.raw[fqn] = np.zeros(spec.shape, np.dtype((np.void, itemsize_of(spec))))
             self.written[fqn] = np.zeros(spec.shape, np.int64)
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
-        """Put a box in its place, and count."""
+        """Store a box at its position, and count."""
         kind = self.raw[fqn].dtype
         part(self.raw[fqn], box)[...] = np.frombuffer(data, kind).reshape(box.shape)
         part(self.written[fqn], box)[...] += 1

@@ -15,9 +15,9 @@ from holdfast.ckpt.state.copying import resolved
 
 
 class FakeStream:
-    """Work in order, done as late as it may be: when somebody waits for it.
+    """Work in order, done as late as possible: when a caller waits for it.
 
-    One lock for all streams, because they wait for each other.
+    All streams share one lock, because they wait for each other.
     """
 
     _working = threading.RLock()
@@ -27,22 +27,22 @@ class FakeStream:
         self._done = 0
 
     def ask(self, work: Callable[[], object]) -> None:
-        """Put ``work`` behind what was asked for before."""
+        """Append ``work``."""
         self._work.append(work)
 
     def mark(self) -> FakeMark:
-        """Mark the end of what was asked for so far."""
+        """Mark the end of the work so far."""
         return FakeMark(self, len(self._work))
 
     def reach(self, point: int) -> None:
-        """Do all that was asked for before ``point``."""
+        """Do all work before ``point``."""
         with self._working:
             while self._done < point:
                 self._work[self._done]()
                 self._done += 1
 
     def drain(self) -> None:
-        """Do all that was asked for."""
+        """Do all work."""
         self.reach(len(self._work))
 
 
@@ -54,13 +54,13 @@ class FakeMark:
     point: int
 
     def synchronize(self) -> None:
-        """Have the stream come past it."""
+        """Run the stream up to this point."""
         self.stream.reach(self.point)
 
 
 @dataclass(eq=False, slots=True)
 class FakeLane:
-    """One device's side stream beside ``training``, which the test asks for its own work."""
+    """One device's side stream beside ``training``, to which the test adds its own work."""
 
     training: FakeStream = field(default_factory=FakeStream)
     side: FakeStream = field(default_factory=FakeStream)
@@ -68,15 +68,15 @@ class FakeLane:
     is_closed: bool = False
 
     def ready(self) -> Mark:
-        """Mark where the training stream is."""
+        """Mark the position of the training stream."""
         return self.training.mark()
 
     def begin(self, after: Mark) -> None:
-        """Let the side stream wait."""
+        """Make the side stream wait."""
         self.side.ask(after.synchronize)
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
-        """Ask the side stream for a copy."""
+        """Add a copy to the side stream."""
         self.side.ask(lambda: into.copy_(torch_dtypes.as_carrier(resolved(source))))
 
     def mark(self) -> Mark:
@@ -84,27 +84,27 @@ class FakeLane:
         return self.side.mark()
 
     def hold(self, mark: Mark) -> None:
-        """Let the training stream wait."""
+        """Make the training stream wait."""
         self.training.ask(mark.synchronize)
 
     def pin(self, slot: SlotFile) -> None:
-        """Note the slot."""
+        """Record the slot."""
         self.pinned.append(slot)
 
     def close(self) -> None:
-        """Note the end."""
+        """Record the end."""
         self.is_closed = True
 
 
 @dataclass(slots=True)
 class FakeLanes:
-    """Says that parameters, and what has their shape, lie on the device of ``lane``."""
+    """Assigns tensors that ``is_there`` accepts to the device of ``lane``."""
 
     is_there: Callable[[torch.Tensor], bool]
     lane: FakeLane = field(default_factory=FakeLane)
 
     def of(self, tensor: torch.Tensor) -> FakeLane | None:
-        """Return the lane for what is there."""
+        """Return the lane of a tensor on the device."""
         return self.lane if self.is_there(tensor) else None
 
     def close(self) -> None:

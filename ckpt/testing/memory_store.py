@@ -1,4 +1,4 @@
-"""A store in memory: the fake that passes the suite every store passes."""
+"""A store in memory: the fake that passes the conformance suite of all stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.ckpt.store.base import Unpublished
 
 
 class MemoryFile:
-    """An open file of a `MemoryStore`: its bytes as they were when it was opened."""
+    """An open file of a `MemoryStore`: its bytes at the time of opening."""
 
     run_bytes = 1 << 20
 
@@ -55,7 +55,7 @@ class MemoryStore:
         return sorted({name.partition("/")[0] for name in below})
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None when it is not there."""
+        """Return a file's size in bytes, None when it does not exist."""
         with self._lock:
             data = self._files.get(name)
         return None if data is None else len(data)
@@ -73,7 +73,7 @@ class MemoryStore:
         return MemoryFile(self.read(name))
 
     def write(self, name: str, parts: Iterable[Buffer]) -> int:
-        """Write a file from ``parts``, replacing what was there; return its size."""
+        """Write a file from ``parts``, replacing any old one; return its size."""
         data = b"".join(memoryview(part).cast("B") for part in parts)
         with self._lock:
             self._files[name] = data
@@ -85,7 +85,7 @@ class MemoryStore:
         return data, sha256(data).hexdigest()
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
-        """Publish a file if it still is what ``expected`` says; say whether it was done."""
+        """Publish a file if its version is still ``expected``; say whether it was published."""
         with self._lock:
             there = self._files.get(name)
             found = None if there is None else sha256(there).hexdigest()
@@ -95,17 +95,17 @@ class MemoryStore:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are passed over."""
+        """Remove files; missing ones are ignored."""
         with self._lock:
             for name in names:
                 self._files.pop(name, None)
 
     def remove(self, folder: str) -> None:
-        """Do nothing: a folder is there as long as a file is in it."""
+        """Do nothing: a folder exists as long as a file is in it."""
 
     def sweep(self, folder: str) -> None:
         """Do nothing: writers in memory leave nothing behind."""
 
     def unpublished(self, folder: str) -> list[Unpublished]:
-        """Return nothing: a write in memory is begun and over at once."""
+        """Return nothing: a write in memory is complete at once."""
         return []

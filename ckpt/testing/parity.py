@@ -11,7 +11,7 @@ from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry, plan_recovery
 
 
 class ParityModel:
-    """What all sidecars of a world hold of one protected step; rows are encoded at once."""
+    """The blocks and rows of all sidecars for one protected step; rows are encoded at once."""
 
     def __init__(self, world: SnapshotWorld, made: Mapping[int, tuple[BlockEntry, bytes]]) -> None:
         self.world = world
@@ -47,7 +47,7 @@ class ParityModel:
     def plan(
         self, rank: int, lost: Collection[str]
     ) -> tuple[tuple[BlockRecovery, ...] | None, str]:
-        """Plan rank's block from what the nodes outside ``lost`` have."""
+        """Plan the rebuild of a rank's block from the nodes outside ``lost``."""
         homes = self.world.rank_nodes
         holders = {r: node for r, node in enumerate(homes) if node not in lost}
         live = [node for node in self.geometry.nodes if node not in lost]
@@ -70,7 +70,7 @@ class ParityModel:
         return bytes(block)
 
     def inventory(self, node: str) -> Inventory:
-        """Return what the sidecar of ``node`` says it has."""
+        """Return the inventory of the sidecar of ``node``."""
         homes, entries = self.world.rank_nodes, self.entries
         places = self.geometry.rows_of(node)
         step = min((entry.step for entry in entries.values()), default=0)

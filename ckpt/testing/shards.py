@@ -36,15 +36,15 @@ def capture(
 
 
 class _CollectedError(InternalError):
-    """The first half of an exchange is done."""
+    """Ends the first half of an exchange."""
 
 
 def capture_world(
     states: Sequence[Mapping[str, Any]], *, step: int = 0, generation: int = 1
 ) -> list[Shard]:
-    """Return what each rank of a world would write, one state per rank, without other processes.
+    """Return the shard of each rank of a world, one state per rank, without other processes.
 
-    Raises ``StateError`` where the ranks would.
+    Raises ``StateError`` if the ranks would.
     """
     offers: list[Any] = []
 
@@ -69,7 +69,7 @@ def capture_world(
 
 
 class MemoryShards:
-    """A `ShardSource` over captured shards; ``reads`` counts the bytes asked for."""
+    """A `ShardSource` over captured shards; ``reads`` counts the bytes requested."""
 
     def __init__(self, shards: Sequence[Shard], *, origin: str = "test memory") -> None:
         self.origin = origin
@@ -91,7 +91,7 @@ class MemoryShards:
             yield ref, data
 
     def scatter(self, deliveries: ByChunk) -> int:
-        """Bring regions of the payloads to where they belong."""
+        """Copy regions of the payloads to their destinations."""
         chunks = self.read([ref for ref, _ in deliveries])
         for (ref, data), (_, regions) in zip(chunks, deliveries, strict=True):
             copy_chunk(ref.chunk, data, regions)

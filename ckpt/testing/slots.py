@@ -28,9 +28,9 @@ class FakeGrant:
 
 @dataclass(slots=True, kw_only=True)
 class FakeSidecar:
-    """Gives out slots in ``directory`` and checks what is sealed; every step has its own slot.
+    """Hands out slots in ``directory`` and checks sealed blocks; every step has its own slot.
 
-    ``refuse`` is raised by the next ``acquire``; ``gate``, while clear, holds ``acquire`` back.
+    The next ``acquire`` raises ``refuse``; while ``gate`` is clear, ``acquire`` waits.
     """
 
     directory: Path
@@ -82,7 +82,7 @@ class FakeSidecar:
             self.persisted[entry.step] = persist
 
     def abandon(self, slot_id: int) -> None:
-        """Note that a slot will not be sealed."""
+        """Record that a slot will not be sealed."""
         self.abandoned.append(slot_id)
 
     def slot(self, step: int, rank: int = 0) -> SlotFile:
@@ -113,11 +113,11 @@ class FakeSidecar:
     def changed(
         self, world: SnapshotWorld, step: int, rank: int, *, base: tuple[int, int]
     ) -> tuple[tuple[int, int], ...] | None:
-        """Say that nothing is known of any earlier step."""
+        """Return None: changes since earlier steps are unknown."""
         return None
 
     def distrust(self, world: SnapshotWorld, step: int, rank: int) -> bool:
-        """Let go of a block."""
+        """Drop a block."""
         return self.sealed.pop((step, rank), None) is not None
 
     def close(self) -> None:

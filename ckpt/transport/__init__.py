@@ -1,17 +1,17 @@
 """Authenticated request and reply between the processes of a run.
 
-A `Server` answers requests; a `Client` asks with a deadline. There are two ways to ask, and the
-answer comes the way of its request:
+A `Server` answers requests; a `Client` sends them with a deadline. There are two paths, and an
+answer takes the path of its request:
 
 - *control*: ZeroMQ with CURVE. The handshake admits one client key (ZAP), and that key is in the
   run's key file. Every byte is encrypted by libsodium, at a few hundred megabytes a second.
 - *bulk*: a second ZeroMQ socket of the same server without CURVE, whose messages are sealed with
   AES-GCM under the key of a session (`holdfast.ckpt.transport.envelope`,
-  `holdfast.ckpt.transport.sealing`). Sessions are asked for over the control path, so whoever has
-  no run key gets none.
+  `holdfast.ckpt.transport.sealing`). Clients request sessions over the control path, so a process
+  without the run key gets none.
 
-A handler must not block: what takes long keeps the `Request` and calls `Request.reply` later, from
-any thread. See docs/adr/0007 for what is promised.
+A handler must not block: for long work it keeps the `Request` and calls `Request.reply` later, from
+any thread. See docs/adr/0007 for the guarantees.
 """
 
 from holdfast.ckpt.transport.bulk_client import answers_refused

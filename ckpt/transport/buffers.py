@@ -1,4 +1,4 @@
-"""Memory for frames on their way, used again: warm pages take bytes several times faster."""
+"""A pool of memory for frames in transfer: writing to warm pages is several times faster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SMALL_BYTES = 64 << 10
 
 
 class Buffers:
-    """Lends memory that comes back by itself when the last view of it is gone.
+    """Lends memory, which returns by itself when the last view of it is gone.
 
-    Keeps up to ``keep_bytes`` of it for the next borrower. `check` refuses whoever would bring what
-    is lent above ``limit_bytes``, or what one owner has above a quarter of that. Safe to share
+    It keeps up to ``keep_bytes`` for the next borrower. `check` refuses a request that would bring
+    the lent bytes above ``limit_bytes``, or one owner's above a quarter of that. Safe to share
     between threads.
     """
 
@@ -31,8 +31,8 @@ class Buffers:
         self._kept_bytes = 0
         self._held: Counter[bytes] = Counter()
         self._lent_bytes = 0
-        # Views may die in any thread, even inside one of our own critical sections when garbage
-        # is collected there: what comes back is only queued, without a lock.
+        # Views may die in any thread, even inside one of our own critical sections when garbage is
+        # collected there. So returned memory is only queued, without a lock.
         self._returned: deque[tuple[_Block, bytes]] = deque()
 
     def take(self, nbytes: int, *, owner: bytes = b"") -> memoryview:
@@ -52,7 +52,7 @@ class Buffers:
         return lease.data
 
     def check(self, nbytes: int, *, owner: bytes) -> None:
-        """Raise `BusyError` where ``owner`` may not have ``nbytes`` more just now."""
+        """Raise `BusyError` where ``owner`` may not borrow ``nbytes`` more now."""
         if self._limit_bytes is None:
             return
         whole, share = self._limit_bytes, self._limit_bytes // 4
@@ -67,14 +67,14 @@ class Buffers:
 
     @property
     def lent_bytes(self) -> int:
-        """How much is lent just now."""
+        """The number of bytes lent now."""
         with self._lock:
             self._collect()
             return self._lent_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """How much is kept for the next borrower."""
+        """The number of bytes kept for the next borrower."""
         with self._lock:
             self._collect()
             return self._kept_bytes
@@ -92,6 +92,6 @@ class Buffers:
 
 
 def _rounded(nbytes: int) -> int:
-    """Return a size that others ask for too, an eighth larger at most."""
+    """Return a size that other requests share, an eighth larger at most."""
     grain = max(_SMALL_BYTES, 1 << max(0, nbytes.bit_length() - 3))
     return max(1, -(-nbytes // grain)) * grain

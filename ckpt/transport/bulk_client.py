@@ -1,4 +1,4 @@
-"""The asking side of the bulk path: a session, its counters, and its socket."""
+"""The client side of the bulk path: a session, its counters, and its socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.ckpt.transport.sockets import Connection
 _ATTEMPTS = 3
 _BACKOFF_S = (0.01, 0.2)
 _buffers: Final = Buffers(keep_bytes=32 << 20)
-"""Of all clients of this process: each has one call under way."""
+"""Shared by all clients of this process; each has one call in progress."""
 
 _refused_lock: Final = threading.Lock()
 _refused: Final = Counter[str]()
@@ -50,9 +50,9 @@ def _count_refused(reason: Reason) -> None:
 class BulkClient:
     """Sends sealed requests one after another and returns their answers.
 
-    ``ask(wanted, deadline_s)`` gets a session over the control path: the first, one in place of
-    an old one, or of one that the server has lost. A request that the server has taken is never
-    sent twice.
+    ``ask(wanted, deadline_s)`` gets a session over the control path: the first one, or one that
+    replaces an old session or one that the server has lost. A request that the server has taken is
+    never sent twice.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BulkClient:
             header, answer = self._call(op, body, frames, deadline_s=deadline_s)
             if header.code != BusyError.code or monotonic() + pause_s >= deadline_s:
                 return header, answer
-            sleep(pause_s)  # nothing was done for it
+            sleep(pause_s)  # the server did not start it: retry
             pause_s = min(2 * pause_s, longest_s)
 
     def _call(
@@ -89,7 +89,7 @@ class BulkClient:
                 )
             except EnvelopeError as error:
                 raise PeerError(f"{op}: {error}; send less at once") from None
-            connection.events()  # of before this call
+            connection.events()  # events from before this call
             sent = connection.send(parts)
             del parts
             if sent and (answer := self._await(sealer, connection, deadline_s)) is not None:
@@ -98,7 +98,7 @@ class BulkClient:
         raise PeerError(f"{op}: the session was lost {_ATTEMPTS} times; the network is unsound")
 
     def disconnect(self) -> None:
-        """Close the socket, and with it drop what is under way; the session stays."""
+        """Close the socket and drop the request in progress; the session stays."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -127,7 +127,7 @@ class BulkClient:
         return grant
 
     def _renew(self, op: str, deadline_s: float) -> None:
-        """Get a session in place of a lost one, unless that has taken the request under way."""
+        """Replace a lost session; raise if the old one has taken the request in progress."""
         sent = self._counter
         if self._open(deadline_s).seen >= sent:
             raise PeerError(f"{op} was taken but its answer lost on the way; ask again")
@@ -143,8 +143,8 @@ class BulkClient:
     ) -> tuple[MessageHeader, list[memoryview]] | None:
         """Return the answer, None when connection or session are lost.
 
-        What is no answer to the request under way is passed over: late, from a stranger, or changed
-        on its way. What is not genuine is counted.
+        Messages that are not the answer to the request in progress are ignored: late ones,
+        strangers', and ones changed in transfer. Messages that are not genuine are counted.
         """
         while (parts := connection.receive(deadline_s)) is not None:
             try:

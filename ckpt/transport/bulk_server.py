@@ -1,4 +1,4 @@
-"""The bulk socket of a server: opens what is sealed on a thread of its own."""
+"""The bulk socket of a server; a separate thread opens the sealed messages."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ from holdfast.ckpt.transport.sockets import Outbox
 _log = logging.getLogger(__name__)
 
 KEEP_BYTES = 32 << 20
-"""Of buffers kept warm."""
+"""The bytes of buffers kept warm."""
 
 RECEIVED, QUEUED = 4, 16
-"""Messages that wait from one peer, and for one, at most; a client has one under way. What is
-queued beyond is dropped, and ZeroMQ learns a little late what a peer has fetched: some slack."""
+"""The most messages that wait from one peer, and for one peer.
+
+A client has one in progress. More are dropped; ZeroMQ learns a little late which messages a peer
+has fetched, so there is some slack.
+"""
 
 
 class BulkServer:
-    """Takes sealed requests and sends sealed answers; made by a `Server` for its first session.
+    """Takes sealed requests and sends sealed answers; a `Server` makes it for its first session.
 
-    What a peer does not fetch is dropped with its connection. Where requests and answers under way
-    hold more memory than allowed (`TransportLimits`), further requests are refused as busy, before
-    anything is done for them; clients repeat those by themselves until their deadline.
+    An answer that a peer does not fetch is dropped with its connection. Where requests and answers
+    in progress hold more memory than allowed (`TransportLimits`), further requests are refused as busy,
+    before any work is done for them; clients repeat those by themselves until their deadline.
     """
 
     def __init__(
@@ -103,12 +106,15 @@ class BulkServer:
                 self._dispatch(request)
 
     def _open(self, peer: bytes, parts: list[Any]) -> Request:
-        """Return the request of a message, which is then used up; a refused one is not."""
+        """Return the request of a message.
+
+        Its counter is used up, unless the message is refused.
+        """
         envelope = parse_sealed(parts, limit_bytes=self._limits.message_bytes)
         if envelope.kind is not MessageKind.REQUEST:
             raise EnvelopeError(Reason.MALFORMED, "not a request")
         session, counter = self._session(peer, envelope), envelope.counter
-        if counter <= session.counter:  # looked at again when it is taken
+        if counter <= session.counter:  # checked again when it is taken
             raise EnvelopeError(Reason.REPLAYED, f"counter {counter} was there already")
         header = session.sealer.open_header(envelope, parts)
         answer = functools.partial(self._send, peer, session, counter)
@@ -116,7 +122,7 @@ class BulkServer:
         try:
             self._buffers.check(sum(header.lengths), owner=envelope.session)
         except BusyError as error:
-            self._sessions.take(envelope.session, counter)  # first: it must be answered only once
+            self._sessions.take(envelope.session, counter)  # before the refusal: answered once
             Request(header, [], peer=envelope.session, answer=answer).refuse(error)
             raise EnvelopeError(Reason.BUSY, str(error)) from None
         frames = session.sealer.open_frames(envelope, parts, header.lengths, take=take)
@@ -141,7 +147,7 @@ class BulkServer:
         header: MessageHeader,
         frames: Sequence[Any],
     ) -> None:
-        """Seal an answer on the thread that gives it and queue it."""
+        """Seal an answer on the calling thread and queue it."""
         take = functools.partial(self._buffers.take, owner=session.sealer.session)
         parts = session.sealer.seal(MessageKind.REPLY, counter, header, frames, take=take)
         self._outbox.put([peer, *parts])

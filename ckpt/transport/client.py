@@ -1,4 +1,4 @@
-"""The asking side."""
+"""The client side of the transport."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from holdfast.ckpt.transport.sockets import LOST, REFUSED, Connection, NoAnswerE
 from holdfast.ckpt.types import Json
 
 BULK_FROM_BYTES = 256 << 10
-"""Frames of so many bytes in all go by the bulk path unless the caller says otherwise: below,
-libsodium takes less time than the second path costs."""
+"""Frames of this many bytes in total take the bulk path unless the caller says otherwise.
+
+Below, libsodium takes less time than the second path costs.
+"""
 
 _REFUSALS = 3
 
 
 class Client:
-    """Asks one server; safe to share between threads, one request at a time.
+    """Sends requests to one server; safe to share between threads, one request at a time.
 
-    Reconnects by itself. A reply that comes after its deadline is dropped. With ``watch`` a call
-    also ends as soon as the connection is lost or refused: for a server that, once gone, does not
-    come back at this address.
+    It reconnects by itself. A reply after its deadline is dropped. With ``watch`` a call also ends
+    as soon as the connection is lost or refused: for a server that, once gone, does not come back
+    at this address.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class Client:
     ) -> tuple[Json, list[memoryview]]:
         """Send a request and return the reply's body and frames.
 
-        The answer comes the way of its request: callers that expect much say ``bulk=True``;
-        otherwise the size of ``frames`` decides. Raises ``FencedError`` when the server says the
-        caller is of an older generation, and ``PeerError`` for any other refusal, a deadline
-        passed, or a closed client.
+        The answer takes the path of its request: callers that expect a large answer pass
+        ``bulk=True``; otherwise the size of ``frames`` decides. Raises ``FencedError`` when the
+        server says the caller is of an older generation, and ``PeerError`` for any other refusal, a
+        deadline passed, or a closed client.
         """
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         nbytes = sum(memoryview(frame).nbytes for frame in frames)
@@ -116,7 +118,7 @@ class Client:
                 f"{op}: {nbytes:,} bytes are more than the {CONTROL_BYTES:,} of a control message; "
                 "send fewer at once or with bulk=True"
             )
-        self._control.events()  # of before this call
+        self._control.events()  # events from before this call
         try:
             if not self._control.send([text, *frames]):
                 raise NoAnswerError(
@@ -124,7 +126,7 @@ class Client:
                 )
             return self._await(number, op, deadline_s)
         except NoAnswerError:
-            # A server that comes back must not work off what its clients gave up long ago.
+            # A restarted server must not process requests that its clients gave up long ago.
             self._control.close()
             self._control = self._connect()
             raise
@@ -144,11 +146,11 @@ class Client:
                 header = decode_header(parts[0])
             except EnvelopeError as error:
                 raise PeerError(f"{self.address}: {op}: malformed answer: {error}") from None
-            if header.id == number:  # or the late answer to a request given up before
+            if header.id == number:  # else it is the late answer to an earlier request
                 return header, parts[1:]
 
     def close(self) -> None:
-        """Close the sockets; a call under way in another thread ends first."""
+        """Close the sockets; a call in progress in another thread ends first."""
         with self._lock:
             self._bulk.disconnect()
             self._control.close()
@@ -156,7 +158,7 @@ class Client:
 
 
 def _body(header: MessageHeader) -> Json:
-    """Return what an answer says, or raise the error it is."""
+    """Return the body of an answer, or raise its error."""
     if header.error is None:
         return header.body
     if header.code == FencedError.code:

@@ -1,12 +1,12 @@
-"""Messages of the transport as bytes: the header of each, the envelope of the sealed ones. Pure.
+"""Messages of the transport as bytes: their headers, and the envelopes of sealed ones. Pure.
 
 A control message is a header and frames. A sealed one is an envelope in clear, then the header,
-then the frames cut into pieces of a megabyte, each part sealed for itself. The envelope is
-authenticated with every part and the number of a part is in its nonce, so parts cannot be changed,
+then the frames cut into pieces of a megabyte, each part sealed separately. The envelope is
+authenticated with every part, and the number of a part is in its nonce, so parts cannot be changed,
 swapped, dropped or moved to another message. The lengths of the frames are in the header.
 
-Nothing here believes a length or a count it has not seen: what decoding allocates is bounded by
-the bytes that were passed, and the only error is `EnvelopeError`.
+Decoding trusts no length or count: its allocations are bounded by the bytes passed to it, and its
+only error is `EnvelopeError`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from holdfast.ckpt.errors import InternalError
 from holdfast.ckpt.types import Json, learn
 
 HEADER_BYTES: Final = 32 << 20
-"""Of the JSON of one message at most."""
+"""The most bytes of one message's JSON header."""
 
 CONTROL_BYTES: Final = 32 << 20
-"""Of one control message at most, header and frames together."""
+"""The most bytes of one control message, header and frames together."""
 
 BULK_BYTES: Final = 128 << 20
-"""Of one sealed message at most, seals included."""
+"""The most bytes of one sealed message, seals included."""
 
 MAX_FRAMES: Final = 1024
-"""Of one sealed message at most."""
+"""The most frames of one sealed message."""
 
 PIECE_BYTES: Final = 1 << 20
-"""Frames are sealed and sent in pieces of at most this size: they stay in the processor's cache,
-and what receives them need not map fresh memory for each."""
+"""Frames are sealed and sent in pieces of at most this size.
+
+A piece stays in the processor's cache, and the receiver need not map fresh memory for each.
+"""
 
 MAX_PARTS: Final = MAX_FRAMES + BULK_BYTES // PIECE_BYTES
 
@@ -48,7 +50,7 @@ ENVELOPE_BYTES: Final = _LAYOUT.size
 
 
 class Reason(Enum):
-    """Why a message is refused; its value is the name under which refusals are counted."""
+    """The reason of a refusal; its value is the name under which refusals are counted."""
 
     UNAUTHENTICATED = "unauthenticated"
     MALFORMED = "malformed"
@@ -60,7 +62,7 @@ class Reason(Enum):
 
 
 class EnvelopeError(InternalError):
-    """A message is refused: ``reason`` is what it is counted as. Not for users of the package."""
+    """A message is refused; ``reason`` is counted. Not for users of the package."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -86,7 +88,7 @@ _decode_header = msgspec.json.Decoder(MessageHeader).decode
 
 
 def decode_header(data: Any) -> MessageHeader:
-    """Return the header that bytes say."""
+    """Return the header in ``data``. Raises ``EnvelopeError``."""
     if len(data) > HEADER_BYTES:
         raise EnvelopeError(Reason.OVERSIZED, f"a header of {len(data):,} bytes")
     try:
@@ -96,7 +98,7 @@ def decode_header(data: Any) -> MessageHeader:
 
 
 class MessageKind(Enum):
-    """What a sealed message is; ``UNKNOWN`` says only that its session is not known there."""
+    """The kind of a sealed message; ``UNKNOWN``: the server does not know its session."""
 
     REQUEST = 0
     REPLY = 1
@@ -105,10 +107,10 @@ class MessageKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What of a sealed message travels in clear: 30 bytes.
+    """The part of a sealed message that travels in clear: 30 bytes.
 
     ``session`` names the key, ``counter`` grows with every request of the session, and ``pieces``
-    is how many parts there are besides the header.
+    is the number of parts besides the header.
     """
 
     kind: MessageKind
@@ -117,11 +119,11 @@ class Envelope:
     pieces: int = 0
 
     def encode(self) -> bytes:
-        """Return the bytes, which are the associated data of every sealed part too."""
+        """Return the bytes, which are also the associated data of every sealed part."""
         return _LAYOUT.pack(_MAGIC, self.kind.value, self.pieces, self.session, self.counter)
 
     def nonce(self, part: int) -> bytes:
-        """Return the 12 bytes that no other part under the session's key is sealed with.
+        """Return 12 bytes that are unique among all parts sealed under the session's key.
 
         ``part`` is 0 for the header, then counts the pieces.
         """
@@ -129,7 +131,7 @@ class Envelope:
 
 
 def decode_envelope(data: Any) -> Envelope:
-    """Return the envelope that bytes say."""
+    """Return the envelope in ``data``. Raises ``EnvelopeError``."""
     if len(data) != ENVELOPE_BYTES:
         raise EnvelopeError(Reason.MALFORMED, f"an envelope of {len(data)} bytes")
     magic, kind, pieces, session, counter = _LAYOUT.unpack(data)
@@ -144,7 +146,7 @@ _KINDS: Final = {kind.value: kind for kind in MessageKind}
 
 
 def parse_sealed(parts: Sequence[Any], *, limit_bytes: int = BULK_BYTES) -> Envelope:
-    """Return the envelope of a message whose parts have the number and sizes it allows."""
+    """Return the envelope of a message, after checking the number and sizes of its parts."""
     if not parts:
         raise EnvelopeError(Reason.MALFORMED, "a message without parts")
     envelope = decode_envelope(parts[0])
@@ -160,14 +162,14 @@ def parse_sealed(parts: Sequence[Any], *, limit_bytes: int = BULK_BYTES) -> Enve
 
 
 def cut(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths of the pieces that frames are cut into; an empty frame has none."""
+    """Return the lengths of the pieces into which frames are cut; an empty frame has none."""
     return [
         min(PIECE_BYTES, length - at) for length in lengths for at in range(0, length, PIECE_BYTES)
     ]
 
 
 def check_lengths(lengths: Sequence[int], sealed: Sequence[int]) -> None:
-    """Refuse lengths of frames that do not make pieces of just the ``sealed`` sizes."""
+    """Raise ``EnvelopeError`` unless these frames' pieces have just the ``sealed`` sizes."""
     if len(lengths) > MAX_FRAMES:
         raise EnvelopeError(Reason.OVERSIZED, f"{len(lengths)} frames, more than {MAX_FRAMES}")
     plain = [size - TAG_BYTES for size in sealed]

@@ -1,4 +1,4 @@
-"""The secret of a run, and the file it lies in."""
+"""The secret of a run, and its file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> RunKey:
-        """Read a key file. Raises ``PeerError`` naming the file when it is no key."""
+        """Read a key file. Raises ``PeerError`` naming the file when it holds no key."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError) as error:

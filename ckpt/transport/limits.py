@@ -1,4 +1,4 @@
-"""What a server takes from its peers at most."""
+"""Limits on the memory and sessions that peers can take of a server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.ckpt.transport.envelope import BULK_BYTES
 class TransportLimits:
     """Bounds of a server's bulk path.
 
-    ``message_bytes`` of one message; ``unanswered_bytes`` of all requests not yet answered and all
-    answers not yet sent, beyond which no request is taken, nor from a session that holds a quarter
-    of it; ``sessions`` that are open at
-    once, the one longest unused giving way, and ``session_s`` that each lives.
+    ``message_bytes`` limits one message. ``unanswered_bytes`` limits all requests not yet answered
+    and all answers not yet sent; beyond it no request is taken, nor one from a session that holds a
+    quarter of it. ``sessions`` may be open at once; a new one then replaces the one unused for
+    longest. ``session_s`` is the life of each.
     """
 
     message_bytes: int = BULK_BYTES

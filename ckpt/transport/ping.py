@@ -1,4 +1,4 @@
-"""Whether a server answers: the process itself, by the way and with the key of every request."""
+"""A check that a server's process answers, over the path and with the key of every request."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from holdfast.ckpt.transport.client import Client
 from holdfast.ckpt.transport.keys import RunKey
 
 PING = "__ping__"
-"""Answered by the transport, whatever the handler is busy with."""
+"""The operation that the transport itself answers, even while the handler is busy."""
 
 
 def answers(address: str, key: RunKey, *, timeout_s: float) -> bool:
-    """Say whether the server at ``address`` answers within that time.
+    """Say whether the server at ``address`` answers within ``timeout_s``.
 
-    One that is stopped does not, though its kernel accepts connections; nor does one of another
-    run, or one at the far end of a connection that is cut in either direction.
+    A stopped server does not, though its kernel accepts connections; nor does a server of another
+    run, nor one behind a connection that is cut in either direction.
     """
     try:
         client = Client(address, key, timeout_s=timeout_s, watch=True)
     except zmq.ZMQError:
-        return False  # no address, or no sockets left here
+        return False  # no address, or no sockets left
     try:
         client.call(PING, bulk=False)
     except CkptError:

@@ -1,4 +1,4 @@
-"""A request as handlers see it."""
+"""A request as handlers receive it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.ckpt.transport.envelope import EnvelopeError, MessageHeader
 from holdfast.ckpt.types import Json
 
 Answer: TypeAlias = Callable[[MessageHeader, Sequence[Any]], None]
-"""Sends an answer back the way its request came; callable from any thread, but only once."""
+"""Sends an answer back on the path of its request; callable from any thread, but only once."""
 
 
 class Request:
@@ -26,13 +26,13 @@ class Request:
 
     @property
     def peer(self) -> bytes:
-        """Identity of who asks, stable over its requests."""
+        """The identity of the client, stable over its requests."""
         return self._peer
 
     def reply(self, body: Json = None, frames: Sequence[Any] = ()) -> None:
-        """Answer; callable from any thread. Frames must not change after; a second does nothing.
+        """Answer; callable from any thread. A second answer is ignored.
 
-        What is too large for the way it has to go is refused instead.
+        The frames must not change afterwards. An answer that is too large for its path is refused.
         """
         if not self._once.acquire(blocking=False):
             return
@@ -43,7 +43,7 @@ class Request:
                 f"the answer to {self.op} is refused: {error}; ask for less at once"
             )
             self._answer(_refusal(self._number, too_large), ())
-        except BaseException:  # nothing was sent: whoever catches it may still refuse
+        except BaseException:  # nothing was sent: the caller may still refuse
             self._once.release()
             raise
 

@@ -1,6 +1,6 @@
-"""Seal messages and open them again: AES-128-GCM, one nonce per part (see `envelope`).
+"""Sealing and opening of messages: AES-128-GCM, one nonce per part (see `envelope`).
 
-The `cryptography` package works without the GIL, into memory that is used again.
+The `cryptography` package works without the GIL, into memory from a pool.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _POOLED_BYTES = 64 << 10
 """Shorter parts are not worth a buffer of the pool; ZeroMQ copies them anyway."""
 
 Take = Callable[[int], memoryview]
-"""Gives writable memory of a length."""
+"""Returns writable memory of the given length."""
 
 
 class Sealer:
-    """The key of one session at work, in both directions. Has no state: counters are the caller's.
+    """Seals and opens with the key of one session, in both directions.
 
-    A pair of kind and counter must never be sealed twice.
+    It has no state: the caller counts, and must never seal the same pair of kind and counter twice.
     """
 
     def __init__(self, session: bytes, key: bytes) -> None:
@@ -61,7 +61,7 @@ class Sealer:
         size = sum(part.nbytes + TAG_BYTES for part in plain)
         if len(frames) > MAX_FRAMES or size > BULK_BYTES:
             raise EnvelopeError(Reason.OVERSIZED, f"{len(frames)} frames and {size:,} bytes")
-        rooms = [_memory(_sealed_bytes(view), take) for view in views]  # or nothing is sealed
+        rooms = [_memory(_sealed_bytes(view), take) for view in views]  # first, as it may raise
         sealed = [memoryview(bytearray(text.nbytes + TAG_BYTES))]
         sealed += [piece for room in rooms for piece in _pieces(room, TAG_BYTES)]
         envelope = Envelope(kind=kind, session=self.session, counter=counter, pieces=len(plain) - 1)
@@ -79,7 +79,7 @@ class Sealer:
     def open_frames(
         self, envelope: Envelope, parts: Sequence[Any], lengths: Sequence[int], *, take: Take
     ) -> list[memoryview]:
-        """Return the frames of a parsed message, of the ``lengths`` that its header says.
+        """Return the frames of a parsed message, with the ``lengths`` of its header.
 
         Raises ``EnvelopeError``.
         """
@@ -101,7 +101,7 @@ class Sealer:
 
 
 def _pieces(view: memoryview, extra: int) -> list[memoryview]:
-    """Cut a frame into its pieces, or with ``extra`` bytes a piece the room for it sealed."""
+    """Cut a frame into its pieces; with ``extra`` bytes a piece, cut the buffer for sealed ones."""
     step = PIECE_BYTES + extra
     return [view[at : at + step] for at in range(0, view.nbytes, step)]
 

@@ -1,4 +1,4 @@
-"""The serving side: the control socket and its thread; the bulk path once somebody asks for it."""
+"""The server side: the control socket and its thread; the bulk path from the first session on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.ckpt.transport.sockets import Outbox, OwnContext
 _log = logging.getLogger(__name__)
 
 QUEUED = 64
-"""Messages that wait for one peer, or from one, at most; a client has one under way."""
+"""The most messages that wait for one peer, or from one; a client has one in progress."""
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _CLOSE_S = 5.0
@@ -137,8 +137,9 @@ class Server:
     def _authenticate(self) -> None:
         """Answer a ZAP request (ZeroMQ RFC 27).
 
-        The control socket admits the run's client key; the bulk socket whoever names a session and
-        its token, which keeps strangers from filling our memory with what fails its seal.
+        The control socket admits the run's client key. The bulk socket admits clients that name a
+        session and its token; so strangers cannot fill our memory with messages that fail their
+        seal.
         """
         parts = self._zap.recv_multipart()
         version, request_id, mechanism, credentials = parts[0], parts[1], parts[5], parts[6:]
@@ -184,7 +185,7 @@ class Server:
         self._outbox.put([peer, text, *frames])
 
     def _open_session(self, request: Request) -> None:
-        """Give the asker a session; the bulk path begins with the first."""
+        """Give the client a session; the first one starts the bulk path."""
         try:
             ask = msgspec.convert(request.body, Ask)
             if self._bulk is None:
@@ -206,7 +207,7 @@ class Server:
     # -- both threads ----------------------------------------------------------------------------
 
     def dispatch(self, request: Request) -> None:
-        """Have the handler take a request, one at a time."""
+        """Pass a request to the handler, one at a time."""
         try:
             with self._handling:
                 self._handler(request)

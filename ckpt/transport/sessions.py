@@ -1,4 +1,4 @@
-"""The sessions of a server's bulk path: who may send there, with which key, up to which counter."""
+"""The sessions of a server's bulk path: admission, keys and counters."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _TOKEN_BYTES = 16
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a session; ``instead`` names the one it replaces, which ends."""
+    """A request for a session; ``instead`` names the one it replaces, which ends."""
 
     instead: bytes = b""
 
 
 class SessionGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A session: its name, its key, and where and with which token to connect.
+    """A session: its name, its key, and the port and token for the connection.
 
-    ``life_s`` is how long it lives. ``seen`` is the last counter that was taken in the session it
-    replaces, -1 where that one is not known any more.
+    ``life_s`` is its life. ``seen`` is the last counter that was taken in the session it replaces,
+    or -1 if that one is unknown.
     """
 
     session: bytes
@@ -65,7 +65,7 @@ class Sessions:
         return len(self._table)
 
     def open(self, ask: Ask, *, port: int) -> SessionGrant:
-        """Open a session; the longest unused give way where there are too many."""
+        """Open a session; where there are too many, those unused for longest end."""
         name, key = secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(KEY_BYTES)
         token = secrets.token_hex(_TOKEN_BYTES)
         now_s = self._clock()
@@ -88,7 +88,7 @@ class Sessions:
         )
 
     def admits(self, user: bytes, password: bytes) -> bool:
-        """Return whether a connection names an open session and its token."""
+        """Return whether a connection's credentials are an open session and its token."""
         try:
             session = self._table.get(bytes.fromhex(user.decode()))
         except ValueError:
@@ -96,15 +96,15 @@ class Sessions:
         return session is not None and secrets.compare_digest(session.token.encode(), password)
 
     def find(self, name: bytes) -> Session:
-        """Return an open session, now the last to give way. Raises ``EnvelopeError``."""
+        """Return an open session, marked as just used. Raises ``EnvelopeError``."""
         with self._lock:
             return self._find(name)
 
     def take(self, name: bytes, counter: int) -> None:
-        """Use a counter up, once all of its message was found genuine.
+        """Use up a counter, once its whole message was found genuine.
 
-        Whoever replaces the session learns of it, so that no request is carried out twice. Raises
-        ``EnvelopeError`` where the session ended meanwhile or is past that counter.
+        The client that replaces the session learns the counter, so that no request runs twice.
+        Raises ``EnvelopeError`` if the session has ended or is past that counter.
         """
         with self._lock:
             session = self._find(name)

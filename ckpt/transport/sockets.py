@@ -17,10 +17,10 @@ from holdfast.ckpt.errors import InternalError
 
 
 class OwnContext(zmq.Context[zmq.Socket[bytes]]):
-    """Ends with its sockets, also where the garbage collector ends it.
+    """A context that ends with its sockets, also when the garbage collector ends it.
 
-    ``zmq.Context`` knows its sockets weakly. When it is collected together with them it finds none
-    to close, and waits for them to be closed, for ever, in whatever thread collects.
+    ``zmq.Context`` refers to its sockets weakly. When it is collected together with them, it finds
+    none to close, and waits for ever for their closing, in whatever thread collects.
     """
 
     _own: list[zmq.Socket[bytes]]
@@ -46,17 +46,17 @@ DENIED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
 
 QUEUED = 16
-"""Messages that wait to be sent at most; one is under way at a time."""
+"""The most messages that wait to be sent; one is in progress at a time."""
 
 
 class NoAnswerError(InternalError):
-    """No answer came; says why. Inside the transport only."""
+    """No answer came; the message says why. Inside the transport only."""
 
 
 class Connection:
-    """A DEALER socket that reconnects by itself, and with ``watch`` tells of it.
+    """A DEALER socket that reconnects by itself; ``watch`` records its connection events.
 
-    ``configure`` sets the options that differ. One thread at a time.
+    ``configure`` sets the options that differ. Use it from one thread at a time.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Connection:
         self.socket.connect(address)
 
     def send(self, parts: list[Any]) -> bool:
-        """Send a message; False where the connection is over, and of no use any more."""
+        """Send a message; False where the connection is over and useless."""
         try:
             self.socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -90,7 +90,7 @@ class Connection:
         return True
 
     def receive(self, deadline_s: float) -> list[memoryview] | None:
-        """Return the next message, None when something has happened to the connection first.
+        """Return the next message, or None if a connection event comes first.
 
         Raises `NoAnswerError` once the deadline has passed.
         """
@@ -103,7 +103,7 @@ class Connection:
         return None
 
     def events(self) -> list[int]:
-        """Return what has happened to the connection since the last look."""
+        """Return the connection events since the last call."""
         events: list[int] = []
         while self._monitor is not None:
             try:
@@ -113,7 +113,7 @@ class Connection:
         return events
 
     def close(self) -> None:
-        """Close the socket; what was not sent is dropped."""
+        """Close the socket; unsent messages are dropped."""
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor = None
@@ -121,7 +121,7 @@ class Connection:
 
 
 class Outbox:
-    """A queue that wakes the thread polling its ``socket``; that one says who it is first."""
+    """A queue that wakes the thread polling its ``socket``; that thread calls `own` first."""
 
     def __init__(self, context: zmq.Context[Any], name: str) -> None:
         self._messages: deque[list[Any]] = deque()
@@ -133,7 +133,7 @@ class Outbox:
         self._bell.connect(f"inproc://{name}")
 
     def own(self) -> None:
-        """Say that the calling thread polls here, and looks after everything it does itself."""
+        """Declare the calling thread the polling one; its own messages need no wake-up."""
         self._owner = threading.get_ident()
 
     def put(self, parts: list[Any]) -> None:
@@ -144,12 +144,12 @@ class Outbox:
 
     def ring(self) -> None:
         """Wake the polling thread."""
-        with self._lock, contextlib.suppress(zmq.Again):  # full of rings: it will wake anyway
+        with self._lock, contextlib.suppress(zmq.Again):  # full: the thread will wake anyway
             if not self._bell.closed:
                 self._bell.send(b"", zmq.NOBLOCK)
 
     def send_all(self, socket: zmq.Socket[bytes]) -> None:
-        """Send what is queued and quiet the bell; for the polling thread only."""
+        """Send the queued messages and clear the wake-ups; for the polling thread only."""
         with contextlib.suppress(zmq.Again):
             while True:
                 self.socket.recv(zmq.NOBLOCK)

@@ -29,23 +29,23 @@ _REFUSAL = (
 
 
 class Ranges(Protocol):
-    """What serves ranges of the packs."""
+    """A server of ranges of the packs."""
 
     origin: str
 
     def read_range(self, path: str, at: int, nbytes: int) -> bytes | memoryview:
-        """Return raw bytes of a pack. Raises ``CorruptError`` when they are not all there."""
+        """Return raw bytes of a pack. Raises ``CorruptError`` when some of them are missing."""
 
 
 class SourceRanges:
-    """The packs of a source; opened anew by the process it is pickled to."""
+    """The packs of a source; a process that unpickles it opens them again."""
 
     def __init__(self, source: StoreSource) -> None:
         self._source, self.origin = source, source.origin
         self._state = source.store.root, source.manifest.step, _digest(source)
 
     def read_range(self, path: str, at: int, nbytes: int) -> bytes | memoryview:
-        """Return raw bytes of a pack. Raises ``CorruptError`` when they are not all there."""
+        """Return raw bytes of a pack. Raises ``CorruptError`` when some of them are missing."""
         return self._source.read_range(path, at, nbytes)
 
     def __eq__(self, other: object) -> bool:
@@ -59,7 +59,7 @@ class SourceRanges:
 
 
 def _digest(source: StoreSource) -> int:
-    """Return a number that a save over the same step changes."""
+    """Return a number that changes when the same step is saved again."""
     files = [f"{record.path} {record.crc32c}" for record in source.manifest.files()]
     return crc32c("\n".join(files).encode())
 
@@ -78,7 +78,7 @@ def _reopened(root: str, step: int, digest: int) -> SourceRanges:
 class CheckpointStore(Store):
     """Documents from memory, chunks from packs. Read-only; safe to share and to pickle.
 
-    A chunk that an array must have and no pack holds is a ``CorruptError``, never a fill value.
+    A chunk that an array must have and no pack holds raises ``CorruptError``; it is never filled.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CheckpointStore(Store):
         return f"CheckpointStore({self._ranges.origin!r})"
 
     def with_read_only(self, read_only: bool = False) -> Store:
-        """Return another store of the same; there is none to write to."""
+        """Return another read-only store of the same checkpoint; refuse a writable one."""
         if read_only:
             return type(self)(self._ranges, self._documents, self._places)
         raise NotImplementedError(
@@ -151,13 +151,13 @@ class CheckpointStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return several parts, in the order asked."""
+        """Return several parts, in the order of the request."""
         return list(
             await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
         )
 
     def _place(self, key: str) -> Stored | None:
-        """Return where a chunk lies. Raises ``CorruptError`` for one that is missing."""
+        """Return a chunk's position. Raises ``CorruptError`` for a missing chunk."""
         if (place := self._places.get(key)) is not None:
             return place
         name, _, rest = key.partition("/")
@@ -199,15 +199,15 @@ class CheckpointStore(Store):
         raise ImmutableError(f"{self._ranges.origin}: {_REFUSAL}")
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Refuse."""
+        """Raise ``ImmutableError``."""
         self._check_writable()
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Refuse."""
+        """Raise ``ImmutableError``."""
         self._check_writable()
 
     async def delete(self, key: str) -> None:
-        """Refuse."""
+        """Raise ``ImmutableError``."""
         self._check_writable()
 
     async def list(self) -> AsyncIterator[str]:
@@ -234,7 +234,7 @@ class CheckpointStore(Store):
 
 
 def _bounds(request: ByteRequest | None, nbytes: int) -> tuple[int, int]:
-    """Return the first byte and the one behind the last; what lies behind the end is not there."""
+    """Return the first byte and the one behind the last, limited to the end."""
     match request:
         case None:
             return 0, nbytes

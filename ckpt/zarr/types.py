@@ -3,7 +3,7 @@
 The names and the spelling of fill values are those of zarr-extensions, which TensorStore reads and
 writes too; in numpy the elements are those of ``ml_dtypes``. The package declares the types as
 entry points of the group ``zarr.data_type``. zarr-python 3.1 collects that group but does not load
-it, so whoever opens such arrays without `ckpt.open` calls `register` first.
+it, so a program that opens such arrays without `ckpt.open` calls `register` first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPECIAL: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": f
 
 @dataclass(frozen=True, kw_only=True)
 class SmallFloat(ZDType[Native, np.generic], HasItemSize):
-    """A floating-point type that numpy has from ml_dtypes. Zarr v2 has no name for any of them."""
+    """A floating-point type that ml_dtypes adds to numpy. Zarr v2 has no name for any of them."""
 
     scalar: ClassVar[type[np.generic]]
 
@@ -37,7 +37,7 @@ class SmallFloat(ZDType[Native, np.generic], HasItemSize):
 
     @classmethod
     def from_native_dtype(cls, dtype: Native) -> Self:
-        """Return the type of a numpy dtype. Raises ``DataTypeValidationError`` for another's."""
+        """Return the type of a numpy dtype. Raises ``DataTypeValidationError`` for any other."""
         if dtype.type is not cls.scalar:
             raise DataTypeValidationError(f"numpy's {dtype} is not {cls._zarr_v3_name}")
         return cls()
@@ -75,7 +75,7 @@ class SmallFloat(ZDType[Native, np.generic], HasItemSize):
         return self._cast(data) is not None
 
     def _cast(self, data: object) -> np.generic | None:
-        """Return ``data`` as a scalar; None where it is no number, or becomes inf or NaN."""
+        """Return ``data`` as a scalar; None if it is no number, or becomes inf or NaN."""
         if isinstance(data, self.scalar):
             return data
         try:
@@ -93,7 +93,7 @@ class SmallFloat(ZDType[Native, np.generic], HasItemSize):
     def cast_scalar(self, data: object) -> np.generic:
         """Return a number as a scalar, rounded.
 
-        Raises ``TypeError`` for what is no number and for what the type can only show as an
+        Raises ``TypeError`` for a value that is no number, or that the type can show only as an
         infinity or NaN.
         """
         if (found := self._cast(data)) is None:
@@ -126,7 +126,7 @@ class SmallFloat(ZDType[Native, np.generic], HasItemSize):
         return found
 
     def to_json_scalar(self, data: object, *, zarr_format: Format) -> float | str:
-        """Return what `from_json_scalar` reads; every NaN but the usual one by its bits."""
+        """Return a value for `from_json_scalar`; an unusual NaN is given by its bits."""
         value = self.cast_scalar(data)
         number = float(value)
         if np.isnan(number):
@@ -214,11 +214,11 @@ TYPES: Final[tuple[type[SmallFloat], ...]] = (
     Float8E5M2FNUZ,
     Float8E8M0FNU,
 )
-"""Every type that is registered."""
+"""All registered types."""
 
 
 def register() -> None:
-    """Make the types known to zarr-python in this process; one that is known already is left."""
+    """Register the types with zarr-python in this process; known ones are left unchanged."""
     for kind in TYPES:
         if kind._zarr_v3_name not in data_type_registry.contents:
             data_type_registry.register(kind._zarr_v3_name, kind)

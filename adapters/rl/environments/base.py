@@ -1,9 +1,9 @@
-"""What replies to the policy: environments of one or several turns.
+"""The interface of environments, which reply to the policy in one or several turns.
 
-An episode begins with a prompt. When a turn of the policy is over, its environment is told what
-the policy said, with the state it returned last; it replies with an observation, after which the
+An episode begins with a prompt. When a turn of the policy is over, its environment gets the
+policy's text, with the state it returned last. It replies with an observation, after which the
 policy has another turn, or with the reward, and the episode is over. All that an environment knows
-about an episode is in its state: so another worker can go on where one was lost.
+about an episode is in its state, so another worker can continue where one was lost.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HELD_OUT: Final = 1 << 40
 """The first ordinal of the prompts of evaluations; the policy is never trained on those."""
 
 STATE_BYTES: Final = 4096
-"""How long the state of an episode may be, as JSON text: it is written with every turn."""
+"""Largest length of an episode's state, as JSON text: it is written with every turn."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy said in turn number ``turn`` (from 0) of an episode.
+    """The policy's text in turn number ``turn`` (from 0) of an episode.
 
-    ``text`` is without the end token; ``ended`` tells whether there was one, or the turn was as
-    long as it may be. ``state`` is what the environment returned last, None in the first turn.
+    ``text`` is without the end token; ``ended`` is True if there was one, False if the turn reached
+    its largest length. ``state`` is the environment's last state, None in the first turn.
     """
 
     ordinal: int
@@ -40,15 +40,15 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> SampleId:
-        """Return (ordinal, sample)."""
+        """(ordinal, sample)."""
         return self.ordinal, self.sample
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's reply: ``text`` that the policy reads next, and the new ``state``.
 
-    The state is made of what JSON has, and at most `STATE_BYTES` long. A ``reward`` ends the
-    episode; what would be read next does not count then.
+    The state consists of JSON values, and is at most `STATE_BYTES` long. A ``reward`` ends the
+    episode; ``text`` has no effect then.
     """
 
     text: str = ""
@@ -89,30 +89,30 @@ class ToolError(HoldfastError):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Prompts, and replies to what the policy says.
+    """Prompts, and replies to the policy's text.
 
-    Both are functions of what they are given and of nothing else: a call may be made again, by
-    another process, when its reply was lost. They are called by several threads at once.
+    Both methods depend on their arguments alone: a call may be repeated, by another process, when
+    its reply was lost. Several threads call them at once.
     """
 
     def prompt(self, ordinal: int) -> str:
         """Return the prompt of an ordinal; from `HELD_OUT` on it is one of an evaluation."""
 
     def respond(self, action: Action) -> Observation:
-        """Return what follows on a turn. May take long; raises `ToolError` for a passing fault."""
+        """Return the reply to a turn. May take long; raises `ToolError` for a passing fault."""
 
 
 class EnvironmentCalls(Protocol):
-    """Calls of an environment under way: `calls.ThreadedCalls`, or a fake's."""
+    """An environment's calls in progress: `calls.ThreadedCalls`, or a fake's."""
 
     def submit(self, action: Action) -> None:
-        """Have a turn replied to."""
+        """Request the reply to a turn."""
 
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
         """Return, once each, the replies that came; wait up to ``wait_s`` for the first."""
 
     def drop(self, keys: set[SampleId]) -> None:
-        """Forget the calls of these samples: nobody waits for their replies."""
+        """Forget the calls of these samples: their replies are not needed."""
 
 
 learn(globals())

@@ -1,10 +1,9 @@
-"""Calls of an environment, run aside on threads: slow ones hold up nobody else.
+"""Calls of an environment on threads, so that slow calls delay nothing else.
 
-Threads are enough, since a slow environment waits for something else (a sandbox, a service, a
-process of its own) and lets other threads run meanwhile. A thread cannot be stopped, though: a call
-that takes longer than the limit is left to itself and made again, and the episode ends with reward
-0 and the reason when its last attempt failed as well. Of calls left to themselves only so many may
-still run.
+Threads are enough, since a slow environment waits for something else (a sandbox, a service, its own
+process) and lets other threads run meanwhile. But a thread cannot be stopped: a call that takes
+longer than the limit is abandoned and made again. If its last attempt fails as well, the episode
+ends with reward 0 and the reason. The number of abandoned calls that still run is bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HUNG_PER_THREAD = 4
 
 @dataclass(slots=True, kw_only=True)
 class _PendingCall:
-    """A turn to be replied to: when it was handed in, and how often it was tried."""
+    """A turn that needs a reply: its time of submission, and its number of attempts."""
 
     action: Action
     since: float
@@ -43,10 +42,10 @@ class _PendingCall:
 
 
 class ThreadedCalls:
-    """See the module's docstring. All methods are for one thread, the worker's.
+    """The calls of the module's docstring. All methods are for one thread, the worker's.
 
     ``threads`` calls run at a time, each for at most ``limit_s`` seconds and at most ``attempts``
-    times where it fails (`ToolError`) or takes longer. ``clock`` counts seconds.
+    times if it fails (`ToolError`) or takes longer. ``clock`` counts seconds.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class ThreadedCalls:
         self._returned: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
 
     def submit(self, action: Action) -> None:
-        """Have a turn replied to."""
+        """Request the reply to a turn."""
         self._queue.append(_PendingCall(action=action, since=self._clock()))
         self._start()
 
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
         """Return, once each, the replies that came; wait up to ``wait_s`` for the first.
 
-        Raises ``JobFailedError`` when the environment raised what is no `ToolError`, or when too
+        Raises ``JobFailedError`` if the environment raised an error other than `ToolError`, or if too
         many calls hang.
         """
         self._start()
@@ -87,7 +86,7 @@ class ThreadedCalls:
         return found
 
     def drop(self, keys: set[SampleId]) -> None:
-        """Forget the calls of these samples; those that run run on."""
+        """Forget the calls of these samples; running ones are not stopped."""
         self._queue = deque(call for call in self._queue if call.action.key not in keys)
         for call in self._running.values():
             if call.action.key in keys:
@@ -111,14 +110,14 @@ class ThreadedCalls:
     def _respond(self, number: int, action: Action) -> None:
         try:
             found: object = self._environment.respond(action)
-        except Exception as error:  # noqa: BLE001 - judged by the worker's thread
+        except Exception as error:  # noqa: BLE001 - handled in the worker's thread
             found = error
         self._returned.put((number, found))
 
-    # -- what comes of them ------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------
 
     def _arrived(self, wait_s: float) -> Iterator[tuple[int, object]]:
-        """Yield what threads returned, with the number of the call; wait for the first."""
+        """Yield (number of the call, result) of finished threads; wait for the first."""
         while True:
             try:
                 yield self._returned.get(block=wait_s > 0, timeout=wait_s or None)
@@ -152,7 +151,7 @@ class ThreadedCalls:
             )
 
     def _judge(self, call: _PendingCall, found: object) -> Reply | None:
-        """Return the reply, or None where the call is made again."""
+        """Return the reply, or None if the call is made again."""
         if isinstance(found, Observation):
             return found
         if isinstance(found, ToolError):

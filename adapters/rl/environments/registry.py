@@ -1,4 +1,4 @@
-"""Which environment a job has: a built-in one, or any that can be imported."""
+"""The registry of environments: built-in ones, and any that can be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
 }
-"""Short names of environments that come along."""
+"""Short names of the built-in environments."""
 
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +25,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     ``factory`` is "package.module:name" or a name of `BUILT_IN`; it is called with ``settings`` and
     ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. Each rollout worker
-    has up to ``threads`` calls under way and lets up to ``waiting`` episodes wait beside those in
+    has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside those in
     its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
     """
@@ -48,7 +48,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def make_environment(config: EnvironmentConfig, *, seed: int) -> Environment:
-    """Import and make the environment. Raises ``ConfigError`` saying what is wrong with it."""
+    """Import and make the environment. Raises ``ConfigError`` with the reason."""
     factory = _imported(config.factory)
     settings = {"seed": seed, **config.settings}
     try:

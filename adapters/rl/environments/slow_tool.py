@@ -1,8 +1,8 @@
-"""A simulated tool: slow with a long tail, for as many turns as its own long tail wants.
+"""A simulated tool: its latencies and numbers of turns are long-tailed.
 
-All that is drawn is a hash of where it is drawn for, so that two jobs meet the same latencies,
+Every random value is a hash of the place where it is used, so that two jobs get the same latencies,
 lengths and turns, whatever fails in between. A policy that rarely ends a turn by itself samples
-``max_new_tokens`` in each, so that the number of turns makes the number of its tokens.
+``max_new_tokens`` in each, so that the number of turns determines the number of its tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PROMPT_LETTERS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowTool:
-    """Replies with letters after a while, and rewards the share of vowels in all that was said.
+    """Replies with letters after a while; the reward is the share of vowels in the policy's text.
 
-    Latencies, numbers of turns and lengths of observations are log-normal: with the given mean, and
-    ``…_tail`` the standard deviation of their logarithm (0: always the mean; at 1.5 the slowest in
-    a hundred takes 11 times the mean). ``longest_s``, ``most_turns`` and ``most_letters`` bound
+    Latencies, numbers of turns and lengths of observations are log-normal, with the given mean;
+    ``…_tail`` is the standard deviation of their logarithm (0: always the mean; at 1.5 the slowest
+    in a hundred takes 11 times the mean). ``longest_s``, ``most_turns`` and ``most_letters`` bound
     them.
     """
 

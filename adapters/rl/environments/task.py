@@ -1,7 +1,7 @@
-"""What is asked and what an answer is worth: prompts as a pure function of their ordinal.
+"""Tasks: prompts as a pure function of their ordinal, and the rewards of answers.
 
-A prompt belongs to the held-out split when a hash of its text says so; training ordinals skip
-those, so the splits stay disjoint whatever the underlying data set repeats.
+A hash of a prompt's text decides whether it belongs to the held-out split; training ordinals skip
+those prompts, so the splits stay disjoint even if the underlying data set repeats prompts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.elastic.errors import ConfigError
 
 _HELD_OUT_SHARE = 26 / 256
 _TRAIN_STRIDE = 16
-"""Items set aside per training ordinal; the first that is not held out is its prompt."""
+"""Items reserved per training ordinal; the first that is not held out is its prompt."""
 
 _HELD_OUT_START = 1 << 29
 _HELD_OUT_STRIDE = 256
-"""Items set aside per held-out ordinal; a tenth of all are held out."""
+"""Items reserved per held-out ordinal; a tenth of all are held out."""
 
 _CYCLE = 1 << 25
 
@@ -69,10 +69,10 @@ class Task:
         return list(found.values())
 
     def reward(self, ordinal: int, text: str, *, ended: bool) -> float:
-        """Return what an answer earns: for an exact match, and by the source's shaped score.
+        """Return the reward of an answer: for an exact match, and by the source's shaped score.
 
-        One that was not ``ended`` is scored with a stray character behind it, so that stopping in
-        time is part of being right.
+        An answer that was not ``ended`` is scored with a stray character behind it, so that
+        stopping in time is part of being right.
         """
         index = self._index(ordinal)
         text = text if ended else text + "\x01"
@@ -104,7 +104,7 @@ class Task:
 
 
 def is_held_out(prompt: str) -> bool:
-    """Tell whether a prompt belongs to the held-out tenth."""
+    """Say whether a prompt belongs to the held-out tenth."""
     return hashlib.blake2s(prompt.encode()).digest()[0] < _HELD_OUT_SHARE * 256
 
 
@@ -137,7 +137,7 @@ def _share_right(answer: str, text: str) -> float:
 
 
 class ReasoningGym:
-    """A data set of ``reasoning-gym``; importing it takes a second, so only who scores does."""
+    """A data set of ``reasoning-gym``, imported only where needed because that takes a second."""
 
     def __init__(self, name: str, *, seed: int) -> None:
         import reasoning_gym  # type: ignore[import-untyped]
@@ -147,7 +147,7 @@ class ReasoningGym:
         self._set = reasoning_gym.create_dataset(name, size=2**31 - 1, seed=seed, **settings)
 
     def item(self, index: int) -> Problem:
-        """Return problem ``index``, its question shortened to what varies."""
+        """Return problem ``index``, its question shortened to the part that varies."""
         entry = self._set[index]
         return Problem(prompt=self._compact(entry["question"]), answer=str(entry["answer"]))
 
@@ -159,7 +159,7 @@ class ReasoningGym:
 
 
 _ROWS = {ord(" "): "", ord("\n"): "/"}
-"""Writes a matrix as its rows of digits, parted by strokes."""
+"""Writes a matrix as its rows of digits, separated by slashes."""
 
 _GYM: dict[str, tuple[dict[str, Any], Callable[[str], str]]] = {
     "spell_backward": (
@@ -177,13 +177,13 @@ _GYM: dict[str, tuple[dict[str, Any], Callable[[str], str]]] = {
 }
 
 _SCORED_BY_POSITION = frozenset({"spiral_matrix"})
-"""Data sets whose own score takes an answer for Python and runs it: not what a policy wrote."""
+"""Data sets whose own score runs an answer as Python code, which is unsafe for a policy's text."""
 
 
 def make_task(name: str, *, seed: int, exact_weight: float = 0.5) -> Task:
     """Return the named task; without reasoning-gym installed ``spell_backward`` is ``reverse``.
 
-    Raises ``ConfigError`` for a name that is not known.
+    Raises ``ConfigError`` for an unknown name.
     """
     if name == "reverse" or (name == "spell_backward" and not gym_installed()):
         return Task(Reverse(seed=seed), exact_weight=exact_weight)
@@ -195,5 +195,5 @@ def make_task(name: str, *, seed: int, exact_weight: float = 0.5) -> Task:
 
 
 def gym_installed() -> bool:
-    """Tell whether reasoning-gym can be imported."""
+    """Say whether reasoning-gym can be imported."""
     return importlib.util.find_spec("reasoning_gym") is not None

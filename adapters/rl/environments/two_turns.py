@@ -9,7 +9,7 @@ _MISSING = "_"
 
 
 class TwoTurns:
-    """Asks a task's problem, and again with what was right of the first answer.
+    """Asks a task's problem; after a wrong answer asks again, showing its right letters.
 
     A right first answer earns 1 and ends the episode. Otherwise the better of both answers counts,
     as the task rewards it, times ``second``.
@@ -36,7 +36,7 @@ class TwoTurns:
 
 
 def hint(answer: str, text: str) -> str:
-    """Return the answer without the letters that ``text`` has not in their places, and ``>``."""
+    """Return the answer with the letters that ``text`` has wrong masked, and ``>``."""
     padded = text.ljust(len(answer))
     right = (a if a == b else _MISSING for a, b in zip(answer, padded, strict=False))
     return "".join(right) + ">"

@@ -1,4 +1,4 @@
-"""How long episodes wait for their environment: the events of a rollout worker about it."""
+"""Waiting times of episodes for their environment, as events of a rollout worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Emit(Protocol):
     """Records an event."""
 
     def __call__(self, kind: str, **fields: Json) -> None:
-        """Record it."""
+        """Record the event."""
 
 
 def unheard(kind: str, **fields: Json) -> None:
@@ -24,7 +24,7 @@ def unheard(kind: str, **fields: Json) -> None:
 
 
 class Waits:
-    """Collects waiting times, and tells of them every five seconds or 256 replies.
+    """Collects waiting times, and reports them every five seconds or 256 replies.
 
     ``failed`` and ``given_up`` count attempts that failed or took too long, and calls whose last
     one did, since the last event.
@@ -36,11 +36,11 @@ class Waits:
         self._told: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Note that an episode waited so long for a reply."""
+        """Record how long an episode waited for a reply."""
         self._seconds.append(seconds)
 
     def tell(self, *, waiting: int, now_s: float) -> None:
-        """Record what was collected, when there is enough; ``waiting`` episodes wait now."""
+        """Record the collected figures, when there are enough; ``waiting`` episodes wait now."""
         if self._told is None:
             self._told = now_s
         due = now_s - self._told >= _EVERY_S or len(self._seconds) >= _MOST
@@ -63,7 +63,7 @@ class Waits:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is not below ``share`` of the values; 0 of none."""
+    """Return the smallest value that is not below ``share`` of the values; 0 for no values."""
     if not values:
         return 0.0
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

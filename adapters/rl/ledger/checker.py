@@ -1,9 +1,9 @@
-"""The always-on checker: what every step promises, looked at before it is trained. Pure.
+"""The always-on checker of the promises that every step makes, before the step is trained. Pure.
 
-It is told the rows that are about to be trained, the states of all open ordinals and which weights
-the consumers have, as one small value (`ObservedStep`), and believes nobody: it does its own count
-of what was trained. That count and what was found are part of the tracked state, so it goes on past
-restores.
+It gets one small value (`ObservedStep`): the rows about to be trained, the states of all open
+ordinals, and the weights that the consumers have. It trusts no other bookkeeping: it counts itself
+what was trained. That count and the violations are part of the tracked state, so it continues
+across restores.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory
 from holdfast.ckpt.types import Json
 
 _TOLD = 100
-"""Violations that are kept in words; all are counted."""
+"""Number of violations whose text is kept; all are counted."""
 
 
 class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the checker does beside looking: it is always on.
+    """Settings of the checker, which is always on.
 
-    Every ``recompute_every`` steps (0: never) the log-probabilities of one row, another each time,
-    are computed anew under the very versions that sampled it, and may differ by ``tolerance``.
-    With ``fatal`` a violation ends the job.
+    Every ``recompute_every`` steps (0: never) the log-probabilities of one row, a different one
+    each time, are recomputed under the very versions that sampled it; they may differ by
+    ``tolerance``. With ``fatal`` a violation ends the job.
     """
 
     recompute_every: int = 0
@@ -42,7 +42,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample about to be trained: how many sampled tokens and log-probabilities, and by whom."""
+    """A sample about to be trained: its counts of tokens and log-probabilities, its versions."""
 
     ordinal: int
     sample: int
@@ -52,7 +52,7 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights that somebody samples with: ``version``, pulled in ``generation``."""
+    """The weights that one consumer samples with: ``version``, pulled in ``generation``."""
 
     name: str
     generation: int
@@ -62,13 +62,13 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step about to be trained.
 
-    ``group`` is how many samples an ordinal needs, ``eta`` the largest staleness; ``cuts`` maps a
-    generation to the step it was restored to; ``dropped`` are the step's ordinals that train
-    without samples. ``admitted`` is how many ordinals were ever let in, ``states`` has those that
-    are open, this step's included. ``in_order``: step t trains the next ordinals, each once.
-    ``reused`` are ordinals that are trained again on purpose, and may be staler by ``reuse_age``
-    steps; their rows come last. ``pinned``: consumers may go back to
-    an older version for work that another one lost.
+    ``group`` is how many samples an ordinal needs, ``eta`` the largest staleness. ``cuts`` maps a
+    generation to the step it was restored to. ``dropped`` are the step's ordinals that train
+    without samples. ``admitted`` is how many ordinals were ever admitted; ``states`` has the open
+    ones, including this step's. ``in_order``: step t trains the next ordinals, each once.
+    ``reused`` are ordinals that are trained again on purpose; they may be staler by ``reuse_age``
+    steps, and their rows come last. ``pinned``: a consumer may go back to an older version, for
+    work that another one lost.
     """
 
     step: int
@@ -87,7 +87,7 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepChecker:
-    """Looks at every step; ``violations`` has what was found, ``count`` how much."""
+    """Checks every step; ``violations`` has the findings as text, ``count`` their number."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
@@ -97,7 +97,7 @@ class StepChecker:
         self._consumers: dict[str, tuple[int, int]] = {}
 
     def check(self, seen: ObservedStep) -> list[str]:
-        """Return what is wrong with a step, in words; take it as trained."""
+        """Return the violations of a step as text, and count its ordinals as trained."""
         ordinals = {row.ordinal for row in seen.rows} | seen.dropped
         found = [
             *_rows(seen),
@@ -113,7 +113,7 @@ class StepChecker:
         return self._keep(found)
 
     def recomputed(self, key: SampleId, difference: float, *, tolerance: float) -> list[str]:
-        """Return what is wrong with a row whose log-probabilities differ by so much at most."""
+        """Return a violation if recomputed log-probabilities differ by more than ``tolerance``."""
         if difference <= tolerance:
             return []
         return self._keep(
@@ -124,7 +124,7 @@ class StepChecker:
         )
 
     def state_dict(self) -> dict[str, Json]:
-        """Return what was trained and found."""
+        """Return the trained ordinals and the violations."""
         return {
             "below": self._below,
             "beyond": sorted(self._beyond),
@@ -148,7 +148,7 @@ class StepChecker:
         return ordinal < self._below or ordinal in self._beyond
 
     def _trained(self, seen: ObservedStep, ordinals: set[int]) -> Iterator[str]:
-        """Every ordinal once, and in order where that is the plan."""
+        """Check that every ordinal is trained once, and in order unless steps train by arrival."""
         again = sorted(o for o in ordinals - seen.reused if self._is_trained(o))
         if again:
             yield f"step {seen.step} trains ordinals {again} again"
@@ -163,7 +163,7 @@ class StepChecker:
             yield f"step {seen.step} has its ordinals out of order"
 
     def _elsewhere(self, seen: ObservedStep, ordinals: set[int]) -> Iterator[str]:
-        """All ordinals that were let in are open or trained, never both."""
+        """Check that every admitted ordinal is either open or trained, never both."""
         open_ = set(seen.states)
         both = sorted(o for o in open_ - ordinals if self._is_trained(o))
         if both:
@@ -182,7 +182,7 @@ class StepChecker:
             yield f"step {seen.step}: ordinals {beyond} were never let in"
 
     def _progress(self, seen: ObservedStep) -> Iterator[str]:
-        """No consumer goes back within a generation, unless work of an older version is given."""
+        """Check that no consumer goes back within a generation, except to finish older work."""
         for consumer in seen.consumers:
             now = (consumer.generation, consumer.version)
             before = self._consumers.get(consumer.name, now)
@@ -199,7 +199,7 @@ class StepChecker:
 def observe(
     ledger: Ledger, step: int, batch: Sequence[Trajectory], *, consumers: Iterable[Consumer] = ()
 ) -> ObservedStep:
-    """Return what is to be known of ``step`` before the ledger counts it as trained."""
+    """Return the observation of ``step``, before the ledger counts it as trained."""
     plan, states = ledger.plan, ledger.states()
     taken, again = ledger.takes()
     return ObservedStep(
@@ -220,7 +220,7 @@ def observe(
 
 
 def row_of(trajectory: Trajectory) -> SampleRow:
-    """Return what the checker looks at of a sample."""
+    """Return the part of a sample that the checker looks at."""
     return SampleRow(
         ordinal=trajectory.ordinal,
         sample=trajectory.sample,
@@ -231,7 +231,7 @@ def row_of(trajectory: Trajectory) -> SampleRow:
 
 
 def _rows(seen: ObservedStep) -> Iterator[str]:
-    """Every token has a log-probability and a version, none too old, none rolled back."""
+    """Check that every token has a log-probability and a valid, recent enough version."""
     for row in seen.rows:
         of = f"step {seen.step}, sample {(row.ordinal, row.sample)}:"
         stamped = sum(stamp.count for stamp in row.stamps)
@@ -250,7 +250,7 @@ def _rows(seen: ObservedStep) -> Iterator[str]:
 
 
 def _groups(seen: ObservedStep) -> Iterator[str]:
-    """Every ordinal has its whole group, and each sample once."""
+    """Check that every ordinal has its whole group, and each sample once."""
     wanted = set(range(seen.group))
     samples: dict[int, Counter[int]] = {}
     for row in seen.rows:

@@ -1,10 +1,10 @@
-"""In which order samples are given out: what is waited for first, then the longest. Pure.
+"""The order in which samples are given out: most urgent step first, then the longest. Pure.
 
-Where some answers are many times as long as others, a step ends when its last sample does. Those
-that are likely to be the longest are begun first, so that the short ones fill the slots beside them
-(longest processing time first: Graham, "Bounds on Multiprocessing Timing Anomalies"). How long one
-will be is read off what is recorded: the other samples of its group, which share the prompt, and
-past prompts of about the same length.
+Where some answers are many times as long as others, a step ends when its last sample does. The
+samples that are likely to be longest begin first, so that the short ones fill the slots beside them
+(longest processing time first: Graham, "Bounds on Multiprocessing Timing Anomalies"). A sample's
+length is estimated from records: the other samples of its group, which share the prompt, and past
+prompts of about the same length.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Literal
 from holdfast.adapters.rl.samples.trajectory import SampleId
 
 Claims = Literal["prompt", "longest"]
-"""The order of samples that the same step waits for: as they are numbered, or longest first."""
+"""The order among samples that the same step waits for: by number, or longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCandidate:
-    """A sample that nobody is at work on.
+    """A sample that no worker works on.
 
-    ``urgency``: how many steps can do without it; ``remaining``: the tokens it is likely to need.
+    ``urgency`` is how many steps can do without it, ``remaining`` the tokens it is likely to need.
     """
 
     key: SampleId
@@ -32,7 +32,7 @@ class ClaimCandidate:
 
 
 def queue(candidates: Iterable[ClaimCandidate]) -> list[ClaimCandidate]:
-    """Return them in the order in which they are given out."""
+    """Return the candidates in the order in which they are given out."""
     return sorted(candidates, key=lambda each: (each.urgency, -each.remaining, each.key))
 
 
@@ -46,12 +46,12 @@ class Lengths:
         self._past = {int(key): (count, total) for key, (count, total) in (state or {}).items()}
 
     def note(self, prompt_tokens: int, tokens: int) -> None:
-        """Take in that an answer to a prompt of so many tokens had ``tokens`` tokens."""
+        """Record that an answer to a prompt of ``prompt_tokens`` tokens had ``tokens`` tokens."""
         count, total = self._past.get(prompt_tokens.bit_length(), (0, 0))
         self._past[prompt_tokens.bit_length()] = count + 1, total + tokens
 
     def expected(self, prompt_tokens: int, *, most: int) -> float:
-        """Return the mean of such prompts, that of all where there is none; at first ``most``."""
+        """Return the mean of such prompts, else the mean of all prompts, else ``most``."""
         count, total = self._past.get(prompt_tokens.bit_length(), (0, 0))
         if not count:
             count = sum(each for each, _ in self._past.values())
@@ -64,10 +64,11 @@ class Lengths:
 
 
 def remaining(expected: float, *, done: Sequence[int], have: int, most: int) -> float:
-    """Return how many tokens a sample is likely to need that has ``have``.
+    """Return how many more tokens a sample of ``have`` tokens is likely to need.
 
-    ``done`` are the lengths of its group's finished samples, ``expected`` is that of the prompt
-    alone and weighs as much as one of them; ``most`` is the longest that is allowed.
+    ``done`` are the lengths of the finished samples of its group. ``expected`` is the length
+    expected from the prompt alone; it weighs as much as one finished sample. ``most`` is the
+    longest allowed.
     """
     mean = (expected + sum(done)) / (1 + len(done))
     return max(1.0, min(mean, most) - have)

@@ -1,4 +1,4 @@
-"""What an RL job counts of its samples and tokens. Pure."""
+"""Counters of an RL job's samples and tokens. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """What happened to tokens and samples; a lower bound after a rollback of the ledger.
+    """Counts of tokens and samples; a lower bound after a rollback of the ledger.
 
-    ``tokens_recovered`` came out of a lost worker's log; ``tokens_resampled`` had been reported
-    by a lost worker and were not in its log. Set aside are samples that were beyond the token
-    budget; too old are those that a late worker held when others were already promised the steps
-    that could have taken them.
+    ``tokens_recovered`` came out of a lost worker's log; ``tokens_resampled`` had been reported by
+    a lost worker and were not in its log. ``samples_set_aside`` were beyond the token budget.
+    ``samples_too_old`` were held by a late worker when the steps that could have taken them were
+    already promised to other samples.
     """
 
     samples_accepted: int = 0

@@ -1,6 +1,6 @@
-"""Which policy versions belong to the run's history, past every restore. Pure.
+"""The policy versions that belong to the run's history, across all restores. Pure.
 
-A generation that is restored to a step cuts off what earlier ones did after it: the versions beyond
+A generation that is restored to a step cuts off what earlier ones did after it: the later versions
 are void, and so is every token that they sampled.
 """
 
@@ -18,31 +18,32 @@ class GenerationCuts:
         self.steps: dict[int, int] = dict(steps or {})
 
     def begin(self, generation: int, *, restored: int) -> None:
-        """Note that ``generation`` began at step ``restored``: older versions beyond are void.
+        """Record that ``generation`` began at step ``restored``.
 
-        A number that was there before tells that the job was started again, from a checkpoint:
-        generations are counted anew, and whoever sampled in those before is gone. What they left is
-        in the checkpoint, all of it from before ``restored``.
+        Versions above ``restored`` of earlier generations are void from now on. A number that was
+        used before means that the job was started again from a checkpoint: generations are counted
+        from the beginning, and the consumers of the earlier ones are gone. Their samples are in the
+        checkpoint, all of them from before ``restored``.
         """
         if generation <= max(self.steps, default=0):
             self.steps.clear()
         self.steps[generation] = restored
 
     def current(self, *, generation: int, version: int) -> bool:
-        """Whether ``version``, of a snapshot of ``generation``, belongs to the run's history."""
+        """Say whether ``version``, of a snapshot of ``generation``, is in the run's history."""
         return all(
             version <= restored for later, restored in self.steps.items() if later > generation
         )
 
     def valid(self, trajectory: Trajectory) -> bool:
-        """Whether no token was sampled by a version of a rolled-back future."""
+        """Say whether every token was sampled by a version in the run's history."""
         return all(
             self.current(generation=stamp.generation, version=stamp.version)
             for stamp in trajectory.stamps
         )
 
     def history(self, trajectory: Trajectory) -> Trajectory:
-        """Return the beginning that belongs to the run's history."""
+        """Return the beginning of the trajectory that belongs to the run's history."""
         count = 0
         for stamp in trajectory.stamps:
             if not self.current(generation=stamp.generation, version=stamp.version):

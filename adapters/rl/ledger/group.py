@@ -1,4 +1,4 @@
-"""An open prompt with its group of samples: what is finished, begun, and claimed by whom. Pure."""
+"""An open prompt with its samples: the finished, the partial and the claimed ones. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The samples of ``ordinal``, ``size`` when complete, by their numbers.
+    """The samples of ``ordinal`` by number; ``size`` of them make it complete.
 
-    ``charged`` are the tokens of each sample that the token budget was charged with; ``reason``
-    says why a dropped one was.
+    ``charged`` maps a sample to the tokens that the token budget was charged for it; ``reason``
+    says why the ordinal was dropped.
     """
 
     ordinal: int
@@ -31,7 +31,7 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Tokens held."""
+        """Number of tokens held, prompts excluded."""
         return sum(len(each.tokens) for each in (*self.done.values(), *self.partial.values()))
 
     @property
@@ -41,30 +41,30 @@ class Group:
 
     @property
     def missing(self) -> Sequence[int]:
-        """The samples that nobody has finished or claimed."""
+        """The samples that are neither finished nor claimed."""
         numbers = range(self.size)
         return [n for n in numbers if n not in self.done and n not in self.claims]
 
     def move(self, event: OrdinalEvent) -> None:
-        """Go to the state after ``event``."""
+        """Change the state by ``event``."""
         self.state = moved(self.ordinal, self.state, event)
 
     def begun(self, sample: int) -> Trajectory:
-        """Return what there is of a sample to go on with."""
+        """Return a sample to continue from: its partial trajectory, or a blank one."""
         blank = Trajectory(ordinal=self.ordinal, sample=sample, prompt=self.prompt)
         return self.partial.get(sample, blank)
 
     def claim(self, sample: int, worker: str) -> None:
-        """Note that ``worker`` is at work on a sample."""
+        """Record that ``worker`` works on a sample."""
         self.claims[sample] = worker
         self.move(OrdinalEvent.CLAIM)
 
     def claimed_by(self, worker: str) -> set[int]:
-        """Return the samples that ``worker`` is taken to be at work on."""
+        """Return the samples that ``worker`` has claimed."""
         return {sample for sample, holder in self.claims.items() if holder == worker}
 
     def release(self, samples: Iterable[int]) -> None:
-        """Take back claims; nobody is at work on these samples."""
+        """Release claims: no worker works on these samples any more."""
         given = set(samples) & self.claims.keys()
         for sample in given:
             del self.claims[sample]
@@ -72,7 +72,7 @@ class Group:
             self.move(OrdinalEvent.RELEASE)
 
     def accept(self, trajectory: Trajectory) -> bool:
-        """Take a finished sample; return whether the group is complete with it."""
+        """Take a finished sample; return whether it completes the group."""
         sample = trajectory.sample
         if not 0 <= sample < self.size:
             raise LedgerError(f"sample {trajectory.key} is outside groups of {self.size}")
@@ -87,14 +87,14 @@ class Group:
         return False
 
     def longer(self, trajectory: Trajectory) -> bool:
-        """Whether an unfinished sample is more than what there is of it."""
+        """Say whether an unfinished sample is longer than what is held of it."""
         known = self.partial.get(trajectory.sample)
         if trajectory.sample in self.done:
             return False
         return known is None or _length(known) < _length(trajectory)
 
     def check(self) -> list[str]:
-        """Return every violation of what a group promises; empty when it holds."""
+        """Return every violation of the group's invariants; empty if there is none."""
         found = []
         if (len(self.done) == self.size) != (self.state is OrdinalState.READY):
             found.append(f"ordinal {self.ordinal} is {self.state} with {len(self.done)} samples")
@@ -106,7 +106,7 @@ class Group:
 
 
 def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
-    """Return what is wrong with a group that ``step`` trains on, by what its samples say."""
+    """Return what is wrong with a group that ``step`` trains on, judged by its samples."""
     if group.state is OrdinalState.DROPPED:
         return []
     found = []
@@ -124,9 +124,9 @@ def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
 
 
 def agree(one: Trajectory, other: Trajectory) -> bool:
-    """Whether two deliveries of a sample tell the same.
+    """Say whether two deliveries of a sample have the same content.
 
-    A call to an environment that was given up is not the same twice: it depends on the time.
+    An environment call that was given up need not repeat: it depends on the time.
     """
     if one.reason or other.reason:
         return True
@@ -135,5 +135,5 @@ def agree(one: Trajectory, other: Trajectory) -> bool:
 
 
 def _length(trajectory: Trajectory) -> tuple[int, int]:
-    """Return how far a trajectory has come, in tokens and replies."""
+    """Return a trajectory's length in tokens and replies."""
     return len(trajectory.tokens), len(trajectory.turns)

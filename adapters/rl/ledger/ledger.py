@@ -1,18 +1,18 @@
-"""The ledger: every prompt ordinal in exactly one state, every sample counted once. Pure.
+"""The ledger: keeps every prompt ordinal in exactly one state, counts every sample once. Pure.
 
-A step trains on ``groups`` ordinals of ``group`` samples each, in their order, each ordinal once;
-by `ReplayConfig` some of a step's groups are taken again, which is counted apart. The ordinals of
-step t are admitted once policy version max(0, t - eta) exists, and no older one may sample them: so
-staleness never exceeds eta, whatever fails, and in the first steps after it as well. By `Mode` that
-version samples them entirely, or any from it on. An ordinal moves by
-`states.TRANSITIONS`; what is not listed there is an error.
+A step trains on ``groups`` ordinals of ``group`` samples each, in their order, each ordinal once.
+By `ReplayConfig`, some of a step's groups are reused ones, which are counted apart. The ordinals of
+step t are admitted once policy version max(0, t - eta) exists, and no older version may sample
+them: staleness never exceeds eta, whatever fails, and in the first steps after a failure as well.
+`Mode` decides whether that version samples them entirely, or any version from it on. An ordinal
+moves by `states.TRANSITIONS`; a transition that is not listed there is an error.
 
 With `Order.ARRIVAL` a step takes the ordinals that are complete, by the rules of `order`, within
 the same bound.
 
 The ledger is part of the trainer's tracked state: a restored ledger and restored weights are one
-consistent cut. Claims are not in it; after a restore what ran is pending until its workers
-announce it again.
+consistent cut. Claims are not in it: after a restore, running ordinals are pending until their
+workers announce them again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORDED_STEPS = 64
 
 
 class DeliveryVerdict(StrEnum):
-    """What became of a delivered sample."""
+    """The result of delivering a sample."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -50,7 +50,7 @@ class DeliveryVerdict(StrEnum):
 
 
 class Ledger:
-    """See the module's docstring. Not safe to share between threads without a lock."""
+    """The ledger of the module's docstring. Not safe to share between threads without a lock."""
 
     def __init__(self, plan: BatchPlan) -> None:
         self.plan = plan
@@ -70,7 +70,7 @@ class Ledger:
     # -- admission and work ------------------------------------------------------------------
 
     def admit(self, completed: int, prompt_of: Callable[[int], Tokens]) -> None:
-        """Let in every ordinal whose policy version exists after ``completed`` steps."""
+        """Admit every ordinal whose policy version exists after ``completed`` steps."""
         for ordinal in range(self._admitted, self.plan.admitted(completed)):
             group = self._open(ordinal, prompt_of(ordinal))
             self._taking.admit(ordinal)
@@ -86,12 +86,11 @@ class Ledger:
     def claim(
         self, worker: str, *, free: int, version: int | None, full: bool = False
     ) -> list[Assignment]:
-        """Give ``worker`` up to ``free`` samples, the most urgent first; when pinned, of one
-        version.
+        """Give ``worker`` up to ``free`` samples, the most urgent first.
 
-        ``version`` is that of its weights: when pinned, the one it is bound to because it is at
-        work with it; None: any. One that is ``full`` gets only what the next step waits for, as
-        all do under `pressure`.
+        ``version`` is that of the worker's weights; None: any. When pinned, it is the version that
+        the worker is bound to by its current work, and all samples are of one version. A ``full``
+        worker gets only samples that the next step waits for; under `pressure` all workers do.
         """
         pinned = self.plan.pinned
         restricted = full or self.pressure is not Pressure.NONE
@@ -114,10 +113,10 @@ class Ledger:
     def hold(
         self, worker: str, keys: Iterable[SampleId], *, oldest: Mapping[SampleId, int] | None = None
     ) -> set[SampleId]:
-        """Note that ``worker`` is at work on these; return those it should abandon.
+        """Record that ``worker`` works on these samples; return those it should abandon.
 
-        ``oldest`` is the oldest version that sampled, or will sample, tokens of each; it matters
-        when steps take what arrives.
+        ``oldest`` maps a sample to the oldest version that sampled, or will sample, its tokens. It
+        matters when steps take groups by arrival.
         """
         abandon: set[SampleId] = set()
         for ordinal, sample in keys:
@@ -136,23 +135,27 @@ class Ledger:
         return abandon
 
     def report(self, counts: Mapping[SampleId, int]) -> None:
-        """Charge the token budget with what was sampled since it was last told."""
+        """Charge the token budget with the tokens sampled since the last report.
+
+        ``counts`` maps a sample to the total of its sampled tokens.
+        """
         for (ordinal, sample), count in counts.items():
             group = self._groups.get(ordinal)
             if group is not None:
                 self._charge(group, sample, count)
 
     def beyond_budget(self, worker: str) -> set[SampleId]:
-        """Return what ``worker`` is at work on and should set aside until the next step."""
+        """Return the claims of ``worker`` that it should set aside until the next step."""
         if self._budget.left != 0:
             return set()
         awaited = self.awaited()
         return {key for key in self.claimed(worker) if key[0] not in awaited}
 
     def deliver(self, trajectory: Trajectory, *, again: bool = False) -> DeliveryVerdict:
-        """Take a finished sample. ``again`` marks one that may well have been taken before.
+        """Take a finished sample. ``again``: it was probably taken before.
 
-        When pinned, a duplicate must equal what was taken; one that differs is kept as a violation.
+        When pinned, a duplicate must equal the first delivery; a different one is recorded as a
+        violation.
         """
         if not self.valid(trajectory):
             self.counters.rolled_back += 1
@@ -176,9 +179,9 @@ class Ledger:
         return DeliveryVerdict.ACCEPTED
 
     def recover(self, trajectory: Trajectory) -> DeliveryVerdict:
-        """Take what is left of a sample: a finished one, or its beginning.
+        """Take the remains of a sample: a finished one, or its beginning.
 
-        Of one that goes on into a rolled-back future, what was sampled before that is taken.
+        Of a sample that continues into a rolled-back future, the tokens before that are taken.
         """
         trajectory = self._cuts.history(trajectory)
         if not trajectory.tokens:
@@ -192,7 +195,7 @@ class Ledger:
         return verdict
 
     def set_aside(self, trajectory: Trajectory) -> DeliveryVerdict:
-        """Take back an unfinished sample that a living worker is to go on with later, or another.
+        """Take back an unfinished sample from a living worker; it or another continues it later.
 
         Like `recover`, but nothing was lost.
         """
@@ -213,12 +216,12 @@ class Ledger:
         return DeliveryVerdict.ACCEPTED
 
     def lose(self, worker: str) -> None:
-        """Take back everything ``worker`` had claimed, which is gone."""
+        """Release everything that ``worker`` had claimed: the worker is lost."""
         self.counters.workers_lost += 1
         self._take_back(worker)
 
     def leave(self, worker: str) -> None:
-        """Take back what ``worker`` had claimed, which has handed over what it had and goes."""
+        """Release the claims of ``worker``: it has handed over its samples and leaves."""
         self.counters.workers_left += 1
         self._take_back(worker)
 
@@ -227,14 +230,14 @@ class Ledger:
             group.release(group.claimed_by(worker))
 
     def abandon(self, worker: str, keys: Iterable[SampleId]) -> None:
-        """Take back single claims of ``worker``, which no longer works on them."""
+        """Release single claims of ``worker``, which no longer works on them."""
         for ordinal, sample in keys:
             group = self._groups.get(ordinal)
             if group is not None:
                 group.release({sample} & group.claimed_by(worker))
 
     def claimed(self, worker: str) -> set[SampleId]:
-        """Return what ``worker`` is taken to be at work on."""
+        """Return the samples that ``worker`` has claimed."""
         return {
             (ordinal, sample)
             for ordinal, group in self._groups.items()
@@ -247,7 +250,7 @@ class Ledger:
         return self._admitted
 
     def prompt(self, ordinal: int) -> Tokens | None:
-        """Return the prompt of an open ordinal, None for one that is not."""
+        """Return the prompt of an open ordinal; None if it is not open."""
         group = self._groups.get(ordinal)
         return group.prompt if group else None
 
@@ -261,7 +264,7 @@ class Ledger:
         return {ordinal: group.state for ordinal, group in self._groups.items()}
 
     def samples(self) -> list[Trajectory]:
-        """Return what there is of the samples of open ordinals, finished and partial."""
+        """Return the samples held of open ordinals, finished and partial."""
         return [
             trajectory
             for group in self._groups.values()
@@ -275,16 +278,16 @@ class Ledger:
         group.reason = reason
         self._taking.complete(ordinal)
 
-    # -- what holds work back ----------------------------------------------------------------
+    # -- limits on new work -------------------------------------------------------------------
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of all samples that wait to go on, or to be trained."""
+        """Tokens of all finished and partial samples that wait to be continued or trained."""
         return sum(group.tokens for group in self._groups.values())
 
     @property
     def pressure(self) -> Pressure:
-        """Why only what the next step waits for is given out, if so."""
+        """The limit that restricts new work to what the next step waits for, if any."""
         most = self.plan.scheduling.ledger_tokens
         held = self.held_tokens if most is not None else 0
         return pressure(self._budget, held=held, most=most)
@@ -302,7 +305,7 @@ class Ledger:
     def batch(self, step: int) -> list[Trajectory] | None:
         """Return the samples of ``step`` in order, or None while some are missing.
 
-        Those of groups that are taken again come last. Once returned, all of it is settled.
+        The samples of reused groups come last. Once returned, all of them are settled.
         """
         ordinals = self._taking.ordinals() if step == self.trained_steps else None
         if ordinals is None:
@@ -314,9 +317,9 @@ class Ledger:
         ]
 
     def takes(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the ordinals that the next step takes, and those it takes again; none too early.
+        """Return the ordinals that the next step takes, and those it reuses; empty if too early.
 
-        What it takes is settled when its `batch` is.
+        They are settled once the step's `batch` is.
         """
         ordinals = self._taking.ordinals()
         return ([], []) if ordinals is None else (ordinals, self._replay.choose(self.trained_steps))
@@ -353,22 +356,22 @@ class Ledger:
 
     @property
     def uses(self) -> dict[int, int]:
-        """How many groups were trained on how often, where some are taken again; else empty."""
+        """Number of groups by how often they were trained on; empty unless groups are reused."""
         return self._replay.uses
 
     def taken(self, step: int) -> tuple[int, ...] | None:
-        """Return the ordinals that ``step`` took; None when that is too long ago, or to come."""
+        """Return the ordinals that ``step`` took; None if that is too long ago or in the future."""
         return dict(self._taken).get(step)
 
     def released(self, protected: int) -> int:
         """Return the ordinal below which everything was trained by the first ``protected`` steps.
 
-        What is asked for must not decrease.
+        Successive calls must not decrease ``protected``.
         """
         return self._taking.released(protected)
 
     def check(self) -> list[str]:
-        """Return every violation of what the ledger promises; empty when it holds."""
+        """Return every violation of the ledger's invariants; empty if there is none."""
         found = [
             *self._conflicts,
             *self._taking.check(self._admitted),
@@ -389,7 +392,7 @@ class Ledger:
     # -- generations -------------------------------------------------------------------------
 
     def resume(self, generation: int, *, restored: int) -> None:
-        """Note that ``generation`` began at step ``restored`` (see `GenerationCuts.begin`)."""
+        """Record that ``generation`` began at step ``restored`` (see `GenerationCuts.begin`)."""
         if restored != self.trained_steps:
             raise LedgerError(
                 f"generation {generation} resumes at step {restored} with a ledger of "
@@ -398,11 +401,11 @@ class Ledger:
         self._cuts.begin(generation, restored=restored)
 
     def current(self, *, generation: int, version: int) -> bool:
-        """Whether weights ``version`` pulled in ``generation`` belong to the run's history."""
+        """Say whether weights ``version`` pulled in ``generation`` belong to the run's history."""
         return self._cuts.current(generation=generation, version=version)
 
     def valid(self, trajectory: Trajectory) -> bool:
-        """Whether no token was sampled by a version of a rolled-back future."""
+        """Say whether every token was sampled by a version in the run's history."""
         return self._cuts.valid(trajectory)
 
     # -- state -------------------------------------------------------------------------------
@@ -429,7 +432,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
-        """Replace the content by what ``state_dict`` returned; what ran becomes pending.
+        """Replace the content by what ``state_dict`` returned; running ordinals become pending.
 
         Raises ``LedgerError`` when the state belongs to a job of another shape.
         """

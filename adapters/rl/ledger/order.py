@@ -1,10 +1,11 @@
-"""Which groups a step takes, and which it waits for, when they are taken as they arrive. Pure.
+"""Taking groups as they arrive: the groups that a step takes, and those it waits for. Pure.
 
-A group whose first sample was begun under version v is due by step v + eta: a later step would
-find it staler than eta. Groups that nobody has begun are due by none yet. A step takes ``groups``
-groups, so what is due by step t fits as long as, for every t, no more than ``groups`` times the
-steps up to it are due by then. All decisions here keep that true: then the rule can always be
-kept, whatever arrives when (the condition for schedules by earliest deadline of unit tasks).
+A group whose first sample was begun under version v is due by step v + eta: at a later step it
+would be staler than eta. A group that no worker has begun has no due step yet. A step takes
+``groups`` groups. So the groups can be trained in time if, for every t, at most ``groups`` times
+the number of steps up to t are due by step t. All decisions here keep that condition true; then the
+staleness bound can always be kept, in whatever order groups arrive (the condition for schedules by
+earliest deadline of unit tasks).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from enum import StrEnum
 
 
 class GroupOrder(StrEnum):
-    """In which order steps take groups.
+    """The order in which steps take groups.
 
-    ``PROMPT``: as the prompts are numbered. ``ARRIVAL``: as they are complete, except that a group
-    that would become too old is waited for.
+    ``PROMPT``: by prompt number. ``ARRIVAL``: as they become complete, except that a step waits for
+    a group that would become too old.
     """
 
     PROMPT = "prompt"
@@ -29,10 +30,10 @@ class GroupOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A group that was let in and is not trained.
+    """A group that was admitted and is not trained.
 
-    ``due`` is the last step that may take it, None for one that nobody has begun; ``arrived`` its
-    place among those that are complete, None for one that is not.
+    ``due`` is the last step that may take it, None for a group that no worker has begun.
+    ``arrived`` is its place among the complete ones, None for an incomplete group.
     """
 
     ordinal: int
@@ -43,7 +44,7 @@ class Open:
 def needs(due: Iterable[int], *, step: int, groups: int) -> list[tuple[int, int]]:
     """Return (t, how many of the groups due by step t ``step`` has to take), t ascending.
 
-    What later steps have room for is not needed now, and is left out.
+    Groups that later steps have room for are not needed now, and are left out.
     """
     counts = Counter(due)
     steps = sorted(counts)
@@ -55,7 +56,7 @@ def needs(due: Iterable[int], *, step: int, groups: int) -> list[tuple[int, int]
 
 
 def fits(due: Iterable[int], *, step: int, groups: int) -> bool:
-    """Whether all of these can be trained in time when ``step`` is the next one."""
+    """Say whether all of these groups can be trained in time when ``step`` is the next one."""
     return all(
         each >= step and count <= groups for each, count in needs(due, step=step, groups=groups)
     )
@@ -64,7 +65,8 @@ def fits(due: Iterable[int], *, step: int, groups: int) -> bool:
 def choose(open_: Sequence[Open], *, step: int, groups: int) -> list[int] | None:
     """Return the ordinals that ``step`` takes, ascending; None while some are missing.
 
-    First, of those that have to be taken now, the ones that arrived first; then whatever did.
+    First come the groups that have to be taken now, in order of arrival; then any other complete
+    ones.
     """
     ready = sorted((each for each in open_ if each.arrived is not None), key=_arrival)
     if len(ready) < groups:
@@ -85,7 +87,7 @@ def choose(open_: Sequence[Open], *, step: int, groups: int) -> list[int] | None
 def urgency(open_: Sequence[Open], *, step: int, groups: int) -> dict[int, int]:
     """Return, for every group that is not complete, how many steps can still do without it.
 
-    Those with 0 are what ``step`` waits for: once they are complete, `choose` finds its groups.
+    ``step`` waits for the groups with 0: once they are complete, `choose` finds its groups.
     """
     missing = sorted((each for each in open_ if each.arrived is None), key=_deadline)
     ready = [each for each in open_ if each.arrived is not None]
@@ -102,8 +104,8 @@ def urgency(open_: Sequence[Open], *, step: int, groups: int) -> dict[int, int]:
 def oldest_version(due: Collection[int], *, step: int, groups: int, eta: int) -> int:
     """Return the oldest policy version that one more group may begin with.
 
-    ``due`` are those of the groups that were begun. At most ``groups * (eta + 1)`` groups may be
-    open, the new one included: then version ``step`` always will do.
+    ``due`` are the due steps of the groups that were begun. At most ``groups * (eta + 1)`` groups
+    may be open, the new one included; then version ``step`` is always possible.
     """
     oldest = max(0, step - eta)
     return next(

@@ -1,4 +1,4 @@
-"""The shape of a job: which prompts a step trains on, and which versions may sample them. Pure."""
+"""The shape of a job: a step's prompts, and the versions that may sample them. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory, TurnLimits
 
 
 class Mode(StrEnum):
-    """How training and sampling go along.
+    """The relation between training and sampling.
 
-    ``SYNC``: step t trains on what version t sampled: they take turns. ``FIXED_LAG``: on what
-    version max(0, t - eta) sampled; the outcome is a function of the configuration, bit for bit.
-    ``BOUNDED``: samples go on under every new version, none of their tokens is by one older than
-    max(0, t - eta).
+    ``SYNC``: step t trains on samples of version t, so training and sampling take turns.
+    ``FIXED_LAG``: step t trains on samples of version max(0, t - eta); the result is a function of
+    the configuration, bit for bit. ``BOUNDED``: samples continue under every new version; none of
+    their tokens is by a version older than max(0, t - eta).
     """
 
     SYNC = "sync"
@@ -29,7 +29,7 @@ class Mode(StrEnum):
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of the job: ``steps`` steps of ``groups`` prompts with ``group`` samples each.
 
-    ``eta`` is the largest staleness, 0 in mode ``SYNC``; that of groups taken again is bounded by
+    ``eta`` is the largest staleness, 0 in mode ``SYNC``; that of reused groups is bounded by
     ``replay``.
     """
 
@@ -49,12 +49,12 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_arrival(self) -> bool:
-        """Whether steps take ordinals as they are complete."""
+        """True if steps take ordinals as they become complete."""
         return self.scheduling.order == GroupOrder.ARRIVAL
 
     @property
     def pinned(self) -> bool:
-        """Whether a sample is of one version from its first token to its last."""
+        """True if one version samples all tokens of a sample."""
         return self.mode is not Mode.BOUNDED
 
     def step_of(self, ordinal: int) -> int:
@@ -62,11 +62,11 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return ordinal // self.fresh
 
     def oldest_at(self, step: int) -> int:
-        """Return the oldest policy version that ``step`` may train on; when pinned, the one."""
+        """Return the oldest policy version that ``step`` may train on; when pinned, the only."""
         return max(0, step - self.eta)
 
     def version_of(self, ordinal: int) -> int:
-        """Return the oldest policy version that may sample ``ordinal``; when pinned, the one."""
+        """Return the oldest policy version that may sample ``ordinal``; when pinned, the only."""
         return self.oldest_at(self.step_of(ordinal))
 
     def admitted(self, completed: int) -> int:
@@ -76,7 +76,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Work for a rollout worker: a sample to start or to go on with, by ``version`` or a newer."""
+    """Work for a rollout worker: a sample to start or continue, by ``version`` or a newer one."""
 
     version: int
     trajectory: Trajectory

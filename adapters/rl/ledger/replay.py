@@ -1,4 +1,4 @@
-"""Groups that are trained on more than once: which are kept, and which a step takes again. Pure."""
+"""Replay of trained groups: the groups that are kept, and those that a step takes again. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.ckpt.types import Json
 
 Policy = Literal["none", "recent", "prioritized"]
-"""Which trained groups are taken again.
+"""The trained groups that are taken again.
 
-``recent``: those trained last, the least used of them first. ``prioritized``: those whose rewards
-are spread the most, in units of standard deviation and divided by how often the group was used, so
-the largest advantages; a group whose rewards are all equal teaches nothing, and is left out (in the
-spirit of Schaul et al., "Prioritized Experience Replay", without its randomness).
+``recent``: those trained last, the least used of them first. ``prioritized``: those with the
+largest spread of rewards, measured as standard deviation divided by how often the group was used,
+so those with the largest advantages. A group whose rewards are all equal teaches nothing, and is
+left out (in the spirit of Schaul et al., "Prioritized Experience Replay", without its randomness).
 """
 
 
@@ -42,7 +42,7 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
 
     def reused(self, groups: int) -> int:
-        """Return how many of a step's ``groups`` groups are reused ones, as soon as there are."""
+        """Return how many of a step's ``groups`` groups are reused ones, once enough are kept."""
         return 0 if self.policy == "none" else int(groups * self.share)
 
 
@@ -55,7 +55,7 @@ class _Kept:
 
 
 class Replay:
-    """Trained groups by ordinal, with how often each was trained on."""
+    """The trained groups by ordinal, with how often each was trained on."""
 
     def __init__(self, config: ReplayConfig, *, count: int) -> None:
         self._config, self._count = config, count
@@ -84,7 +84,7 @@ class Replay:
         fresh: Mapping[int, Sequence[Trajectory]],
         rewards: Mapping[int, Sequence[float]],
     ) -> None:
-        """Note that ``step`` trained on the ``fresh`` groups, and on what it took again."""
+        """Record that ``step`` trained on the ``fresh`` groups, and on those it took again."""
         for ordinal in self.choose(step):
             self._kept[ordinal].uses += 1
         if self._config.policy == "none":
@@ -100,11 +100,11 @@ class Replay:
 
     @property
     def uses(self) -> dict[int, int]:
-        """How many groups were trained on how often, of all that were kept at some time."""
+        """Number of groups by how often they were trained on, over all that were ever kept."""
         return dict(sorted((self._gone + Counter(e.uses for e in self._kept.values())).items()))
 
     def check(self, step: int) -> list[str]:
-        """Return what is wrong before ``step``."""
+        """Return the violations of the invariants before ``step``."""
         config, found = self._config, []
         if len(self._kept) > config.capacity:
             found.append(f"{len(self._kept)} groups are kept, at most {config.capacity} may be")

@@ -1,4 +1,4 @@
-"""The settings of how rollouts are scheduled. A pure value."""
+"""The settings of rollout scheduling. A pure value."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from holdfast.adapters.rl.ledger.order import GroupOrder
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How prompts are let in, samples given out, and groups taken for steps.
+    """Settings for admitting prompts, giving out samples, and taking groups for steps.
 
-    ``over_provision``: how many more prompts are let in than the next step needs, as a share of a
-    step; at most eta, and None is eta. What is unfinished when a step has its groups is kept, and
-    goes on (APRIL, arXiv:2509.18521). ``token_budget``: tokens sampled per step beyond which
-    samples that the next step does not wait for are set aside until then. ``ledger_tokens`` and
-    ``worker_tokens``: tokens held by the ledger, or by one worker, from which on nothing is given
-    out but what the next step waits for. None: no limit.
+    ``over_provision``: how many more prompts are admitted than the next step needs, as a share of a
+    step; at most eta, and None means eta. Samples that are unfinished when a step has its groups
+    are kept, and continue (APRIL, arXiv:2509.18521). ``token_budget``: tokens sampled per step;
+    beyond it, samples that the next step does not wait for are set aside until then.
+    ``ledger_tokens`` and ``worker_tokens``: tokens held by the ledger, or by one worker; from then
+    on only samples that the next step waits for are given out. None: no limit.
     """
 
     order: GroupOrder = GroupOrder.PROMPT
@@ -35,7 +35,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{name} is {limit}, needed: at least 1, or none")
 
     def check(self, *, mode: str, eta: int) -> None:
-        """Raise ``ValueError`` for what cannot be had in ``mode`` with staleness up to ``eta``."""
+        """Raise ``ValueError`` for settings that ``mode`` excludes with staleness up to ``eta``."""
         if self.over_provision is not None and self.over_provision > eta:
             raise ValueError(
                 f"over_provision is {self.over_provision} steps, but samples may be {eta} steps "
@@ -53,5 +53,5 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def ahead(self, *, groups: int, eta: int) -> int:
-        """Return how many prompts are let in beyond those of the next step."""
+        """Return how many prompts are admitted beyond those of the next step."""
         return int(groups * (eta if self.over_provision is None else self.over_provision))

@@ -1,4 +1,4 @@
-"""The states of a prompt ordinal, and what moves it from one to another: a table. Pure."""
+"""The table of states of a prompt ordinal and of the events that change them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LedgerError(HoldfastError):
 
 
 class OrdinalState(StrEnum):
-    """Where an ordinal is."""
+    """The state of an ordinal."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -25,7 +25,7 @@ class OrdinalState(StrEnum):
 
 
 class OrdinalEvent(StrEnum):
-    """What happens to an ordinal."""
+    """An event that changes an ordinal's state."""
 
     CLAIM = "claim"
     RELEASE = "release"
@@ -48,7 +48,7 @@ TRANSITIONS: dict[tuple[OrdinalState, OrdinalEvent], OrdinalState] = {
 
 
 def moved(ordinal: int, state: OrdinalState, event: OrdinalEvent) -> OrdinalState:
-    """Return the state after ``event``. Raises ``LedgerError`` for one that is not possible."""
+    """Return the state after ``event``. Raises ``LedgerError`` if the event is not possible."""
     after = TRANSITIONS.get((state, event))
     if after is None:
         raise LedgerError(f"ordinal {ordinal} is {state}: {event} is not possible")

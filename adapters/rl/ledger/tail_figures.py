@@ -1,4 +1,4 @@
-"""What the slowest samples cost a step: lengths, waiting, busy slots, tokens carried over. Pure."""
+"""Figures of a step's slowest samples: lengths, waiting, busy slots, tokens carried over. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.ckpt.types import Json
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Return the smallest value that is not below this share of them; 0 of none."""
+    """Return the smallest value that is not below this share of the values; 0 for no values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0
@@ -27,7 +27,7 @@ def spread(name: str, values: Iterable[float]) -> dict[str, Json]:
 
 @dataclass(slots=True)
 class Tail:
-    """Collects what is told of a step when it has its samples; times are seconds of one clock."""
+    """Collects the figures of a step until it has its samples; times are seconds of one clock."""
 
     _arrived: dict[SampleId, float] = field(default_factory=dict)
     _since: dict[str, tuple[float, int, int]] = field(default_factory=dict)
@@ -35,16 +35,16 @@ class Tail:
     _slots_s: float = 0.0
 
     def arrived(self, key: SampleId, *, now_s: float) -> None:
-        """Note that a sample is finished."""
+        """Record that a sample is finished."""
         self._arrived.setdefault(key, now_s)
 
     def occupied(self, worker: str, *, busy: int, slots: int, now_s: float) -> None:
-        """Note how many of a worker's slots are busy from now on."""
+        """Record how many of a worker's slots are busy from now on."""
         self._count(worker, now_s)
         self._since[worker] = now_s, busy, slots
 
     def gone(self, worker: str, *, now_s: float) -> None:
-        """Note that a worker has no slots any more."""
+        """Record that a worker has no slots any more."""
         self._count(worker, now_s)
         self._since.pop(worker, None)
 
@@ -54,7 +54,7 @@ class Tail:
         self._slots_s += slots * (now_s - since_s)
 
     def step(self, samples: Iterable[Trajectory], *, carried: int, now_s: float) -> dict[str, Json]:
-        """Return the figures of a step that took ``samples``, and begin the next one's.
+        """Return the figures of a step that took ``samples``, and start those of the next step.
 
         ``carried`` tokens stay for later steps.
         """

@@ -1,6 +1,6 @@
-"""Keeps account of which groups are open, and says which ones steps take. Pure.
+"""The set of open groups, and the choice of those that a step takes. Pure.
 
-There is one way for each `GroupOrder`; the rules of taking what arrives are in `order`.
+There is one class for each `GroupOrder`; the rules of taking by arrival are in `order`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.ckpt.types import Json
 
 
 class Taking(ABC):
-    """Open groups, and those of them that are complete; ``step`` is the next step to train.
+    """The open groups and the complete ones among them; ``step`` is the next step to train.
 
-    ``groups`` are taken by each step, ``eta`` is the largest staleness in steps.
+    Each step takes ``groups`` groups; ``eta`` is the largest staleness in steps.
     """
 
     def __init__(self, *, groups: int, eta: int) -> None:
@@ -33,20 +33,20 @@ class Taking(ABC):
 
     @classmethod
     def by(cls, order: GroupOrder, *, groups: int, eta: int) -> Taking:
-        """Return that of an order."""
+        """Create the instance for an order."""
         kind = ByArrival if order == GroupOrder.ARRIVAL else ByPrompt
         return kind(groups=groups, eta=eta)
 
     def admit(self, ordinal: int) -> None:
-        """Let a group in."""
+        """Admit a group."""
         self._oldest[ordinal] = None
 
     def complete(self, ordinal: int) -> None:
-        """Note that a group is complete, or dropped."""
+        """Record that a group is complete, or dropped."""
         self._complete.append(ordinal)
 
     def train(self, ordinals: Collection[int]) -> None:
-        """Let go of the groups of a step, which is trained."""
+        """Forget the groups of a step that is trained."""
         for ordinal in ordinals:
             del self._oldest[ordinal]
             self._complete.remove(ordinal)
@@ -54,9 +54,9 @@ class Taking(ABC):
 
     @abstractmethod
     def ordinals(self) -> Sequence[int] | None:
-        """Return what the next step takes, ascending; None while something is missing.
+        """Return the ordinals that the next step takes, ascending; None while some are missing.
 
-        Once returned it is settled.
+        Once returned, the choice is settled.
         """
 
     @abstractmethod
@@ -67,25 +67,25 @@ class Taking(ABC):
     def begin(self, ordinal: int, version: int | None) -> int:
         """Return the oldest version that may sample a group, a sample of which is given out.
 
-        ``version`` is that of the worker's weights, None where it has none.
+        ``version`` is that of the worker's weights, None if it has none.
         """
 
     @abstractmethod
     def has_room(self, ordinal: int, oldest: int | None) -> bool:
-        """Whether a group with tokens by version ``oldest`` can still be trained in time.
+        """Say whether a group with tokens by version ``oldest`` can still be trained in time.
 
-        When it can, room is kept for it. None: it has no tokens yet.
+        If so, room is reserved for it. ``oldest`` None: the group has no tokens yet.
         """
 
     @abstractmethod
     def released(self, protected: int) -> int:
         """Return the ordinal below which all were trained by the first ``protected`` steps.
 
-        What is asked for must not decrease.
+        Successive calls must not decrease ``protected``.
         """
 
     def check(self, admitted: int) -> list[str]:
-        """Return what is wrong after ``admitted`` groups were let in."""
+        """Return the violations of the invariants after ``admitted`` groups were admitted."""
         if len(self._oldest) == admitted - self.step * self.groups:
             return []
         return [
@@ -109,7 +109,7 @@ class Taking(ABC):
 
 
 class ByPrompt(Taking):
-    """Steps take the groups as they are numbered."""
+    """Steps take the groups by prompt number."""
 
     def ordinals(self) -> Sequence[int] | None:
         """See `Taking.ordinals`."""
@@ -122,11 +122,11 @@ class ByPrompt(Taking):
         return {ordinal: ordinal // self.groups - self.step for ordinal in missing}
 
     def begin(self, ordinal: int, version: int | None) -> int:
-        """See `Taking.begin`: what its step allows."""
+        """See `Taking.begin`: the oldest version that the group's step allows."""
         return max(0, ordinal // self.groups - self.eta)
 
     def has_room(self, ordinal: int, oldest: int | None) -> bool:
-        """See `Taking.has_room`: its place is its own."""
+        """See `Taking.has_room`: always true, because every group has its own step."""
         return True
 
     def released(self, protected: int) -> int:
@@ -142,7 +142,7 @@ class ByPrompt(Taking):
 
 
 class ByArrival(Taking):
-    """Steps take what is complete, and wait for what would become too old."""
+    """Steps take complete groups, and wait for groups that would become too old."""
 
     def __init__(self, *, groups: int, eta: int) -> None:
         super().__init__(groups=groups, eta=eta)
@@ -166,9 +166,9 @@ class ByArrival(Taking):
         return urgency(self._open(), step=self._next, groups=self.groups)
 
     def begin(self, ordinal: int, version: int | None) -> int:
-        """See `Taking.begin`: the worker's own where there is room, so that it need not wait.
+        """See `Taking.begin`: the worker's own version where possible, so that it need not wait.
 
-        One that has no weights yet gets the newest but one, which is there already.
+        A worker without weights gets the second-newest version, which already exists.
         """
         oldest = self._oldest[ordinal]
         if oldest is None:
@@ -213,7 +213,7 @@ class ByArrival(Taking):
         self._lowest = {self.step: self._lowest_open()}
 
     def _lowest_open(self) -> int:
-        """Return the lowest open ordinal; where there is none, all that were let in are trained."""
+        """Return the lowest open ordinal; without open ones, the number of trained ordinals."""
         return min(self._oldest, default=self.step * self.groups)
 
     @property

@@ -1,4 +1,4 @@
-"""What a sample's reward is worth beside those of its group."""
+"""Advantages of samples: their rewards relative to their group's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 Baseline = Literal["mean", "median", "minimum_variance"]
-"""What is taken off the rewards of a group.
+"""The baseline that is subtracted from the rewards of a group.
 
 ``mean``: GRPO (Shao et al., "DeepSeekMath"). ``median``: MC-GRPO (Kim, "Median-Centered Group
-Relative Policy Optimization"), for small groups, where one outlier turns the sign of advantages
+Relative Policy Optimization"), for small groups, where one outlier can flip the sign of advantages
 around the mean; an odd ``group`` has a sample of advantage zero, which costs no learning signal.
-``minimum_variance``: the baseline that makes the off-policy gradient vary least, in closed form
-(Huang et al., "Stable Asynchrony": OPOB).
+``minimum_variance``: the baseline that minimizes the variance of the off-policy gradient, in closed
+form (Huang et al., "Stable Asynchrony": OPOB).
 """
 
 _LEAST_DEVIATION = 1e-4
@@ -28,7 +28,7 @@ def group_advantages(
     normalize: bool = True,
     variances: Tensor | None = None,
 ) -> Tensor:
-    """Return each sample's reward less its group's baseline.
+    """Return each sample's reward minus its group's baseline.
 
     ``rewards`` [rows] holds the groups of ``group`` samples one after another; with ``normalize``
     the result is in units of the group's standard deviation. ``variances`` [rows], for
@@ -51,7 +51,7 @@ def group_advantages(
 
 
 def _weighted_mean(table: Tensor, weights: Tensor) -> Tensor:
-    """Return the rows' means; the plain one where all weights of a row are zero."""
+    """Return the rows' weighted means; the plain mean where all weights of a row are zero."""
     total = weights.sum(1, keepdim=True)
     weighted = (weights * table).sum(1, keepdim=True) / torch.where(total > 0, total, 1.0)
     return torch.where(total > 0, weighted, table.mean(1, keepdim=True))

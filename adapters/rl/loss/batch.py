@@ -30,7 +30,7 @@ class TrainingBatch:
 
     @property
     def used(self) -> Tensor:
-        """Which rows hold a trajectory, bool [rows]."""
+        """The rows that hold a trajectory, bool [rows]."""
         return self.mask.any(1)
 
     @property
@@ -40,11 +40,11 @@ class TrainingBatch:
 
     @property
     def sampled_by(self) -> list[int]:
-        """The policy versions that sampled its tokens, the oldest first."""
+        """The policy versions that sampled the batch's tokens, the oldest first."""
         return sorted(set(self.versions[self.mask > 0].tolist()))
 
     def with_advantages(self, advantages: Tensor) -> TrainingBatch:
-        """Return the batch with these, for the rows that hold a trajectory."""
+        """Return the batch with these advantages, for the rows that hold a trajectory."""
         spare = len(self.rewards) - len(advantages)
         return replace(self, advantages=torch.cat([advantages, torch.zeros(spare)]))
 
@@ -62,7 +62,7 @@ class TrainingBatch:
         )
 
     def trimmed(self) -> TrainingBatch:
-        """Return the batch without the columns in which no row has a sampled token any more."""
+        """Return the batch without the trailing columns in which no row has a sampled token."""
         sampled = self.mask.sum(0).nonzero()
         used = int(sampled.max()) + 2 if len(sampled) else 2
         return TrainingBatch(
@@ -109,9 +109,9 @@ def packed_shape(rows: int, length: int) -> tuple[int, int]:
 def collate(
     trajectories: Sequence[Trajectory], rewards: Tensor, *, rows: int, length: int
 ) -> TrainingBatch:
-    """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning what goes with the tokens.
+    """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning the values of their tokens.
 
-    What was observed is context: its mask is 0. Rows beyond the trajectories (of dropped prompts)
+    Observed tokens are context: their mask is 0. Rows beyond the trajectories (of dropped prompts)
     have an empty mask.
     """
     tokens = torch.zeros(rows, length, dtype=torch.long)

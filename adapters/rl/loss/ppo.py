@@ -1,4 +1,4 @@
-"""The token-level decoupled PPO loss, and what may be chosen about it."""
+"""The token-level decoupled PPO loss and its settings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ratios import Correction, behavior_weights, staleness_weights
 
 Proximal = Literal["current", "ewma", "recomputed"]
-"""The policy that the clipped ratio is taken to.
+"""The proximal policy: the one that the clipped ratio refers to.
 
-``current``: that of the start of the step. ``ewma``: a running mean of the weights, where those
-that sampled are not to be had (Hilton et al., "Batch size-invariance for policy optimization":
-PPO-EWMA). ``recomputed``: the trainer's own log-probabilities under the very versions that sampled,
-out of the snapshots that are kept (Guan et al., "Missing Old Logits in Asynchronous Agentic RL").
+``current``: the policy at the start of the step. ``ewma``: a running mean of the weights, for when
+the weights that sampled are not available (Hilton et al., "Batch size-invariance for policy
+optimization": PPO-EWMA). ``recomputed``: the trainer's own log-probabilities under the very
+versions that sampled, from the kept snapshots (Guan et al., "Missing Old Logits in Asynchronous
+Agentic RL").
 """
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy ratio is clipped to [1 - clip_low, 1 + clip_high] (clip-higher, DAPO); the weight
-    of the proximal over the behavior policy is truncated at ``behavior_cap`` (decoupled PPO).
+    """Settings of the loss.
 
-    ``ewma_decay`` is of the proximal policy ``ewma``. A token's weight falls by the factor
+    The policy ratio is clipped to [1 - clip_low, 1 + clip_high] (clip-higher, DAPO); the weight of
+    the proximal over the behavior policy is truncated at ``behavior_cap`` (decoupled PPO).
+    ``ewma_decay`` is that of the proximal policy ``ewma``. A token's weight falls by the factor
     ``staleness_discount`` with each step between its version and the policy. With ``ess_lr`` the
     learning rate is scaled by the root of the batch's effective share of samples (Huang et al.,
     "Stable Asynchrony").
@@ -59,7 +61,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def surveys(self) -> bool:
-        """Whether a step needs a pass over its whole batch before it."""
+        """True if a step needs an extra pass over its whole batch beforehand."""
         return self.ess_lr or self.baseline == "minimum_variance" or self.proximal != "current"
 
 
@@ -81,8 +83,9 @@ def policy_loss(
     """Return the loss of ``step`` summed over the batch's sampled tokens, times ``scale``.
 
     ``proximal`` are the log-probabilities under the proximal policy; None takes the current ones,
-    right for that of the start of the step. For a microbatch, ``scale`` = microbatches / tokens of
-    the whole batch makes the mean over microbatches the mean over the batch's tokens.
+    which is right for the policy at the start of the step. For a microbatch, ``scale`` =
+    microbatches / tokens of the whole batch makes the mean over microbatches the mean over the
+    batch's tokens.
     """
     anchor = logprobs.detach() if proximal is None else proximal
     weight = behavior_weights(

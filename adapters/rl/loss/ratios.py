@@ -1,6 +1,6 @@
-"""How far the policy has gone from the ones that sampled: importance ratios and their use.
+"""Importance ratios between the policy and those that sampled, and their use.
 
-All log-probabilities are [rows, length - 1], the mask 1 where a token was sampled.
+All log-probabilities are [rows, length - 1]; the mask is 1 where a token was sampled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Correction = Literal["token", "prefix", "sequence"]
-"""Which ratio of the proximal to the behavior policy weighs a token.
+"""The ratio of the proximal to the behavior policy that weighs a token.
 
 ``token``: its own (truncated importance sampling). ``prefix``: its own times the smallest of the
 tokens before it, a stand-in for the product over the prefix that does not explode (Lei et al.,
@@ -20,13 +20,13 @@ the whole answer, the same for all of its tokens.
 """
 
 _MOST_LOG = 20.0
-"""Ratios beyond e**20 are taken for that: they are truncated anyway, and must stay finite."""
+"""Larger ratios count as e**20: they are truncated anyway, and must stay finite."""
 
 
 def behavior_weights(
     proximal: Tensor, behavior: Tensor, mask: Tensor, *, correction: Correction, cap: float
 ) -> Tensor:
-    """Return every token's weight, at most ``cap``; what it is where the mask is 0 is open."""
+    """Return every token's weight, at most ``cap``; undefined where the mask is 0."""
     logs = (proximal - behavior) * mask
     if correction == "sequence":
         logs = logs.sum(1, keepdim=True).expand_as(logs)
@@ -36,7 +36,7 @@ def behavior_weights(
 
 
 def _least_before(logs: Tensor) -> Tensor:
-    """Return the smallest value before each column; 0, which weighs nothing, where it is above."""
+    """Return the smallest value before each column; 0, without effect, where that is above 0."""
     least = logs.cummin(1).values.clamp(max=0.0)
     return torch.cat([torch.zeros_like(least[:, :1]), least[:, :-1]], 1)
 
@@ -47,7 +47,7 @@ def staleness_weights(versions: Tensor, *, step: int, discount: float) -> Tensor
 
 
 def sequence_ratios(current: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
-    """Return each row's probability now over that when it was sampled, float64 [rows]."""
+    """Return each row's probability now divided by that when it was sampled, float64 [rows]."""
     return ((current - behavior) * mask).double().sum(1).clamp(max=_MOST_LOG).exp()
 
 
@@ -65,7 +65,7 @@ def effective_share(ratios: Tensor) -> float:
 def score_norms(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
     """Return the squared norm of each row's score with respect to the logits, float64 [rows].
 
-    The gradient of a token's log-probability is one at its logit less the distribution, so its
+    The gradient of a token's log-probability is one at its logit minus the distribution, so its
     squared norm is 1 - 2 p + sum of the squared probabilities. It stands for the norm with respect
     to the parameters, which would take a backward pass for each row.
     """

@@ -1,8 +1,8 @@
 """Low-rank adapters: a frozen model of which only a few small matrices are trained.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models". A frozen weight is no parameter
-any more but a buffer that is no part of the state: so it is in no snapshot, no optimizer, no pull
-and no collective, and whoever needs it makes it again from the settings.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models". A frozen weight becomes a
+non-persistent buffer instead of a parameter. So it is in no snapshot, optimizer, pull or
+collective; every process that needs it rebuilds it from the settings.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.elastic.errors import ConfigError
 
 _ADAPTER = "lora_"
-"""What the names of the trained matrices begin with."""
+"""Prefix of the names of the trained matrices."""
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Adapters of rank ``rank``, whose sum is scaled by ``alpha`` / ``rank``.
+    """Adapters of rank ``rank``, whose output is scaled by ``alpha`` / ``rank``.
 
-    ``targets`` are last parts of the names of linear layers, as ``"qkv"``; without any, all linear
-    layers inside the policy's layers have adapters.
+    ``targets`` are the last parts of the names of linear layers, such as ``"qkv"``; empty: all
+    linear layers inside the policy's layers get adapters.
     """
 
     rank: int = 8
@@ -43,8 +43,8 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class LoraLinear(nn.Module):
     """A frozen linear layer, ``weight`` [out, in] and ``bias``, plus ``up`` @ ``down``, scaled.
 
-    ``lora_down`` [rank, in] begins at random and ``lora_up`` [out, rank] at zero, so that the layer
-    begins as the frozen one. What is frozen keeps the names that it had.
+    ``lora_down`` [rank, in] starts random and ``lora_up`` [out, rank] zero, so that the layer
+    starts equal to the frozen one. The frozen tensors keep their names.
     """
 
     bias: Tensor | None
@@ -66,9 +66,9 @@ class LoraLinear(nn.Module):
 
 
 def adapt(policy: Policy, config: LoraConfig, *, seed: int) -> None:
-    """Freeze a policy and give its linear layers adapters: a pure function of its arguments.
+    """Freeze a policy and add adapters to its linear layers: a pure function of its arguments.
 
-    Raises ``ConfigError`` for a target that no layer has.
+    Raises ``ConfigError`` for a target that no layer matches.
     """
     found = [*_targets(policy, config)]
     names = {name for _, name, _ in found}
@@ -84,7 +84,7 @@ def adapt(policy: Policy, config: LoraConfig, *, seed: int) -> None:
 
 
 def _targets(policy: Policy, config: LoraConfig) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield every linear layer that is to have an adapter: whose it is, its name there, itself."""
+    """Yield (parent module, name there, layer) of every linear layer that gets an adapter."""
     for layer in policy.layers():
         for part in layer.modules():
             for name, child in part.named_children():
@@ -94,7 +94,7 @@ def _targets(policy: Policy, config: LoraConfig) -> Iterator[tuple[nn.Module, st
 
 
 def _freeze(policy: nn.Module) -> None:
-    """Make buffers of all parameters but the adapters'; those that are tied stay so."""
+    """Turn all parameters but the adapters' into buffers; tied ones stay tied."""
     frozen: dict[nn.Parameter, Tensor] = {}
     for part in policy.modules():
         for name, parameter in [*part.named_parameters(recurse=False)]:

@@ -1,8 +1,8 @@
-"""A small decoder-only transformer: one path to train it, one to decode with it.
+"""A small decoder-only transformer, with one code path for training and one for decoding.
 
 Decoding feeds exactly one token per slot per call, at one fixed shape, for prompts and answers
-alike. So a token's logits depend on the tokens before it and on nothing else: not on the slot,
-not on the neighbours, not on whether the sequence was interrupted and fed again. Bitwise.
+alike. So a token's logits depend on the tokens before it and on nothing else, bit for bit: not on
+the slot, not on the neighbours, not on whether the sequence was interrupted and fed again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Block(nn.Module):
     """Attention and MLP, each behind a layer norm, each added to its input.
 
-    ``mine`` are the heads that this rank sees to, where a layer is cut over several.
+    ``mine`` selects the heads that this rank computes, where a layer is cut over several ranks.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -63,7 +63,7 @@ class Block(nn.Module):
         return self._finish(x, mixed)
 
     def prefill(self, x: Tensor, cache: Tensor, *, slots: Tensor) -> Tensor:
-        """Transform [rows, length, width] causally, filling the first places of their ``slots``."""
+        """Transform [rows, length, width] causally; fill the first positions of their ``slots``."""
         query, key, value = self._project(x)
         cache[0][slots, :, : x.shape[1]] = key
         cache[1][slots, :, : x.shape[1]] = value
@@ -86,7 +86,7 @@ class Block(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, width = x.shape
         joined = self.qkv(self.attention_norm(x))
-        if isinstance(joined, DTensor):  # whole here, but each rank looks at its own heads only
+        if isinstance(joined, DTensor):  # whole here, but each rank uses its own heads only
             joined = joined.to_local(grad_placements=[Partial()])
         split = joined.view(batch, length, 3, self.heads, width // self.heads)[..., self.mine, :]
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -100,7 +100,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(Policy):
-    """Tokens in, logits over the next one out."""
+    """A transformer that maps tokens to logits of the next token."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -127,8 +127,9 @@ class LanguageModel(Policy):
     def cut(self, mesh: DeviceMesh) -> None:
         """Give each rank its heads and its hidden units (Shoeybi et al., "Megatron-LM").
 
-        ``qkv`` is cut by rows as they stand, so that its shards are those of one whole tensor
-        under its own name; what it gives is gathered before the heads are shared out.
+        ``qkv`` is cut by rows in their stored order, so that its shards are those of one whole
+        tensor under its own name; its output is gathered before the heads are divided among the
+        ranks.
         """
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,

@@ -1,4 +1,4 @@
-"""The policy of a job: what it is made of, and how its weights are filled, read and sharded."""
+"""The policy of a job: its interface, its construction, and its weights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Policy(nn.Module, ABC):
     def prefill(self, tokens: Tensor, slots: Tensor, cache: Any) -> None:
         """Feed ``tokens`` [rows, length] at once to ``slots`` [rows], each from its beginning.
 
-        As `decode` would one by one, but for rounding. What lies behind the end of a shorter
-        sequence is arbitrary, and overwritten as the sequence grows.
+        Equal to feeding them one by one to `decode`, except for rounding. Cache content behind the
+        end of a shorter sequence is arbitrary, and overwritten as the sequence grows.
         """
 
     @abstractmethod
@@ -44,25 +44,25 @@ class Policy(nn.Module, ABC):
         """Feed one token per slot (``tokens``, ``positions``: [slots]); return logits per slot."""
 
     def cut(self, mesh: DeviceMesh) -> None:
-        """Cut the layers over the ranks of a mesh of one axis, between which results are added up.
+        """Cut the layers over the ranks of a one-axis mesh, whose results are added up.
 
-        Raises ``ConfigError`` where this kind of policy cannot be.
+        Raises ``ConfigError`` if this kind of policy cannot be cut.
         """
         raise ConfigError(f"a {type(self).__name__} cannot be cut over {mesh.size()} ranks")
 
     @abstractmethod
     def layers(self) -> Sequence[nn.Module]:
-        """Return the parts that are sharded each on its own, first to last."""
+        """Return the modules that are sharded separately, first to last."""
 
 
 def parameter_names(policy: nn.Module) -> list[str]:
-    """Return the names of its parameters, each once where some are tied."""
+    """Return the names of the parameters, a tied one only once."""
     return [name for name, _ in policy.named_parameters()]
 
 
 @torch.no_grad()
 def fill(policy: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into its parameters. Raises ``KeyError`` for one that is missing."""
+    """Copy whole tensors into the parameters. Raises ``KeyError`` for a missing one."""
     for name, parameter in policy.named_parameters():
         parameter.copy_(tensors[name])
 
@@ -81,7 +81,7 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def shard(policy: Policy, mesh: DeviceMesh) -> None:
     """Cut a policy over the axis ``tp`` of the mesh, if there is one, and shard it over ``dp``.
 
-    FSDP2 shards each layer on its own, then the rest.
+    FSDP2 shards each layer separately, then the rest.
     """
     if "tp" in (mesh.mesh_dim_names or ()):
         if mesh["tp"].size() > 1:
@@ -93,7 +93,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
 
 
 def reshard(policy: nn.Module) -> None:
-    """Give back the full parameters that a forward pass without a backward left behind."""
+    """Free the full parameters that a forward pass without a backward left behind."""
     for part in policy.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

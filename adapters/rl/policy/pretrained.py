@@ -1,7 +1,7 @@
-"""A causal language model of Hugging Face's transformers, from a local directory, as a policy.
+"""A policy from a local directory: a causal language model of Hugging Face's transformers.
 
-Nothing is ever downloaded. The directory is what ``save_pretrained`` of a model and its tokenizer
-wrote.
+Nothing is ever downloaded. The directory holds the output of ``save_pretrained`` of a model and its
+tokenizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError as error:
 
 @dataclass(slots=True)
 class _CachePlace:
-    """Where the next call writes: each slot at its position, or the ``filled`` from 0 on."""
+    """The target of the next write: each slot at its position, or ``filled`` slots from 0 on."""
 
     positions: Tensor
     filled: Tensor | None = None
@@ -38,8 +38,8 @@ class _CachePlace:
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer [slots, heads, context, head width].
 
-    Every slot writes one token where ``place.positions`` says, or ``place.filled`` slots write many
-    from their beginning on.
+    Every slot writes one token at its entry of ``place.positions``, or the ``place.filled`` slots
+    write many tokens from their beginning on.
     """
 
     def __init__(self, place: _CachePlace, *, slots: int, context: int) -> None:
@@ -83,7 +83,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _SlotCache(Cache):  # type: ignore[misc]
-    """The caches of all layers, and where they are written next."""
+    """The caches of all layers, and the place of their next write."""
 
     def __init__(self, layers: int, *, slots: int, context: int) -> None:
         self.place = _CachePlace(torch.zeros(slots, dtype=torch.long))
@@ -125,7 +125,7 @@ class Pretrained(Policy):
         return logits[:, 0]
 
     def _cached(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: _SlotCache) -> Tensor:
-        """Return the logits of ``tokens`` [rows, length], which attend to what is ``seen``."""
+        """Return the logits of ``tokens`` [rows, length]; they attend to ``seen`` positions."""
         least = torch.finfo(self.lm.dtype).min
         logits: Tensor = self.lm(
             input_ids=tokens,
@@ -167,7 +167,7 @@ class PretrainedTokenizer:
 def load_pretrained(directory: str, *, context: int) -> Pretrained:
     """Return the model in a directory, in the precision it was saved in.
 
-    Raises ``ConfigError`` where there is none, or it takes fewer tokens than ``context``.
+    Raises ``ConfigError`` if there is none, or if it takes fewer tokens than ``context``.
     """
     model = _from(directory, transformers.AutoModelForCausalLM, dtype="auto")
     room = getattr(model.config, "max_position_embeddings", context)

@@ -1,11 +1,11 @@
 """The rollout engine: continuous batching over a fixed number of slots.
 
 Each tick feeds one token per occupied slot, prompt and answer alike, at one shape. A partial
-trajectory is fed again from its prompt and goes on where it stopped, with the same tokens and
-bitwise the same log-probabilities it would have had without the interruption. Weights that change
-under way have everything fed again too, so that a token's log-probability is always that of one
-policy version, given all the tokens before it. Where they may change, bits depend on when they do
-in any case: there all but the newest token is fed at once.
+trajectory is fed again from its prompt and continues where it stopped, with the same tokens and
+bitwise the same log-probabilities as without the interruption. When weights change in the middle,
+everything is fed again too, so that a token's log-probability is always that of one policy version,
+given all the tokens before it. Where weights may change, bits depend on the time of the change in
+any case; there all tokens but the newest are fed at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.adapters.rl.samples.trajectory import (
 )
 
 Logged = tuple[int, int]
-"""How many tokens and how many replied turns of a trajectory a log has."""
+"""Number of tokens and number of replied turns of a trajectory that are in a log."""
 
 
 @dataclass(slots=True)
@@ -75,16 +75,16 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What the cache still has in an empty slot: ``fed`` tokens of a trajectory.
+    """The cached rest in an empty slot: ``fed`` tokens of a trajectory.
 
-    An empty slot is fed, too, at position ``fed``, where nothing of it lies yet.
+    An empty slot is fed too, at position ``fed``, which is unused yet.
     """
 
     trajectory: Trajectory
     fed: int
 
     def begins(self, other: Trajectory) -> bool:
-        """Whether ``other`` goes on from it."""
+        """Say whether ``other`` continues this trajectory."""
         tokens = self.trajectory.tokens
         return self.trajectory.key == other.key and other.tokens[: len(tokens)] == tokens
 
@@ -93,9 +93,9 @@ class _Left:
 class Engine:
     """Samples answers with the weights of one policy version at a time.
 
-    ``pinned``: it changes weights only when nothing is at work. With an environment it samples up
-    to the end of a turn; a trajectory that comes back with the reply soon enough, before another
-    was put in its place, need not be fed again.
+    ``pinned``: weights change only when no sample is in progress. With an environment, the engine
+    samples up to the end of a turn; a trajectory that comes back with the reply before another took
+    its slot need not be fed again.
     """
 
     policy: Policy
@@ -124,16 +124,16 @@ class Engine:
 
     @property
     def renewable(self) -> bool:
-        """Whether newer weights may be loaded while something is at work."""
+        """True if newer weights may be loaded while samples are in progress."""
         return not self.pinned
 
     @property
     def idle(self) -> bool:
-        """Whether every slot is empty."""
+        """True if every slot is empty."""
         return self.free == self.slots
 
     def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
-        """Take the weights of a policy version; what is at work goes on under them."""
+        """Load the weights of a policy version; samples in progress continue under them."""
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         fill(self.policy, weights)
@@ -144,14 +144,14 @@ class Engine:
                 slot.fed = 0
 
     def unload(self) -> None:
-        """Forget the weights and everything sampled with them that is not finished."""
+        """Forget the weights and all unfinished samples."""
         self._slots = [None] * self.slots
         self._left = [None] * self.slots
         self._deltas.clear()
         self.version = None
 
     def put(self, trajectory: Trajectory, *, logged: Logged = (0, 0)) -> None:
-        """Start or continue a trajectory in an empty slot; the log has what is ``logged`` of it."""
+        """Start or continue a trajectory in an empty slot; ``logged`` is the part the log has."""
         if self.version is None:
             raise RuntimeError("no weights loaded: load a policy version before putting work")
         row = self._row_for(trajectory)
@@ -166,7 +166,7 @@ class Engine:
         )
 
     def _row_for(self, trajectory: Trajectory) -> int:
-        """Return the empty slot that has its beginning, else the first that has nobody's."""
+        """Return the empty slot that caches its beginning, else the first without a cached rest."""
         empty = [row for row, slot in enumerate(self._slots) if slot is None]
         for row in empty:
             left = self._left[row]
@@ -175,7 +175,7 @@ class Engine:
         return next((row for row in empty if self._left[row] is None), empty[0])
 
     def running(self) -> list[Trajectory]:
-        """Return the trajectories in the slots as they stand."""
+        """Return the trajectories in the slots, as they are now."""
         return [slot.trajectory() for slot in self._slots if slot is not None]
 
     def progress(self) -> dict[SampleId, int]:
@@ -183,7 +183,7 @@ class Engine:
         return {slot.start.key: len(slot.logprobs) for slot in self._slots if slot is not None}
 
     def oldest(self) -> dict[SampleId, int]:
-        """Return the oldest version of each running trajectory's tokens, of those to come too."""
+        """Return the oldest version of each running trajectory's tokens, future ones included."""
         return {
             slot.start.key: min((stamp.version for stamp in slot.stamps), default=self.version or 0)
             for slot in self._slots
@@ -217,11 +217,11 @@ class Engine:
         return self._collect(growing)
 
     def note(self, delta: Delta) -> None:
-        """Have ``delta`` in the log behind everything that was noted before."""
+        """Queue ``delta`` for the log, behind all earlier ones."""
         self._deltas.append(delta)
 
     def _catch_up(self, live: Sequence[tuple[int, _Slot]]) -> None:
-        """Feed at once what lies before the newest token of each."""
+        """Feed at once all tokens before the newest of each trajectory."""
         behind = [(row, slot) for row, slot in live if slot.length - slot.fed > 1]
         if not behind:
             return
@@ -277,7 +277,7 @@ class Engine:
 
 
 def unlogged(each: Trajectory | _Slot, logged: Logged) -> Delta:
-    """Return what of a trajectory is not ``logged``."""
+    """Return the part of a trajectory that is not ``logged``."""
     start, turns = logged
     sampled = sampled_before(each.turns[:turns], start)
     return Delta(
@@ -292,7 +292,7 @@ def unlogged(each: Trajectory | _Slot, logged: Logged) -> Delta:
 
 
 def _skip(stamps: tuple[Stamp, ...], before: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
-    """Return what follows the prefix ``before`` of ``stamps``."""
+    """Return the stamps that follow the prefix ``before`` of ``stamps``."""
     if not before:
         return stamps
     last = len(before) - 1

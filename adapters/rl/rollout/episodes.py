@@ -1,8 +1,9 @@
-"""An engine whose turns an environment replies to.
+"""An engine for episodes: an environment replies to every turn.
 
-A trajectory whose turn is over leaves its slot and waits for the reply, without holding up what
-others sample; with the reply it goes on in the next free slot. To a worker this is an engine: it
-takes, shows and hands back trajectories, waiting ones included, and says what its log has to have.
+A trajectory whose turn is over leaves its slot and waits for the reply, without delaying the
+sampling of others; with the reply it continues in the next free slot. To a worker this is an
+engine: it takes, shows and returns trajectories, waiting ones included, and provides the deltas for
+the log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _PAUSE_S = 0.02
 class Episodes:
     """Samples episodes; at most ``waiting`` wait for replies beside those in the engine's slots.
 
-    What is waited for counts as at work: a pinned engine keeps its weights until it is over.
+    Waiting trajectories count as in progress: a pinned engine keeps its weights until they are
+    over.
     """
 
     def __init__(
@@ -36,12 +38,12 @@ class Episodes:
 
     @property
     def pinned(self) -> bool:
-        """Whether it changes weights only when nothing is at work."""
+        """True if weights change only when nothing is in progress."""
         return self._engine.pinned
 
     @property
     def renewable(self) -> bool:
-        """Whether newer weights may be loaded while something is at work."""
+        """True if newer weights may be loaded while samples are in progress."""
         return not self.pinned
 
     @property
@@ -51,7 +53,7 @@ class Episodes:
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights, None before the first."""
+        """Policy version of the weights; None before the first."""
         return self._engine.version
 
     @property
@@ -61,23 +63,23 @@ class Episodes:
 
     @property
     def free(self) -> int:
-        """How many more trajectories may be put."""
+        """Number of trajectories that may still be put."""
         at_work = self.slots - self._engine.free + len(self._waiting) + len(self._back)
         return max(0, min(self._engine.free - len(self._back), self._most - at_work))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is at work or waits for a reply."""
+        """True if nothing is in progress or waits for a reply."""
         return self._engine.idle and not self._waiting and not self._back
 
     def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
-        """Take the weights of a policy version; what is at work goes on under them."""
+        """Load the weights of a policy version; samples in progress continue under them."""
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         self._engine.load(weights, version=version, generation=generation)
 
     def unload(self) -> None:
-        """Forget the weights and everything that is not finished."""
+        """Forget the weights and all unfinished samples."""
         self._engine.unload()
         self._calls.drop({*self._waiting})
         self._waiting.clear()
@@ -92,7 +94,7 @@ class Episodes:
             self._engine.put(trajectory)
 
     def running(self) -> list[Trajectory]:
-        """Return the trajectories that are not finished as they stand."""
+        """Return the unfinished trajectories, as they are now."""
         back = [trajectory for trajectory, _ in self._back.values()]
         return [*self._engine.running(), *self._waiting.values(), *back]
 
@@ -103,7 +105,7 @@ class Episodes:
         return self._engine.progress() | waiting | back
 
     def oldest(self) -> dict[SampleId, int]:
-        """Return the oldest version of each running trajectory's tokens, of those to come too."""
+        """Return the oldest version of each running trajectory's tokens, future ones included."""
         back = [trajectory for trajectory, _ in self._back.values()]
         aside = {each.key: each.oldest or 0 for each in (*self._waiting.values(), *back)}
         return self._engine.oldest() | aside
@@ -117,7 +119,7 @@ class Episodes:
             self._back.pop(key, None)
 
     def tick(self) -> list[Trajectory]:
-        """Take replies and feed one token per occupied slot; return what is finished."""
+        """Take replies and feed one token per occupied slot; return the finished trajectories."""
         nothing_else = self._engine.idle and not self._back
         finished = []
         for key, reply in self._calls.replies(_PAUSE_S if nothing_else else 0.0):

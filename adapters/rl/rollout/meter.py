@@ -1,4 +1,4 @@
-"""How much a rollout worker sampled and what it cost, told now and then."""
+"""Counts of a rollout worker's tokens and time, reported from time to time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Meter:
         self.logging_s += time.perf_counter() - started
 
     def tell(self, emit: Callable[..., None], **more: Json) -> None:
-        """Emit ``sampled`` with the totals, where the last time was some time ago."""
+        """Emit ``sampled`` with the totals, unless the last time was less than ``EVERY_S`` ago."""
         now_s = time.monotonic()
         if now_s < self._told_s + EVERY_S:
             return

@@ -1,7 +1,7 @@
-"""One who samples, whatever with: claims work, pulls weights for it, and hands in what came of it.
+"""The base of rollout workers: claims work, pulls weights for it, and delivers the samples.
 
-It follows whoever is rank 0 and never ends because the trainer is away: what is finished is kept
-until it is trained and protected, and handed to every next leader.
+A claimant follows rank 0 of the newest generation, and never ends because the trainer is away: it
+keeps finished samples until they are trained and protected, and hands them to every next leader.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MISSING_LIMIT_S = 30.0
 
 
 class Host(Protocol):
-    """What who samples needs of its surroundings: a channel, or a stand-in for one."""
+    """The surroundings that a claimant needs: a channel, or a stand-in for one."""
 
     node: str
     seat: str
@@ -59,73 +59,73 @@ class Host(Protocol):
         """Address of the node's sidecar, which may change."""
 
     def roster(self) -> Roster:
-        """Return the whole job as last heard."""
+        """Return the last known state of the whole job."""
 
     def leaving(self) -> bool:
-        """Whether the node is about to be taken away."""
+        """Say whether the node is about to be taken away."""
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Say that this worker has nothing any more that would be missed."""
+        """Report that this worker holds nothing any more that would be lost with it."""
 
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
-        """Show progress."""
+        """Report progress."""
 
     def emit(self, kind: str, **fields: Json) -> None:
         """Record an event."""
 
 
 class SampledWork(Protocol):
-    """What is sampled at the time, with the weights of one policy version: `Engine` and its like.
+    """The samples in progress, under the weights of one policy version: `Engine` and its like.
 
-    ``pinned``: weights change only while nothing is at work. ``renewable``: newer ones may be
-    loaded now. ``free``: how many more of ``slots`` samples may be put.
+    ``pinned``: weights change only while nothing is in progress. ``renewable``: newer weights may
+    be loaded now. ``free``: how many more of ``slots`` samples may be put.
     """
 
     @property
     def pinned(self) -> bool:
-        """See above."""
+        """See the class."""
 
     @property
     def renewable(self) -> bool:
-        """See above."""
+        """See the class."""
 
     @property
     def slots(self) -> int:
-        """See above."""
+        """See the class."""
 
     @property
     def free(self) -> int:
-        """See above."""
+        """See the class."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is at work."""
+        """True if no sample is in progress."""
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights, None before the first."""
+        """Policy version of the weights; None before the first."""
 
     @property
     def generation(self) -> int:
         """Generation in which the weights were pulled."""
 
     def load(self, weights: Mapping[str, Tensor], *, version: int, generation: int) -> None:
-        """Take the weights of a policy version; what is at work goes on under them."""
+        """Load the weights of a policy version; samples in progress continue under them."""
 
     def unload(self) -> None:
-        """Forget the weights and everything sampled with them that is not finished."""
+        """Forget the weights and all unfinished samples."""
 
     def put(self, trajectory: Trajectory) -> None:
         """Start or continue a trajectory."""
 
     def running(self) -> list[Trajectory]:
-        """Return what is at work as it stands."""
+        """Return the trajectories in progress, as they are now."""
 
     def progress(self) -> dict[SampleId, int]:
         """Return how many tokens of each running trajectory were sampled."""
 
     def oldest(self) -> dict[SampleId, int]:
-        """Return the oldest version of each running trajectory's tokens, of those to come too."""
+        """Return the oldest version of each running trajectory's tokens, future ones included."""
 
     def drop(self, keys: set[SampleId]) -> None:
         """Stop working on these samples."""
@@ -133,17 +133,17 @@ class SampledWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The way to the leader of one generation."""
+    """The connection to the leader of one generation."""
 
     generation: int
     client: Client
 
 
 class SamplingClient:
-    """See the module's docstring; ``stopped`` tells when nothing is worth waiting for any more.
+    """The claimant of the module's docstring; ``stopped`` says when to stop waiting for anything.
 
-    ``names`` are the parameters that are pulled, ``frozen`` the digest of what else the policy has;
-    ``retained`` as in `pull`; ``most_tokens`` is how many tokens it may hold, None: any number.
+    ``names`` are the parameters that are pulled, ``frozen`` is the digest of the policy's other
+    tensors. ``retained`` is as in `pull`; ``most_tokens`` limits the tokens held, None: no limit.
     """
 
     def __init__(
@@ -181,15 +181,15 @@ class SamplingClient:
         self._told = False
         self._missed: tuple[int, float] | None = None
         self.over = False
-        """Whether the leader said that no work will come."""
+        """True if the leader said that no more work will come."""
 
     @property
     def parted(self) -> bool:
-        """Whether everything was handed to the present leader, to go."""
+        """True if everything was handed over to the present leader, in order to leave."""
         return self._link is not None and self._parted_from == self._link.generation
 
     def attend(self, *, at_once: bool = False) -> bool:
-        """Follow the leader and speak with it when it is time to; False: it is time to leave."""
+        """Follow the leader and exchange with it when due; False: it is time to leave."""
         self._follow()
         if self._host.leaving():
             self._leave()
@@ -199,12 +199,12 @@ class SamplingClient:
         return True
 
     def finish(self, trajectory: Trajectory) -> None:
-        """Have a finished sample handed in, and kept until it is trained and protected."""
+        """Queue a finished sample for delivery; keep it until it is trained and protected."""
         self._held[trajectory.key] = trajectory
         self._unsent.add(trajectory.key)
 
     def log(self, deltas: Sequence[Delta]) -> None:
-        """Append what was sampled to the log, whole where it begins anew."""
+        """Append sampled tokens to the log, or all that is held if the log starts anew."""
         self._log.append(deltas, self._holding)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class SamplingClient:
     # -- the leader --------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Point the link at rank 0 of the newest generation."""
+        """Connect to rank 0 of the newest generation."""
         record = self._host.roster().generation
         if record is None or (self._link and self._link.generation == record.number):
             return
@@ -234,7 +234,7 @@ class SamplingClient:
         self._next_exchange = 0.0
 
     def _introduce(self) -> None:
-        """Be who the host says, whose log may have become another."""
+        """Take over the host's identity; a new identity has a new log."""
         host = self._host
         worker = WorkerIdentity(seat=host.seat, incarnation=host.incarnation, node=host.node)
         if worker != self._worker:
@@ -263,9 +263,9 @@ class SamplingClient:
             self._obey(answer)
 
     def _call(self, **fields: Any) -> Answer | None:
-        """Hand in what the leader has yet to get, with more ``fields`` of `WorkerExchange`.
+        """Send the leader all undelivered samples, with more ``fields`` of `WorkerExchange`.
 
-        None: it must be tried again.
+        Returns None if it must be tried again.
         """
         link = self._link
         assert link is not None
@@ -295,7 +295,7 @@ class SamplingClient:
         return answer
 
     def _leave(self) -> None:
-        """Hand everything at work to the leader, as soon as there is one, and wait for the end."""
+        """Hand all work in progress to the leader, once there is one, and wait for the end."""
         link = self._link
         if link is not None and self._parted_from != link.generation:
             left = (*self._left, *self._engine.running())
@@ -311,7 +311,7 @@ class SamplingClient:
         time.sleep(RETRY_S)
 
     def _is_full(self) -> bool:
-        """Return whether it holds as many tokens as it may; a change is recorded."""
+        """Return whether the token limit is reached; record a change."""
         most = self._most_tokens
         if most is None:
             return False
@@ -345,14 +345,14 @@ class SamplingClient:
         self._next_exchange = time.monotonic() + pause_s
 
     def _set_aside(self, keys: set[SampleId]) -> None:
-        """Stop at these samples; they are kept for leaders to come, in case this one is lost."""
+        """Stop these samples, and keep them for later leaders, in case this one is lost."""
         stopped = [each for each in self._engine.running() if each.key in keys]
         self._aside |= {trajectory.key: trajectory for trajectory in stopped if trajectory.tokens}
         self._aside_unsent |= {trajectory.key for trajectory in stopped} & self._aside.keys()
         self._engine.drop(keys)
 
     def _tell(self, samples: int) -> None:
-        """Record when samples come to be under way, with tokens in the log, and when none is."""
+        """Record when the first samples have tokens in the log, and when none is in progress."""
         if bool(samples) != self._told:
             self._told = bool(samples)
             self._host.emit("sampling", samples=samples)
@@ -363,10 +363,11 @@ class SamplingClient:
     # -- weights -----------------------------------------------------------------------------
 
     def _ready_for(self, version: int) -> bool:
-        """Have the weights of ``version`` in the engine, or of a newer one where that is as good.
+        """Load the weights of ``version``, or of a newer one if not pinned; say whether it worked.
 
-        False when the leader changed first, or the version cannot be had: the work is the leader's
-        again then. A version that is still to be protected is waited for, however long.
+        Returns False if the leader changed first, or if the version is unavailable: then the work
+        belongs to the leader again. The call waits for a version that is not protected yet, however
+        long.
         """
         engine, link = self._engine, self._link
         if engine.version is not None and (
@@ -419,7 +420,7 @@ class SamplingClient:
         )
 
     def _published(self, place: WeightsPlace) -> str:
-        """Ask the leader for the digest of weights. Raises ``PeerError`` where it tells none."""
+        """Ask the leader for the digest of weights. Raises ``PeerError`` if it gives none."""
         link = self._link
         assert link is not None
         ask = AskDigest(generation=link.generation, place=place)
@@ -433,7 +434,7 @@ class SamplingClient:
         return told.digest
 
     def _refuse(self, error: RefusedWeightsError) -> frozenset[int]:
-        """Count and tell weights that are not to be sampled with; return whose blocks to avoid."""
+        """Count and report refused weights; return the ranks whose blocks to avoid."""
         self._refused += 1
         self._host.emit(
             "weights_refused",
@@ -460,7 +461,7 @@ class SamplingClient:
         )
 
     def _renew(self, work: Sequence[Assignment]) -> None:
-        """Take the newest version that is protected, where samples may go on under it."""
+        """Load the newest protected version, if samples may continue under it."""
         engine, link = self._engine, self._link
         if not engine.renewable or link is None or (engine.version is None and not work):
             return
@@ -472,7 +473,7 @@ class SamplingClient:
             self._ready_for(max(newest, 0))
 
     def _without(self, version: int, error: CkptError) -> bool:
-        """Go on without a version that is not to be had; False.
+        """Go on without a version that is unavailable; return False.
 
         Raises ``JobFailedError`` when the same one was missing for long, whatever the leader did.
         """
@@ -491,7 +492,7 @@ class SamplingClient:
     def _await_version(self, version: int, generation: int) -> int:
         """Wait a moment, at the sidecar, for the version to be protected.
 
-        Returns the newest one that is: if it is newer, the version is not coming any more.
+        Returns the newest protected one: if it is newer, the version will not come any more.
         """
         self._host.beat(step=self._ticks, phase=WorkerPhase.WAIT)
         try:
@@ -505,7 +506,7 @@ class SamplingClient:
         return reached
 
     def _client(self) -> SidecarClient:
-        """Return a client of the node's sidecar, wherever that now listens."""
+        """Return a client of the node's sidecar at its present address."""
         if self._sidecar is None or self._sidecar.address != self._host.sidecar:
             if self._sidecar is not None:
                 self._sidecar.close()

@@ -23,7 +23,7 @@ from holdfast.elastic.channel.base import WorkerPhase
 
 
 class RolloutWorker(SamplingClient):
-    """See the module's docstring; ``stopped`` tells when to end."""
+    """The worker of the module's docstring; ``stopped`` says when to end."""
 
     _engine: Engine | Episodes
 
@@ -51,7 +51,7 @@ class RolloutWorker(SamplingClient):
             self.close()
 
     def _sample(self) -> None:
-        """Feed some tokens, or wait a moment where there is nothing to do."""
+        """Feed some tokens; when idle, sleep a moment."""
         engine = self._engine
         if engine.idle:
             self._tell(0)

@@ -1,7 +1,7 @@
-"""Sampling noise as a pure function of where a token stands: no generator state exists anywhere.
+"""Sampling noise as a pure function of a token's position; there is no generator state.
 
-The uniform number that picks a token is a hash of (seed, ordinal, sample, position). Whoever
-samples that token, whenever, after whatever interruption, draws the same number.
+The uniform number that picks a token is a hash of (seed, ordinal, sample, position). Every process
+that samples that token, at any time and after any interruption, draws the same number.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def uniform(
 
 
 def choose(logits: NDArray[np.float32], noise: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the token of each row of ``logits`` [rows, vocabulary] that ``noise`` [rows] falls on.
+    """Return, for each row of ``logits`` [rows, vocabulary], the token that ``noise`` [rows] picks.
 
-    Inverse transform sampling at temperature 1, in float64 and row by row, so that a row's
-    outcome depends on nothing but the row.
+    Inverse transform sampling at temperature 1, in float64 and row by row, so that a row's result
+    depends on nothing but the row.
     """
     wide = logits.astype(np.float64)
     weights = np.exp(wide - wide.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""An answer in the making, as a loop of one's own sees it."""
+"""An answer in progress, as user-written sampling loops see it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from holdfast.elastic.errors import ConfigError
 
 
 class SampleSink(Protocol):
-    """Who logs what is added to samples, and hands them in."""
+    """Logs the tokens added to samples, and delivers the samples."""
 
     @property
     def limits(self) -> TurnLimits:
-        """When an answer is over."""
+        """The limits that end an answer."""
 
     @property
     def seed(self) -> int:
-        """Of the noise that picks tokens."""
+        """Seed of the noise that picks tokens."""
 
     @property
     def generation(self) -> int:
-        """In which the weights that sample now were there."""
+        """Generation of the weights that sample now."""
 
     def added(self, sample: Sample, delta: Delta) -> None:
-        """Take what was added to a sample."""
+        """Take the tokens that were added to a sample."""
 
 
 class Sample:
-    """An answer in the making: what is added to it is logged, and outlives the process.
+    """An answer in progress; the tokens added to it are logged, and survive the process.
 
-    It is the answer number ``sample`` to prompt ``ordinal``. ``version`` is the policy version to
+    It is answer number ``sample`` to prompt ``ordinal``. ``version`` is the policy version to
     sample it with: the number of completed steps, unless the plan asks for an older one (see
     `Rollouts.weights`).
     """
@@ -58,12 +58,12 @@ class Sample:
 
     @property
     def ordinal(self) -> int:
-        """Which prompt."""
+        """Number of the prompt."""
         return self._start.ordinal
 
     @property
     def sample(self) -> int:
-        """Which of the samples of its group."""
+        """Number of the sample in its group."""
         return self._start.sample
 
     @property
@@ -73,35 +73,35 @@ class Sample:
 
     @property
     def tokens(self) -> Tokens:
-        """What there is of the answer."""
+        """The tokens of the answer so far."""
         return tuple(self._tokens)
 
     @property
     def text(self) -> Tokens:
-        """The prompt and what there is of the answer."""
+        """The tokens of the prompt and of the answer so far."""
         return (*self.prompt, *self._tokens)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be added: it is complete, or was given up."""
+        """True if nothing more is to be added: it is complete, or was given up."""
         tokens, limits = self._tokens, self._keeper.limits
         over = bool(tokens) and limits.over(len(self.prompt), len(tokens), tokens[-1])
         return over or self._is_given_up
 
     @property
     def given_up(self) -> bool:
-        """Whether somebody else is at work on it, or its weights were rolled back.
+        """True if another worker has it, or its weights were rolled back.
 
-        That happens in sampling processes of one's own alone. What is added to it is dropped.
+        That happens only in sampling processes of the user's own. Tokens added to it are dropped.
         """
         return self._is_given_up
 
     def give_up(self) -> None:
-        """Note that it is not wanted any more."""
+        """Mark it as no longer wanted."""
         self._is_given_up = True
 
     def noise(self) -> float:
-        """Return a number in [0, 1) for the next token, the same whoever samples it, whenever."""
+        """Return a number in [0, 1) for the next token, the same in every process at any time."""
         at = (self.ordinal, self.sample, len(self.prompt) + len(self._tokens))
         places = (np.array([each], dtype=np.int64) for each in at)
         return float(uniform(self._keeper.seed, *places)[0])
@@ -137,7 +137,7 @@ class Sample:
         self._keeper.added(self, delta)
 
     def trajectory(self) -> Trajectory:
-        """Return the answer as it stands."""
+        """Return the answer so far."""
         return msgspec.structs.replace(
             self._start,
             tokens=self.tokens,

@@ -1,4 +1,4 @@
-"""A rollout worker's record log in its sidecar: what it sampled outlives it."""
+"""A rollout worker's record log in its sidecar, from which its samples survive its loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _REOPEN_S = 0.2
 _RECORD_TOKENS = 4096
 _TOKEN_BYTES = 8
-"""What a token takes in a record, about; states of environments count by it."""
+"""Approximate size of a token in a record; environment states are weighed by it."""
 
 _TRUNCATE_BYTES = 16 << 10
 
@@ -26,7 +26,7 @@ class LogStore(Protocol):
     """The sidecar client's log operations, or a fake's."""
 
     def log_open(self, name: str) -> int:
-        """Make or find a log; return the index of its next record."""
+        """Create or find a log; return the index of its next record."""
 
     def log_append(self, name: str, records: Sequence[bytes]) -> int:
         """Append records; return the next index."""
@@ -36,11 +36,12 @@ class LogStore(Protocol):
 
 
 class TokenLog:
-    """Appends deltas; begins anew with everything held when the sidecar was replaced.
+    """Appends deltas; starts anew with everything held when the sidecar was replaced.
 
-    A worker goes on sampling without its log: what a lost sidecar costs is only that the worker's
-    own loss, at that same time, would cost the tokens sampled since. Where there is no room for
-    it, that is said once, and tried again. ``written_bytes`` counts all records ever appended.
+    A worker continues to sample without its log. A lost sidecar then costs tokens only if the
+    worker is lost at the same time: those sampled since. If there is no memory for the log, one
+    warning is logged and the log is tried again. ``written_bytes`` counts all records ever
+    appended.
     """
 
     def __init__(self, store: Callable[[], LogStore], name: str) -> None:
@@ -52,7 +53,7 @@ class TokenLog:
         self._is_refused = False
 
     def append(self, deltas: Sequence[Delta], held: Callable[[], Iterable[Trajectory]]) -> None:
-        """Append ``deltas``; ``held`` gives all trajectories, for a log that begins anew."""
+        """Append ``deltas``; ``held`` gives all trajectories, for a log that starts anew."""
         if self._open is None:
             if time.monotonic() < self._retry_at:
                 return
@@ -77,7 +78,7 @@ class TokenLog:
             self._is_refused = True
 
     def release(self, below: int) -> None:
-        """Let go of the records of ordinals ``below``, once there are enough of them."""
+        """Truncate the records of ordinals ``below``, once there are enough of them."""
         keep_from, store = None, self._open
         if store is None or self._nbytes < _TRUNCATE_BYTES:
             return
@@ -93,7 +94,7 @@ class TokenLog:
             self._open = None
 
     def _begin(self, deltas: Sequence[Delta]) -> None:
-        """Write everything held, then let go of what an earlier beginning left."""
+        """Write everything held, then truncate the records of an earlier start."""
         store = self._store()
         start = store.log_open(self._name)
         self._records.clear()
@@ -121,7 +122,7 @@ class TokenLog:
 
 
 def _grouped(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
-    """Yield what shares a record: all that was sampled since the last, unless that is much."""
+    """Yield the deltas that share a record: all of them, or parts if they are many."""
     group: list[Delta] = []
     count = 0
     for delta in deltas:

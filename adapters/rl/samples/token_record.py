@@ -1,18 +1,18 @@
-"""What a rollout worker's log is made of: records of the tokens that were sampled since the last.
+"""The records of a rollout worker's log: the tokens sampled since the last record.
 
 A record is ``[version u8][width u8]`` and one part per sample, one behind the other: the numbers
 ``ordinal, sample, start, count, runs``; for each run ``generation, policy version`` and, unless it
 is the last, its tokens; then ``count`` token ids of ``width`` bytes and the log-probabilities
-(float32) of the sampled ones among them, little-endian, without padding. Numbers are LEB128, seven
+(float32) of the sampled ones among them, little-endian, without padding. Numbers are LEB128: seven
 bits a byte, the lowest first. The sampling coordinate of token i of a part is (ordinal, sample,
 start + i).
 
-``runs`` is twice their number, plus one where an environment replied within the part. Only then the
-runs are followed by the number of such turns and for each ``end - start, observed, kind``, and by
-the bytes of its state (as a number); ``kind`` has bit 0 set with a reward and bit 1 with a reason,
-whose bytes are one more number then. Behind the log-probabilities there are for each turn the state
-and the reason (UTF-8) and the reward (float64). So an answer without an environment takes no byte
-more for there being some.
+``runs`` is twice the number of runs, plus one if an environment replied within the part. Only then
+the runs are followed by the number of such turns and for each ``end - start, observed, kind``, and
+by the length in bytes of its state (as a number). ``kind`` has bit 0 set with a reward and bit 1
+with a reason; the reason's length in bytes is one more number. Behind the log-probabilities there
+are for each turn the state and the reason (UTF-8) and the reward (float64). So an answer without an
+environment takes no extra byte.
 
 The width is the least of 1, 2 and 4 that holds the ids of the record, so a vocabulary of any size
 fits, and a small one costs no more than it must.
@@ -50,7 +50,7 @@ _NUMBER_BITS: Final = 64
 
 
 def encode_deltas(deltas: Sequence[Delta]) -> bytes:
-    """Return one log record of these deltas. Raises ``ValueError`` for what it cannot hold."""
+    """Return one log record of these deltas. Raises ``ValueError`` for values that do not fit."""
     largest = max((max(each.tokens, default=0) for each in deltas), default=0)
     width = 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4
     parts = [_LEAD.pack(RECORD_VERSION, width)]
@@ -66,7 +66,7 @@ def _encode(delta: Delta, width: int) -> tuple[bytes, ...]:
     numbers = [delta.ordinal, delta.sample, delta.start, count, runs]
     for stamp in delta.stamps:
         numbers += [stamp.generation, stamp.version, stamp.count]
-    del numbers[-1 if delta.stamps else len(numbers) :]  # the last run has what is left
+    del numbers[-1 if delta.stamps else len(numbers) :]  # the last run has the remaining tokens
     turns = _encode_turns(delta, numbers) if delta.turns else b""
     try:
         ids = struct.pack(f"<{count}{_CODES[width]}", *delta.tokens)
@@ -79,7 +79,7 @@ def _encode(delta: Delta, width: int) -> tuple[bytes, ...]:
 
 
 def _encode_turns(delta: Delta, numbers: list[int]) -> bytes:
-    """Add the numbers of the turns to ``numbers``; return what stands behind everything."""
+    """Add the turns' numbers to ``numbers``; return the bytes behind the log-probabilities."""
     numbers.append(len(delta.turns))
     data = bytearray()
     for turn in delta.turns:
@@ -111,7 +111,7 @@ def _numbers(values: Sequence[int]) -> bytes:
 
 
 def decode_deltas(record: bytes | memoryview) -> list[Delta]:
-    """Return what `encode_deltas` wrote. Raises ``CorruptError`` saying what is wrong with it."""
+    """Return the deltas that `encode_deltas` wrote. Raises ``CorruptError`` with the reason."""
     data = memoryview(record)
     if data.nbytes < _LEAD.size:
         raise CorruptError(f"a token record of {data.nbytes} bytes; it has at least {_LEAD.size}")
@@ -134,7 +134,7 @@ _Sizes = tuple[int, int, int]
 
 
 class _Reader:
-    """Takes a record apart from ``at`` on."""
+    """Parses a record, from position ``at`` on."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data, self.at = data, at
@@ -171,11 +171,11 @@ class _Reader:
         )
 
     def _rest(self, run: int, runs: int) -> int | None:
-        """Return the tokens of a run, None for the last: all that are left."""
+        """Return the tokens of a run; None for the last one, which has all the remaining tokens."""
         return None if run == runs - 1 else self._number()
 
     def _told_turns(self, start: int) -> list[tuple[Turn, _Sizes]]:
-        """Return the turns without what stands behind the log-probabilities, and its sizes."""
+        """Return the turns without the data behind the log-probabilities, and that data's sizes."""
         found = []
         for _ in range(self._number()):
             end, observed, kind, state = (self._number() for _ in range(4))
@@ -243,9 +243,9 @@ def _stamps(marks: Sequence[tuple[int, int, int | None]], sampled: int) -> tuple
 def fold(records: Iterable[bytes | memoryview]) -> dict[SampleId, Delta]:
     """Join the records of a log into one delta per sample, starting at 0.
 
-    A part that starts over (a sample handed back to the same worker) replaces what it overlaps;
-    one behind a gap is ignored, since what it would follow was released. Raises ``CorruptError``
-    for a record that is none.
+    A part that starts over (a sample handed back to the same worker) replaces the tokens it
+    overlaps. A part behind a gap is ignored, because its predecessor was released. Raises
+    ``CorruptError`` for an invalid record.
     """
     joined: dict[SampleId, Delta] = {}
     for piece in _pieces(records):

@@ -1,4 +1,4 @@
-"""Text as tokens, and back."""
+"""Conversion of text to tokens, and back."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Tokenizer(Protocol):
         """Return the tokens of a text, without an end."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; of those that have none, something that is no answer."""
+        """Return the text of tokens; for tokens that have none, a text that is no answer."""
 
 
 class Ascii:
-    """A token is a character's code, and the newline ends an answer."""
+    """A vocabulary in which a token is a character's code, and the newline ends an answer."""
 
     size = 128
     end = 10
 
     def encode(self, text: str) -> Tokens:
-        """Return the codes; a question mark for what is not ASCII."""
+        """Return the codes; a question mark for a character outside ASCII."""
         return tuple(text.encode("ascii", "replace"))
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
 """A prompt's sampled tokens with their log-probabilities and policy versions. Pure values.
 
 Where an environment replies to the policy, the tokens of its observations stand among the sampled
-ones, as context of what comes after them. Nothing goes with them: log-probabilities and versions
-are of the sampled tokens alone, and `Turn` says which are not.
+ones, as context of the later ones. Log-probabilities and versions exist for the sampled tokens
+alone, and `Turn` says which tokens are observed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.ckpt.types import learn
 
 SampleId = tuple[int, int]
-"""(ordinal, sample): which of the samples of which prompt."""
+"""(ordinal, sample): the prompt's number, and the sample's number in its group."""
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How many consecutive tokens were sampled in which generation by which policy version."""
+    """``count`` consecutive tokens, sampled by one policy version in one generation."""
 
     generation: int
     version: int
@@ -27,11 +27,11 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A turn of the policy that is over, with what the environment replied to it.
+    """A turn of the policy that is over, with the environment's reply to it.
 
     ``end`` tokens stood before the reply (the prompt not counted), and ``observed`` tokens of the
-    reply follow them. ``state`` is the environment's after it, as JSON text. A ``reward`` ends the
-    episode; ``reason`` says why where it was not the environment that ended it.
+    reply follow them. ``state`` is the environment's state after it, as JSON text. A ``reward``
+    ends the episode; ``reason`` says why, if it was not the environment that ended it.
     """
 
     end: int
@@ -49,9 +49,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The answer so far to prompt ``ordinal``, number ``sample`` of its group.
 
-    ``tokens`` are what follows the prompt, those of observations included. ``logprobs`` are
-    behavior log-probabilities, one per sampled token; the counts of ``stamps`` add up to the same
-    number. ``turns`` are the turns that an environment has replied to.
+    ``tokens`` are those after the prompt, observed ones included. ``logprobs`` are behavior
+    log-probabilities, one per sampled token; the counts of ``stamps`` add up to the same number.
+    ``turns`` are the turns that an environment has replied to.
     """
 
     ordinal: int
@@ -67,7 +67,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> SampleId:
-        """Return (ordinal, sample)."""
+        """(ordinal, sample)."""
         return self.ordinal, self.sample
 
     @property
@@ -77,7 +77,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Return where in ``tokens`` the sampled ones are: each turn's first, and one past it."""
+        """The (start, end) ranges of the sampled tokens in ``tokens``, one per turn."""
         start = 0
         for turn in self.turns:
             yield start, turn.end
@@ -87,7 +87,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turn_start(self) -> int:
-        """Return where in ``tokens`` the turn under way begins."""
+        """Start of the turn in progress, as an index into ``tokens``."""
         return self.turns[-1].stop if self.turns else 0
 
     @property
@@ -97,27 +97,27 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reward(self) -> float | None:
-        """What the episode earned; None where it is not over or no environment says so."""
+        """The episode's reward; None if it is not over, or if no environment gives one."""
         return self.turns[-1].reward if self.turns else None
 
     @property
     def reason(self) -> str:
-        """Why the episode was ended by another than its environment; empty where it was not."""
+        """Reason, if something other than the environment ended the episode; else empty."""
         return self.turns[-1].reason if self.turns else ""
 
     @property
     def token_versions(self) -> list[int]:
-        """Return the policy version of each sampled token."""
+        """The policy version of each sampled token."""
         return [stamp.version for stamp in self.stamps for _ in range(stamp.count)]
 
     @property
     def versions(self) -> frozenset[int]:
-        """Return the policy versions that sampled it."""
+        """The policy versions that sampled the tokens."""
         return frozenset(stamp.version for stamp in self.stamps)
 
     @property
     def oldest(self) -> int | None:
-        """Return the oldest policy version that sampled it, None where it has no tokens."""
+        """The oldest policy version that sampled a token; None without tokens."""
         return min(self.versions, default=None)
 
     def first(self, count: int) -> Trajectory:
@@ -151,10 +151,10 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one trajectory from position ``start`` on: what a worker's log is made of.
+    """Tokens of one trajectory from position ``start`` on, as a worker's log stores them.
 
-    Log-probabilities and stamps are of its sampled tokens, ``turns`` are those that were replied
-    to at or behind ``start``. Ids have up to 32 bits.
+    Log-probabilities and stamps are those of its sampled tokens; ``turns`` are those that were
+    replied to at or behind ``start``. Ids have up to 32 bits.
     """
 
     ordinal: int
@@ -166,7 +166,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: tuple[Turn, ...] = ()
 
     def whole(self, prompt: Tokens) -> Trajectory:
-        """Return the trajectory that a delta from position 0 is."""
+        """Return a delta from position 0 as a trajectory."""
         return Trajectory(
             ordinal=self.ordinal,
             sample=self.sample,
@@ -179,7 +179,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a turn is over: by its token ``end``, or by how many it has.
+    """The limits of a turn: its token ``end``, and its number of tokens.
 
     Without an environment the first turn is the whole answer; with ``turns`` an environment says
     when the episode is over.
@@ -191,26 +191,29 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     turns: bool = False
 
     def finished(self, trajectory: Trajectory) -> bool:
-        """Tell whether nothing more is to be sampled."""
+        """Say whether nothing more is to be sampled."""
         return trajectory.reward is not None if self.turns else self.turn_over(trajectory)
 
     def turn_over(self, trajectory: Trajectory) -> bool:
-        """Tell whether the policy has had its say, and a reply is due."""
+        """Say whether the policy's turn is over, so that a reply is due."""
         start = trajectory.turn_start
         count = len(trajectory.tokens) - start
         return count > 0 and self.over(len(trajectory.prompt) + start, count, trajectory.tokens[-1])
 
     def over(self, before: int, new_tokens: int, last: int) -> bool:
-        """Tell whether a turn of ``new_tokens`` tokens that ends in ``last`` is over.
+        """Say whether a turn of ``new_tokens`` tokens that ends in ``last`` is over.
 
-        ``before`` tokens stand before it, the prompt and all earlier turns.
+        ``before`` tokens stand before it: the prompt and all earlier turns.
         """
         room = min(self.max_new_tokens, self.context - before)
         return last == self.end or new_tokens >= room
 
 
 def check_tokens(each: Trajectory | Delta, *, start: int) -> None:
-    """Raise ``ValueError`` where what goes with the tokens from ``start`` on does not fit them."""
+    """Raise ``ValueError`` if the parts do not fit the tokens from ``start`` on.
+
+    The parts are turns, log-probabilities and stamps.
+    """
     check_turns(each.turns, start=start, count=len(each.tokens))
     sampled = len(each.tokens) - sum(turn.observed for turn in each.turns)
     if len(each.logprobs) != sampled:
@@ -222,7 +225,7 @@ def check_tokens(each: Trajectory | Delta, *, start: int) -> None:
 def check_turns(turns: Sequence[Turn], *, start: int, count: int) -> None:
     """Raise ``ValueError`` for turns that cannot be those among ``count`` tokens from ``start``.
 
-    Each has a sampled token, which only that of the first may stand before ``start``; a reward ends
+    Each turn has a sampled token; only that of the first may stand before ``start``. A reward ends
     the episode.
     """
     least, stop = max(1, start), start + count

@@ -1,9 +1,9 @@
-"""The directory in which a training loop and its sampling processes find each other.
+"""The directory through which a training loop and its sampling processes find each other.
 
-The loop's rank 0 writes in it what it offers (`Offer`) and the run's key; each side holds a lock
-there for as long as it lives, so that the other knows of its end from the kernel, whatever ends it.
-Locks are POSIX record locks: a forked child does not have them. On several machines the directory
-must be on a file system that all of them share, with locks.
+The loop's rank 0 writes its offer (`Offer`) and the run's key into it. Each side holds a file lock
+there while it lives; the kernel releases the lock when the process ends in any way, and the other
+side sees it. Locks are POSIX record locks: a forked child does not have them. For several machines
+the directory must be on a shared file system with locks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SAMPLERS: Final = "samplers"
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 of ``generation`` offers samplers at the address ``leader``.
+    """The offer of rank 0 of ``generation`` to samplers, at the address ``leader``.
 
-    ``seed`` is that of the noise, ``names`` are the model's parameters. ``over``: nothing any more.
+    ``seed`` is that of the noise, ``names`` are the model's parameters. ``over``: no more work.
     """
 
     run: str
@@ -53,17 +53,17 @@ class Lock:
         draft = _draft(path)
         self._fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        draft.replace(path)  # nobody sees it without its lock
+        draft.replace(path)  # so the file is never visible without its lock
 
     def release(self) -> None:
-        """Let go; may be called again."""
+        """Release the lock; may be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether another process holds the lock of a file; False where there is none."""
+    """Say whether another process holds the lock of a file; False if there is no file."""
     try:
         fd = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def is_held(path: Path) -> bool:
 
 
 class Meeting:
-    """The directory as both sides use it."""
+    """The meeting directory, with the operations of both sides."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -88,9 +88,9 @@ class Meeting:
     # -- the loop's side -------------------------------------------------------------------------
 
     def lead(self, key: RunKey) -> Lock:
-        """Make the directory, put the key into it, and hold the leader's lock.
+        """Create the directory, put the key into it, and hold the leader's lock.
 
-        Raises ``ConfigError`` where it cannot be written to.
+        Raises ``ConfigError`` if the directory is not writable.
         """
         try:
             (self._directory / _SAMPLERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,20 +106,20 @@ class Meeting:
         return lock
 
     def write(self, offer: Offer) -> None:
-        """Replace the offer at one blow."""
+        """Replace the offer atomically."""
         path = self._directory / _OFFER
         draft = _draft(path)
         draft.write_bytes(msgspec.json.encode(offer))
         draft.replace(path)
 
     def end(self) -> None:
-        """Say that nothing more is offered, where something was."""
+        """Mark the offer, if there is one, as over."""
         offer = self.offer()
         if offer is not None and not offer.over:
             self.write(msgspec.structs.replace(offer, over=True))
 
     def alive(self) -> set[str]:
-        """Return the incarnations of the samplers that live; forget those that do not."""
+        """Return the incarnations of the living samplers; delete the files of the others."""
         found: set[str] = set()
         for path in (self._directory / _SAMPLERS).iterdir():
             if path.name.startswith("."):
@@ -141,11 +141,11 @@ class Meeting:
         return RunKey.load(self._directory / _KEY)
 
     def led(self) -> bool:
-        """Tell whether a leader lives."""
+        """Say whether a leader lives."""
         return is_held(self._directory / _LEADER)
 
     def offer(self) -> Offer | None:
-        """Return the newest offer, None where there is none yet."""
+        """Return the newest offer; None if there is none yet."""
         with suppress(FileNotFoundError):
             path = self._directory / _OFFER
             found = path.stat()

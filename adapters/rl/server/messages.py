@@ -1,8 +1,9 @@
-"""What rollout workers and the trainer's rollout server say to each other.
+"""The messages between rollout workers and the trainer's rollout server.
 
-In an ``exchange`` a worker says what it holds, hands in what it finished and asks for work; the
-answer is the server's view. It is its own heartbeat and announcement, so a new server learns
-everything from the first exchange. ``digest`` asks what the weights of a policy version must be.
+In an ``exchange`` a worker reports what it holds, delivers what it finished and asks for work; the
+answer is the server's view. An exchange is also heartbeat and announcement, so a new server learns
+everything from the first one. ``digest`` asks for the published digest of a policy version's
+weights.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's side.
+    """A worker's message to the server.
 
-    ``generation`` is whose rank 0 it means to talk to; ``running`` has the number of sampled
-    tokens of each sample at work; ``version`` of ``loaded_in`` (a generation) are its weights, None
-    before the first; ``again`` marks ``finished`` samples that were sent before, to another server;
-    ``left`` is what it was at work on when it had to let go of its weights, or of everything;
-    ``set_aside`` what it stopped at because it was told to. ``oldest`` goes with ``running``: the
-    oldest version of each one's tokens. ``full``: it holds as many tokens as it may. ``leaving``:
-    with this it hands over everything that is not released, and ends.
+    - ``generation``: the generation whose rank 0 the message is for.
+    - ``finished``: complete samples; ``again``: they were sent before, to another server.
+    - ``left``: work in progress when the worker had to drop its weights, or everything.
+    - ``set_aside``: samples that the worker stopped because the server asked for it.
+    - ``running``: (ordinal, sample, number of sampled tokens) of each sample in progress.
+    - ``oldest``: for each entry of ``running``, the oldest version of its tokens.
+    - ``free``: number of samples the worker can take.
+    - ``version`` of ``loaded_in`` (a generation): the worker's weights, None before the first.
+    - ``full``: the worker holds as many tokens as it may.
+    - ``leaving``: the worker hands over everything that is not released, and ends.
     """
 
     worker: WorkerIdentity
@@ -59,14 +63,15 @@ class WorkerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's side.
+    """The server's answer.
 
-    ``leading``: this is rank 0 of the generation meant; all else is void when it is not.
-    ``abandon``: samples to stop working on; ``reload``: the worker's weights belong to a
-    rolled-back future, everything at work with them is void; ordinals below ``released`` are
-    trained and protected, nothing of them needs to be kept; ``over``: no work will come.
-    ``set_aside``: samples to stop at and to hand in as they stand; after ``allowance`` tokens the
-    worker asks again, None: in its own time.
+    - ``leading``: this is rank 0 of the generation meant; if not, all else is void.
+    - ``abandon``: samples to stop working on.
+    - ``reload``: the worker's weights belong to a rolled-back future; its work in progress is void.
+    - ``released``: lower ordinals are trained and protected, and need not be kept.
+    - ``over``: no more work will come.
+    - ``set_aside``: samples to stop and to hand in unfinished.
+    - ``allowance``: the worker asks again after this many tokens; None: at any time.
     """
 
     leading: bool
@@ -87,7 +92,7 @@ class AskDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToldDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digest of `weights.published`; empty, with the reason, where there is none to be told.
+    """The digest of `weights.published`; empty, with the reason, if there is none.
 
     ``leading`` as in `Answer`.
     """

@@ -1,4 +1,4 @@
-"""What a lost worker leaves behind: its log is read, and its tokens go back into the ledger."""
+"""Salvage of a lost worker's log: its tokens go back into the ledger."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ class LogReader(Protocol):
     """Reads record logs: the sidecar client, or a fake."""
 
     def log_read(self, name: str, *, node: str) -> list[bytes]:
-        """Return all records of a log, wherever a copy of it is left."""
+        """Return all records of a log, from any remaining copy."""
 
     def log_drop(self, name: str, *, node: str) -> None:
         """Drop a log and its copies."""
 
 
 class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out of a log: ``samples``, of which ``unfinished`` are to be gone on with.
+    """The result of salvaging a log: ``samples`` found, ``unfinished`` ones to be continued.
 
-    ``tokens`` were new to the ledger; ``resampled`` had been reported and were not in the log.
+    ``tokens`` were new to the ledger; ``resampled`` tokens had been reported and were not in the
+    log.
     """
 
     samples: int
@@ -45,9 +46,9 @@ class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
 def read_log(
     logs: LogReader, worker: WorkerIdentity, *, limit_s: float, over: Callable[[], bool]
 ) -> dict[SampleId, Delta]:
-    """Return what a worker's log has of each sample; nothing when it cannot be had for so long.
+    """Return the log's part of each sample; empty if it cannot be read within ``limit_s``.
 
-    ``over`` tells that nobody wants it any more.
+    ``over`` returns True once the log is not needed any more.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -69,10 +70,9 @@ def take_over(
     unfinished: Set[SampleId],
     reported: Mapping[SampleId, int],
 ) -> Salvaged:
-    """Hand the ledger what a log had.
+    """Give the ledger the contents of a log.
 
-    ``unfinished`` is what its worker had claimed, ``reported`` how many tokens it said to have of
-    each sample.
+    ``unfinished`` are the samples its worker had claimed, ``reported`` its token counts by sample.
     """
     before, open_ = ledger.counters.tokens_recovered, set(unfinished)
     for key, piece in pieces.items():

@@ -1,8 +1,8 @@
-"""The rollout server on rank 0: gives out work, takes samples, salvages what lost workers held.
+"""The rollout server on rank 0: gives out work, takes samples, salvages the logs of lost workers.
 
 Every trainer process has one, for its whole life; the one of rank 0 *leads* for the time of a
-generation. Lost workers are known from the roster (their process is gone) or from their silence;
-their log is read from their node's sidecar or from a copy on another node, and dropped once all
+generation. A worker is lost when it leaves the roster (its process is gone) or stays silent too
+long. Its log is read from its node's sidecar or from a copy on another node, and dropped once all
 it may hold is trained and protected.
 """
 
@@ -53,13 +53,16 @@ class Emit(Protocol):
     """Records an event."""
 
     def __call__(self, kind: str, **fields: Json) -> None:
-        """Record it."""
+        """Record the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPatience:
-    """How long to wait for workers: to announce themselves to a new leader; before a silent one
-    counts as lost; for a lost one's log to be readable."""
+    """Time limits for workers, in seconds.
+
+    ``announce_s``: to announce themselves to a new leader. ``silence_s``: before a silent one
+    counts as lost. ``log_s``: for reading a lost one's log.
+    """
 
     announce_s: float = 1.0
     silence_s: float = 10.0
@@ -79,8 +82,8 @@ class _WorkerSeen:
 class Term:
     """The time of one generation during which this server leads.
 
-    ``alive`` returns the incarnations of the workers that run, ``digest_of`` finds the digest of
-    the weights at a place.
+    ``alive`` returns the incarnations of the running workers; ``digest_of`` finds the digest of the
+    weights at a place.
     """
 
     generation: int
@@ -104,11 +107,11 @@ class Term:
 
 
 class LedgerGuard(Protocol):
-    """Guards a ledger by its ``lock`` and knows whose logs still matter."""
+    """Guards a ledger by its ``lock``, and knows the workers whose logs still matter."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """What is held while the ledger is read or changed."""
+        """The lock that is held while the ledger is read or changed."""
 
     def workers(self) -> tuple[WorkerIdentity, ...]:
         """Return the workers that may hold samples not yet trained, lost ones included."""
@@ -137,7 +140,7 @@ class LedgerState:
 
 
 class RolloutServer:
-    """See the module's docstring. ``lock`` guards the ledger of the current term."""
+    """The server of the module's docstring. ``lock`` guards the ledger of the current term."""
 
     def __init__(self, key: RunKey, *, patience: WorkerPatience | None = None) -> None:
         self.lock = threading.RLock()
@@ -158,9 +161,9 @@ class RolloutServer:
     # -- the trainer's side ------------------------------------------------------------------
 
     def lead(self, term: Term, *, former: tuple[WorkerIdentity, ...] = ()) -> None:
-        """Begin to lead; the logs of ``former`` workers that are gone are read first.
+        """Begin to lead; first read the logs of ``former`` workers that are gone.
 
-        But not of those that handed everything over to this server.
+        Logs of workers that handed everything over to this server are not read.
         """
         with self._changed:
             self._term = term
@@ -198,7 +201,7 @@ class RolloutServer:
         )
 
     def consumers(self) -> tuple[Consumer, ...]:
-        """Return with what weights the workers sample, as far as they said."""
+        """Return the weights that each worker samples with, as far as reported."""
         seen = self._term.seen if self._term else {}
         return tuple(
             Consumer(name=key, generation=each.weights[0], version=each.weights[1])
@@ -207,7 +210,7 @@ class RolloutServer:
         )
 
     def advance(self, completed: int, *, protected: int) -> None:
-        """Admit what ``completed`` steps allow; let go of what ``protected`` steps used."""
+        """Admit what ``completed`` steps allow; release what ``protected`` steps used."""
         with self._changed:
             term = self._leading()
             term.ledger.admit(completed, term.prompt_of)
@@ -219,7 +222,7 @@ class RolloutServer:
             self._answer_waiting()
 
     def _let_go(self, term: Term) -> None:
-        """Forget lost workers whose samples are trained and protected; their logs are dropped."""
+        """Forget lost workers whose samples are trained and protected; drop their logs."""
         for key, (worker, admitted) in list(term.lost.items()):
             if admitted <= term.released and key not in term.recovering:
                 del term.lost[key]
@@ -227,7 +230,7 @@ class RolloutServer:
                 self._salvage.put((term, worker, True))
 
     def wait_batch(self, step: int, *, timeout_s: float) -> list[Trajectory] | None:
-        """Return the samples of ``step``, or None when they are not complete in time."""
+        """Return the samples of ``step``, or None if they are not complete in time."""
         with self._changed:
             term = self._leading()
             self._changed.wait_for(
@@ -240,9 +243,9 @@ class RolloutServer:
     def train(
         self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]
     ) -> dict[str, Json]:
-        """Note that ``step`` trains on ``samples``; return what is told of its tail (`Tail`).
+        """Mark ``step`` as trained on ``samples``; return the figures of its tail (`Tail`).
 
-        That is of the samples that are trained on for the first time.
+        The figures cover the samples that are trained on for the first time.
         """
         with self._changed:
             term, ledger = self._leading(), self._leading().ledger
@@ -255,7 +258,7 @@ class RolloutServer:
             return {**told, "ordinals": list(taken)} if ledger.plan.by_arrival else told
 
     def give_up(self, error: Exception) -> None:
-        """Have who waits for a batch raise ``error``: there is nobody left to sample."""
+        """Make waits for a batch raise ``error``: no sampler is left."""
         with self._changed:
             self._given_up = error
             self._changed.notify_all()
@@ -331,7 +334,7 @@ class RolloutServer:
         self._publisher.ask(place, term.digest_of, reply)
 
     def _take(self, term: Term, exchange: WorkerExchange) -> tuple[bool, set[SampleId]]:
-        """Note what the worker says and hands in; return whether it must reload, and abandon."""
+        """Record a worker's report and samples; return whether it must reload, what to abandon."""
         worker, ledger = exchange.worker, term.ledger
         seen = term.seen.setdefault(worker.incarnation, _WorkerSeen(worker=worker, heard=0.0))
         term.lost.pop(worker.incarnation, None)
@@ -353,7 +356,7 @@ class RolloutServer:
         return reload, abandon
 
     def _hand_in(self, term: Term, exchange: WorkerExchange) -> None:
-        """Give the ledger what a worker finished, left or set aside."""
+        """Give the ledger the samples that a worker finished, left or set aside."""
         ledger, now_s = term.ledger, time.monotonic()
         for trajectory in exchange.finished:
             if ledger.deliver(trajectory, again=exchange.again) is DeliveryVerdict.ACCEPTED:
@@ -366,7 +369,7 @@ class RolloutServer:
     def _part(self, term: Term, exchange: WorkerExchange) -> None:
         """Take over everything from a worker that ends, for this term and the next ones.
 
-        Its log still matters where another process leads before all of it is trained.
+        Its log still matters if another process leads before all of it is trained.
         """
         worker, ledger = exchange.worker, term.ledger
         given = (*exchange.finished, *exchange.left, *exchange.set_aside)
@@ -386,14 +389,14 @@ class RolloutServer:
         )
 
     def _note_slots(self, term: Term, exchange: WorkerExchange, answer: Answer | None) -> None:
-        """Note how many slots a worker has busy with this answer (None: it waits)."""
+        """Record how many slots a worker has busy with this answer (None: it waits)."""
         running, worker = len(exchange.running), exchange.worker.incarnation
         busy = running + (len(answer.work) if answer else 0)
         slots = running + exchange.free
         term.tail.occupied(worker, busy=busy, slots=slots, now_s=time.monotonic())
 
     def _tell_pressure(self, term: Term) -> None:
-        """Record when work begins to be held back, and when it no longer is."""
+        """Record when work begins to be restricted, and when it no longer is."""
         ledger = term.ledger
         if ledger.pressure is not term.pressure:
             term.pressure = ledger.pressure
@@ -402,7 +405,7 @@ class RolloutServer:
     def _offer(
         self, term: Term, exchange: WorkerExchange, *, reload: bool, abandon: set[SampleId]
     ) -> Answer | None:
-        """Return the answer, or None while an idle worker should rather wait for work."""
+        """Return the answer, or None while an idle worker should wait for work."""
         ledger, worker = term.ledger, exchange.worker.incarnation
         at_work = exchange.running or not ledger.plan.pinned
         bound = exchange.version if at_work and not reload else None
@@ -428,7 +431,7 @@ class RolloutServer:
         )
 
     def _settled(self, term: Term) -> bool:
-        """Whether it is known what the living hold and what the lost left behind."""
+        """Say whether the samples of living workers and the logs of lost ones are known."""
         if term.former:
             return False
         if time.monotonic() - term.began > self._patience.announce_s:
@@ -478,7 +481,7 @@ class RolloutServer:
         self._salvage.put((term, worker, False))
 
     def _salvage_all(self) -> None:
-        """Read or drop the logs of lost workers, one after another (own thread: it may block)."""
+        """Read or drop the logs of lost workers one by one (own thread: it may block)."""
         while (job := self._salvage.get()) is not None:
             term, worker, is_over = job
             if is_over:
@@ -515,7 +518,7 @@ class RolloutServer:
 
 
 def rollout_workers(roster: Roster) -> set[str]:
-    """Return the incarnations of the rollout workers that run, by the job's roster."""
+    """Return the incarnations of the running rollout workers, by the job's roster."""
     return {
         worker.incarnation
         for node in roster.nodes

@@ -1,4 +1,4 @@
-"""Rank 0's part where sampling is done by processes of one's own: the server they attach to."""
+"""Rank 0's part where sampling runs in the user's own processes: the server they attach to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Serving:
         *,
         former: tuple[WorkerIdentity, ...],
     ) -> None:
-        """Take over what ``former`` workers left, and offer work."""
+        """Salvage the logs of ``former`` workers, and offer work."""
         run, names = self._run, self._names
         ledger.resume(run.generation, restored=run.completed)
         term = Term(
@@ -73,7 +73,7 @@ class Serving:
         self._meeting.write(offer)
 
     def _record(self) -> GenerationRecord:
-        """Return the record of the run's generation, once this process has heard of it."""
+        """Return the record of the run's generation, once this process has received it."""
         run = self._run
         while True:
             run.check()
@@ -83,7 +83,7 @@ class Serving:
             time.sleep(_POLL_S)
 
     def gather(self, step: int) -> list[Trajectory]:
-        """Let in what ``step`` needs and wait for its samples."""
+        """Admit the ordinals that ``step`` needs and wait for its samples."""
         run, found = self._run, None
         protected = run.sidecar.protected_step(generation=run.generation)
         self.server.advance(step, protected=max(0, protected))
@@ -93,7 +93,7 @@ class Serving:
         return found
 
     def train(self, step: int, samples: Sequence[Trajectory]) -> None:
-        """Note that ``step`` trains on ``samples``."""
+        """Mark ``step`` as trained on ``samples``."""
         told = self.server.train(step, samples, ())
         self._run.emit("rollout_tail", step=step + 1, **told)
 
@@ -103,6 +103,6 @@ class Serving:
         self._meeting.end()
 
     def close(self) -> None:
-        """Stop leading; samplers wait for the next."""
+        """Stop leading; samplers wait for the next leader."""
         self.server.close()
         self._lock.release()

@@ -1,4 +1,4 @@
-"""What is asked, what a sample earned, and how the policy does on what it is not trained on."""
+"""Prompts, rewards, and the evaluation of a policy on held-out prompts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from holdfast.ckpt.types import Json
 
 
 class Assessment(Protocol):
-    """Where the trainer has prompts and rewards from."""
+    """The trainer's source of prompts and rewards."""
 
     def prompt(self, ordinal: int) -> str:
         """Return the prompt of a training ordinal."""
 
     def reward(self, sample: Trajectory) -> float:
-        """Return what a finished sample earned."""
+        """Return the reward of a finished sample."""
 
     def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
-        """Return shares or mean rewards on held-out prompts, by their names; collective."""
+        """Return shares or mean rewards on held-out prompts, by name; collective."""
 
 
 def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
-    """Return that of the job's environment, or of its task where it has none."""
+    """Return the assessment of the job's environment, or of its task if it has none."""
     if config.environment is None:
         return TaskAssessment(config)
     return EpisodeAssessment(config, config.environment, policies.build())
 
 
 class TaskAssessment:
-    """Prompts and rewards of a task; it is evaluated by its right answers."""
+    """Prompts and rewards of a task; evaluation uses its right answers."""
 
     def __init__(self, config: RLConfig) -> None:
         self._tokenizer = config.tokenizer
@@ -85,7 +85,7 @@ class TaskAssessment:
         ranks: int = 1,
         sum_: Callable[[Tensor], None] = lambda _: None,
     ) -> dict[str, float]:
-        """Return the same; ``sum_`` adds a tensor up over the ranks in place."""
+        """Return the same shares; ``sum_`` adds a tensor up over the ranks in place."""
         parts = self._held_out.parts()
         counts = torch.zeros(2, dtype=torch.float64)
         for part in parts[rank::ranks]:
@@ -99,7 +99,7 @@ class TaskAssessment:
 
 
 class EpisodeAssessment:
-    """Prompts of an environment, which has given the rewards; held-out episodes are played."""
+    """Prompts of an environment, which also gives the rewards; held-out episodes are played."""
 
     def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policy: Policy) -> None:
         self._environment = make_environment(chosen, seed=config.task_seed)
@@ -130,7 +130,10 @@ class EpisodeAssessment:
 
 
 def episode_figures(samples: Sequence[Trajectory]) -> dict[str, Json]:
-    """Return what a step's episodes were like; ``cut_short`` were not ended by the environment."""
+    """Return figures of a step's episodes.
+
+    ``cut_short`` counts the episodes that something other than the environment ended.
+    """
     turns = [len(sample.turns) for sample in samples]
     return {
         "turns_mean": sum(turns) / len(turns),

@@ -22,7 +22,7 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
 class Player:
-    """Plays one episode of each held-out prompt, in this process and with a policy of its own."""
+    """Plays one episode of each held-out prompt, in this process and with its own policy."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Player:
     def rewards(
         self, weights: Mapping[str, Tensor], ordinals: Sequence[int], *, check: Callable[[], None]
     ) -> list[float]:
-        """Return what each episode earns with these whole weights; 0 where a prompt has no room.
+        """Return each episode's reward with these whole weights; 0 for a prompt that does not fit.
 
         ``check`` is called before each token and may raise.
         """

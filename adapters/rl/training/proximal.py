@@ -1,4 +1,4 @@
-"""Proximal policies other than that of the start of the step: what they say of a batch's tokens."""
+"""Log-probabilities under proximal policies other than that of the start of the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.adapters.rl.policy.policy import fill
 
 
 class ProximalPolicy(Protocol):
-    """Tells the log-probabilities of sampled tokens."""
+    """Gives the log-probabilities of sampled tokens."""
 
     def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
         """Return [rows, length - 1] for each part; called by all ranks with equally many."""
@@ -33,7 +33,7 @@ class Ewma:
 
     @torch.no_grad()
     def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
-        """Return what the mean policy gives every token."""
+        """Return every token's log-probability under the mean policy."""
         return [target_logprobs(self.module(part.tokens), part.tokens) for part in parts]
 
     @torch.no_grad()
@@ -45,10 +45,10 @@ class Ewma:
 
 
 class Recomputed:
-    """The policies that sampled, out of the snapshots that are kept.
+    """The policies that sampled, loaded from the kept snapshots.
 
     ``weights_of`` returns the tensors of a version. ``policy`` is filled with one version after the
-    other, so that this costs the memory of a single one.
+    other, so that this takes the memory of a single one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Recomputed:
 
     @torch.no_grad()
     def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
-        """Return what every token's own version gives it, 0 where none was sampled."""
+        """Return every token's log-probability under its own version, 0 where none was sampled."""
         found = [torch.zeros_like(part.behavior) for part in parts]
         for version in sorted({version for part in parts for version in part.sampled_by}):
             fill(self._policy, self._weights_of(version))

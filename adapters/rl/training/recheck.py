@@ -1,4 +1,4 @@
-"""Computes a row's log-probabilities anew, under the very versions that sampled it."""
+"""Recomputation of a row's log-probabilities, under the very versions that sampled it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.adapters.rl.training.proximal import Recomputed
 
 
 class Recheck:
-    """A second opinion on recorded log-probabilities, of one row at a time.
+    """Recomputes recorded log-probabilities, of one row at a time.
 
     ``build`` makes an unsharded policy, at the first use; ``weights_of`` returns the tensors of a
-    version, out of the snapshots that are kept.
+    version, from the kept snapshots.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class Recheck:
         self._recomputed: Recomputed | None = None
 
     def difference(self, batch: TrainingBatch, row: int) -> float:
-        """Return by how much a recorded log-probability of ``row`` is off at most.
+        """Return the largest absolute error of the recorded log-probabilities of ``row``.
 
-        Raises what ``weights_of`` raises.
+        Raises the errors of ``weights_of``.
         """
         if self._recomputed is None:
             self._recomputed = Recomputed(self._build(), self._weights_of)
@@ -36,7 +36,7 @@ class Recheck:
 
 
 def row_at(step: int, *, every: int, rows: int) -> int | None:
-    """Return which of ``rows`` is looked at in ``step``, each in its turn; None: none is."""
+    """Return which of ``rows`` is checked in ``step``, each in its turn; None: none."""
     if not every or not rows or step % every:
         return None
     return step // every % rows

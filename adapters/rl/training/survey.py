@@ -1,4 +1,4 @@
-"""A pass over a whole batch before its step, for what depends on all of it. Collective."""
+"""A pass over a whole batch before its step, for figures that depend on all of it. Collective."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from holdfast.adapters.rl.training.proximal import ProximalPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the policy says of a batch before its step, the same on all ranks.
+    """The policy's figures of a batch before its step, the same on all ranks.
 
-    ``ratios`` and ``norms`` [rows] float64, see `sequence_ratios` and `score_norms`; ``proximal``
-    [rows, length - 1] the log-probabilities under a proximal policy, None without one.
+    ``ratios`` and ``norms`` [rows] float64: see `sequence_ratios` and `score_norms`; ``proximal``
+    [rows, length - 1]: the log-probabilities under a proximal policy, None without one.
     """
 
     ratios: Tensor
@@ -28,7 +28,7 @@ class Survey:
 
     @property
     def variances(self) -> Tensor:
-        """What a unit of advantage of each row adds to the variance of the gradient, [rows]."""
+        """The variance that a unit of advantage of each row adds to the gradient, [rows]."""
         return self.ratios.square() * self.norms
 
 
@@ -43,11 +43,11 @@ def survey(
     sum_: Callable[[Tensor], None],
     proximal: ProximalPolicy | None = None,
 ) -> Survey:
-    """Share the microbatches out to the ranks, and put together what each of them finds.
+    """Divide the microbatches among the ranks, and combine their results.
 
-    A microbatch gives the same bits on whatever rank; ``sum_`` adds a tensor up over the ranks in
-    place, and every element comes from one of them. A rank that has fewer than others runs its
-    first ones again, since a forward pass of a sharded model is collective.
+    A microbatch gives the same bits on any rank; ``sum_`` adds a tensor up over the ranks in place,
+    and every element comes from one of them. A rank that has fewer microbatches than others runs
+    microbatch 0 in addition, since a forward pass of a sharded model is collective.
     """
     mine = range(rank, microbatches, ranks)
     turns = 1 + (microbatches - 1) // ranks

@@ -1,6 +1,6 @@
 """The trainer: FSDP2 ranks that take batches from the ledger, under `elastic.resilient`.
 
-Publishing a policy version is the snapshot after its step; nothing else is sent anywhere.
+A policy version is published by the snapshot after its step; nothing else is sent anywhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOGGED_AS = {"held_out": "held_out", "greedy": "held_out_greedy"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainerJob:
-    """What one generation trains with."""
+    """The objects that one generation trains with."""
 
     run: elastic.Run
     model: nn.Module
@@ -64,9 +64,9 @@ class _TrainerJob:
 
 
 class Trainer:
-    """The training function and what lives beside it for the whole process.
+    """The training function and its objects that live as long as the process.
 
-    ``result``: where rank 0 writes the outcome at the end.
+    ``result``: the file that rank 0 writes the outcome to at the end.
     """
 
     def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
@@ -180,12 +180,12 @@ class Trainer:
         return Recheck(self._policies.build, weights)
 
     def _frozen(self) -> dict[str, Json]:
-        """Return the digest of what is frozen, if anything is: to be announced, and to be kept."""
+        """Return the digest of the frozen weights, if any: to be announced and tracked."""
         digest = self._policies.frozen
         return {} if digest is None else {"frozen": digest}
 
     def _require_same_frozen(self, run: elastic.Run, kept: Mapping[str, Json]) -> None:
-        """Raise ``ConfigError`` unless all ranks, and the state, go with what is frozen here."""
+        """Raise ``ConfigError`` unless all ranks and the state have the same frozen weights."""
         record = run.roster().generation
         members = record.members if record is not None else ()
         for found in [kept, *(member.info for member in members)]:
@@ -282,7 +282,7 @@ class Trainer:
     def _look_again(
         self, job: _TrainerJob, step: int, batch: TrainingBatch, samples: Sequence[Trajectory]
     ) -> None:
-        """Compute the log-probabilities of a row anew, where it is time for that."""
+        """Recompute the log-probabilities of one row, in the steps that are due."""
         run, check = job.run, self._config.check
         row = row_at(step, every=check.recompute_every, rows=len(samples))
         if row is None:
@@ -299,7 +299,7 @@ class Trainer:
         self._judge(run, step, found)
 
     def _judge(self, run: elastic.Run, step: int, found: Sequence[str]) -> None:
-        """Tell violations; end the job for one where that is wanted."""
+        """Report violations; end the job if ``check.fatal`` is set."""
         for what in found:
             run.emit("violation", step=step + 1, what=what)
         if found and self._config.check.fatal:
@@ -309,7 +309,7 @@ class Trainer:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
 
     def _await_release(self, run: elastic.Run, step: int) -> None:
-        """Wait while the job is held."""
+        """Wait while the job is held: as long as the file ``hold`` exists."""
         hold, began = self._config.hold, time.perf_counter()
         if hold is None or not Path(hold).exists():
             return
@@ -357,7 +357,7 @@ class Trainer:
 
 
 def _import_early() -> None:
-    """Have what the first optimizer imports (1 s) imported before this worker is ready.
+    """Import the modules of the first optimizer (1 s) before this worker is ready.
 
     The hundred thousands of objects that imports leave are then hidden from the collector, which
     runs at every change of generation.
@@ -368,13 +368,13 @@ def _import_early() -> None:
 
 
 def write_result(path: Path, outcome: dict[str, Json]) -> None:
-    """Replace ``path`` by the outcome, old or new but never half."""
+    """Replace ``path`` by the outcome atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
     draft.replace(path)
 
 
 def _restores(run: elastic.Run) -> bool:
-    """Whether the generation begins from a snapshot, so that initial weights do not matter."""
+    """Say whether the generation starts from a snapshot, so that initial weights do not matter."""
     record = run.roster().generation
     return record is not None and record.number == run.generation and record.restore is not None

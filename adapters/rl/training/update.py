@@ -1,4 +1,4 @@
-"""What a step makes of its batch: advantages, a rate of learning, a loss; whoever runs the step."""
+"""A step's advantages, learning rate and loss, computed from its batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from holdfast.adapters.rl.training.survey import Survey
 class Update:
     """A step's ``batch`` with its advantages, and the ``lr`` to train it with.
 
-    ``share`` is the effective share of samples, None without a survey; ``proximal``
-    [rows, length - 1] are the log-probabilities of a proximal policy, None without one.
+    ``share`` is the effective share of samples, None without a survey; ``proximal`` [rows, length -
+    1] are the log-probabilities of a proximal policy, None without one.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Update:
     def of(
         cls, batch: TrainingBatch, found: Survey | None, *, config: RLConfig, step: int
     ) -> Update:
-        """Make one of what was ``found`` about a batch with rewards."""
+        """Create the update of a batch with rewards and its survey ``found``."""
         used, loss = batch.used, config.loss
         advantages = group_advantages(
             batch.rewards[used],
@@ -67,7 +67,7 @@ class Update:
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have ``optimizer`` step with the rate of this update."""
+        """Set the learning rate of ``optimizer`` to this update's."""
         for group in optimizer.param_groups:
             group["lr"] = self.lr
 

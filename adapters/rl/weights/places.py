@@ -1,4 +1,4 @@
-"""Where in the snapshots the weights of a policy version are.
+"""The places of a policy version's weights in the snapshots.
 
 A version is the snapshot of its step. Where a job has checkpoints, its snapshots also *retain* the
 versions before: after a cold start nothing else is left of them
@@ -17,16 +17,16 @@ MODEL = "model"
 """The name under which the trainer tracks its policy."""
 
 RETAINED = "retained"
-"""The name under which it tracks earlier ones."""
+"""The name under which the trainer tracks earlier policy versions."""
 
 VERSIONS = f"{RETAINED}.versions"
-"""The tensor that says which version is in which slot of what is retained."""
+"""The tensor that maps each retained slot to its version."""
 
 
 class WeightsPlace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Weights of policy ``version`` in the snapshot of ``step`` by ``generation``.
 
-    ``slot``: of what that snapshot retains; None where it is the version's own.
+    ``slot`` is the slot among that snapshot's retained versions; None: the version's own snapshot.
     """
 
     generation: int
@@ -36,20 +36,20 @@ class WeightsPlace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def prefix(self) -> str:
-        """What the stored names of the policy's parameters begin with."""
+        """Prefix of the stored names of the policy's parameters."""
         return MODEL if self.slot is None else f"{RETAINED}.{self.slot}"
 
     def fqns(self, names: Iterable[str]) -> list[str]:
         """Return the stored names of parameters, in their order.
 
-        Of what is retained the last one is `VERSIONS`, which is to be compared.
+        For a retained version the last name is `VERSIONS`, which the reader has to compare.
         """
         found = [f"{self.prefix}.{name}" for name in names]
         return found if self.slot is None else [*found, VERSIONS]
 
 
 def slot_of(version: int, *, retained: int) -> int:
-    """Return which of ``retained`` slots a version is in."""
+    """Return which of ``retained`` slots holds a version."""
     return version % retained
 
 

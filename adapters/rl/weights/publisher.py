@@ -1,4 +1,4 @@
-"""Tells what the weights at each place must be, as found out beside training, once for each."""
+"""The publisher of weight digests: finds each one once, on its own thread, and answers requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT = 64
 
 
 class Publisher:
-    """Finds digests on a thread of its own, where they are asked for, and remembers the newest."""
+    """Finds digests on its own thread, when asked for, and remembers the newest."""
 
     def __init__(self) -> None:
         self._known: dict[WeightsPlace, str] = {}
@@ -27,11 +27,11 @@ class Publisher:
         find: Callable[[WeightsPlace], str],
         reply: Callable[[str, str], None],
     ) -> None:
-        """Have ``reply(digest, "")`` called, or with an empty digest and why there is none."""
+        """Have ``reply`` called with (digest, "") or ("", the reason why there is none)."""
         self._jobs.put((place, find, reply))
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._jobs.put(None)
 
     def _work(self) -> None:

@@ -1,9 +1,10 @@
 """Policy weights from snapshots: publishing them *is* the trainer's snapshot.
 
-A version's digest is told by the leader of the trainers, who reads it out of the indexes of the
-sealed snapshot, beside training (`published`). A consumer compares it with what it finds before it
-reads a byte, and every chunk with its checksum as it is read. Readers never hold up the trainer:
-they map what is sealed and pin nothing, and where a slot was used again meanwhile they are told so.
+The leader of the trainers gives a version's digest, which it reads from the indexes of the sealed
+snapshot, while training continues (`published`). A consumer compares that digest with the one it
+finds before it reads a byte, and checks every chunk's checksum as it reads. Readers never delay the
+trainer: they map sealed slots and pin nothing; if a slot was reused meanwhile, the reader gets an
+error.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class RefusedWeightsError(CorruptError):
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights of a policy version, and what fetching them took.
+    """The weights of a policy version, and the cost of fetching them.
 
-    ``generation`` is the one whose snapshot they came from; ``nbytes`` were read, ``saved`` were
-    here already and had not changed.
+    ``generation`` is that of the snapshot they came from; ``nbytes`` were read, ``saved`` bytes
+    were here already and had not changed.
     """
 
     version: int
@@ -68,7 +69,7 @@ class Pulled(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who reads: the client of its node's sidecar, the job as last heard, the run's key."""
+    """The reader's connections: its node's sidecar client, the job's roster, the run's key."""
 
     client: SidecarClient
     node: str
@@ -76,7 +77,7 @@ class Reader:
     key: RunKey
 
     def addresses(self) -> dict[str, str]:
-        """Return where every node's sidecar serves."""
+        """Return the address of every node's sidecar."""
         roster = self.roster
         members = roster.generation.snapshots.peers if roster.generation else ()
         return {peer.node: peer.address for peer in members} | {
@@ -84,7 +85,7 @@ class Reader:
         }
 
     def source(self, point: RestorePoint) -> MemorySource:
-        """Return a source of what the point names."""
+        """Return a source that reads the point's blocks."""
         return MemorySource(
             point,
             local=self.client,
@@ -108,15 +109,15 @@ def pull(
     """Read the weights of ``version`` from the sidecars that have or can rebuild them.
 
     They are in the version's own snapshot, or in a later one of a job whose snapshots have the
-    ``retained`` versions before them. With a ``replica`` only what differs from it is read, and its
-    tensors are those returned; what is retained is read whole.
-    Raises `RefusedWeightsError` where their digest is not the ``expected`` one, or a block is
-    damaged: the next attempt may ``avoid`` the blocks of these ranks, which others then rebuild
-    from parity.
+    ``retained`` versions before them. With a ``replica`` only what differs from it is read, and the
+    replica's tensors are returned; retained versions are read whole.
 
-    Raises ``NotFoundError`` while the version is not protected, or when it is no longer kept, as
-    far as this node's sidecar knows; with ``everywhere`` the others are asked as well: a node that
-    was lost may have told some of them only that the version's parity was complete.
+    Raises `RefusedWeightsError` if their digest is not the ``expected`` one, or a block is damaged. The
+    next attempt may ``avoid`` the blocks of these ranks, which other nodes then rebuild from
+    parity. Raises ``NotFoundError`` while the version is not protected, or when it is no longer
+    kept, as far as this node's sidecar knows. With ``everywhere`` the other sidecars are asked as
+    well: a node that was lost may have told only some of them that the version's parity was
+    complete.
     """
     start, names = time.perf_counter(), list(names)
     place, point = _locate(version, reader, everywhere=everywhere, retained=retained)
@@ -134,7 +135,7 @@ def pull(
         try:
             took = refresh(replica, source, fqns)
         except CorruptError as error:
-            reader.client.locate(generation=place.generation, step=place.step)  # or it is only gone
+            reader.client.locate(generation=place.generation, step=place.step)  # gone?
             with suppress(CkptError):
                 source.distrust()
             ranks = frozenset(fault.rank for fault in source.faults)
@@ -153,7 +154,7 @@ def pull(
 
 
 def own_reader(run: elastic.Run) -> Reader:
-    """Return the reader that a rank of the trainers is."""
+    """Return the `Reader` of a trainer rank."""
     node = run.members[run.rank].node
     return Reader(client=run.sidecar, node=node, roster=run.roster(), key=run.key)
 
@@ -168,8 +169,8 @@ def weights_of(
 ) -> Mapping[str, Tensor]:
     """Return the tensors of a version that snapshots still hold, to a rank of the trainers.
 
-    ``retained`` as in `pull`. Raises ``CkptError`` when they cannot be had for so long: right after
-    a loss their parity may still be on its way to new holders.
+    ``retained`` as in `pull`. Raises ``CkptError`` if they are unavailable for ``limit_s``: right
+    after a loss their parity may still be on its way to new holders.
     """
     names, avoid = list(names), frozenset[int]()
     deadline_s = time.monotonic() + limit_s
@@ -192,7 +193,7 @@ def weights_of(
 
 
 def published(names: Iterable[str], place: WeightsPlace, *, reader: Reader) -> str:
-    """Return the digest of the weights at a place, out of the indexes: no tensor is read.
+    """Return the digest of the weights at a place, from the indexes: no tensor is read.
 
     Raises ``NotFoundError`` for a snapshot that is not kept any more.
     """
@@ -204,7 +205,7 @@ def published(names: Iterable[str], place: WeightsPlace, *, reader: Reader) -> s
 def _locate(
     version: int, reader: Reader, *, everywhere: bool, retained: int
 ) -> tuple[WeightsPlace, RestorePoint]:
-    """Ask this node's sidecar, then the others."""
+    """Locate a version: ask this node's sidecar, then the others."""
     client, addresses = reader.client, reader.addresses().values() if everywhere else ()
     try:
         return _located(version, client, retained=retained)
@@ -223,13 +224,13 @@ def _locate(
 def _located(
     version: int, client: SidecarClient, *, retained: int
 ) -> tuple[WeightsPlace, RestorePoint]:
-    """Return where one sidecar knows a version to be. Raises ``NotFoundError``."""
+    """Return the place of a version that one sidecar knows. Raises ``NotFoundError``."""
     missing: NotFoundError | None = None
     for step, slot in candidates(version, retained=retained):
         try:
             point = client.locate(generation=None, step=step)
         except NotFoundError as error:
-            missing = missing or error  # of its own snapshot
+            missing = missing or error  # that of its own snapshot
             continue
         generation = point.world.generation
         return WeightsPlace(generation=generation, step=step, version=version, slot=slot), point
@@ -238,7 +239,7 @@ def _located(
 
 
 def _require(place: WeightsPlace, versions: Tensor, *, origin: str) -> None:
-    """Raise ``NotFoundError`` unless a slot of what is retained has the version looked for."""
+    """Raise ``NotFoundError`` unless the retained slot has the wanted version."""
     slots = versions.tolist()
     if place.slot is None or slots[place.slot] != place.version:
         raise NotFoundError(f"{origin}: versions {slots} are retained, not {place.version}")

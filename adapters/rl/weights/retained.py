@@ -1,8 +1,8 @@
-"""The policy as it was in the last versions, as a part of the tracked state.
+"""The policy's previous versions, as a part of the tracked state.
 
-In memory every version is a snapshot, and ``keep`` of them are there. A checkpoint is a single one:
-what is to be sampled by an older version could not be sampled any more after a cold start. So where
-a job has checkpoints, its snapshots carry the older versions that may still be asked for.
+In memory every version is a snapshot, and ``keep`` of them exist. A checkpoint is a single one:
+after a cold start, samples bound to an older version could not be continued. So where a job has
+checkpoints, its snapshots carry the older versions that may still be asked for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _EMPTY = -1
 
 
 class Retained(nn.Module):
-    """The versions before the present one, each in a slot of its own.
+    """The versions before the present one, each in its own slot.
 
-    ``policies`` are as many as versions are retained, sharded like the policy itself. ``versions``
-    [slots], int64, says which version is in which slot; -1: none yet.
+    ``policies`` has one policy per retained version, sharded like the policy itself. ``versions``
+    [slots], int64, maps a slot to its version; -1: none yet.
     """
 
     versions: Tensor
@@ -40,7 +40,7 @@ class Retained(nn.Module):
     def keep(self, policy: nn.Module, *, version: int) -> None:
         """Copy ``policy``, which is of ``version``, over the oldest one.
 
-        Not while a snapshot is being copied.
+        Must not be called while a snapshot is being copied.
         """
         slot = slot_of(version, retained=self.count)
         reshard(policy)

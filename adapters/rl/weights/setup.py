@@ -1,4 +1,4 @@
-"""How a process comes by the policies of its job, and by what is frozen in them."""
+"""Construction of a job's policies, and of their shared frozen weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Policies:
     """Makes policies as they are before any training: a pure function of the configuration.
 
     With adapters the frozen weights (those of the warm start, if the settings name one) are read
-    once, and all policies that are made here share them. Without, a policy is not warmed up yet.
-    ``frozen`` is the digest of what is frozen, None where nothing is.
+    once, and all policies made here share them. Without adapters, the policies are not
+    warm-started. ``frozen`` is the digest of the frozen weights, None if there are none.
     """
 
     def __init__(self, config: RLConfig) -> None:
@@ -34,7 +34,7 @@ class Policies:
 
 
 def require_same(frozen: str | None, *, here: str, others: str | None) -> None:
-    """Raise ``ConfigError`` where what is frozen ``here`` is not what the others have frozen."""
+    """Raise ``ConfigError`` if the digests of the frozen weights differ."""
     if frozen != others:
         raise ConfigError(
             f"the frozen weights of {here} have the digest {frozen}, the others' {others}: give "

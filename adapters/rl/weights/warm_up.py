@@ -26,7 +26,7 @@ from holdfast.ckpt.state.restore import read_tensors
 from holdfast.elastic.errors import ConfigError
 
 _FIRST_ORDINAL = 1 << 23
-"""Warm-up prompts lie far behind those the reinforcement will see."""
+"""First ordinal of the warm-up prompts, far behind those of the reinforcement."""
 
 _LR_WARMUP_STEPS = 20
 
@@ -63,7 +63,7 @@ def warm_up(config: RLConfig, task: Task) -> nn.Module:
 
 
 def load_warm_start(model: nn.Module, root: str) -> None:
-    """Fill ``model`` from a warm start. Raises ``NotFoundError`` where there is none."""
+    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none."""
     step = catalog.latest(root)
     if step is None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor,
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prepare the warm start a configuration file names."""
+    """Prepare the warm start that a configuration file names."""
     parser = argparse.ArgumentParser(description="Make the warm start of an RL job.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file of the job")
     options = parser.parse_args(arguments)

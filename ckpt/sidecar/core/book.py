@@ -1,8 +1,8 @@
-"""What a sidecar knows of the snapshots of its group, and what follows from each event. Pure.
+"""A state machine of the snapshots of a sidecar's group: events in, instructions out. Pure.
 
-A snapshot moves SEALING → COMMITTED (every rank sealed) → PROTECTED (every parity row sealed).
-Events go in, instructions come out; the server carries them out. `PHASES` lists every move there
-is. Any order of messages, with any of them repeated, ends in the same state.
+A snapshot moves SEALING → COMMITTED (every rank sealed) → PROTECTED (every parity row sealed). The
+server executes the instructions. `PHASES` lists every move. Any order of messages, with any of them
+repeated, ends in the same state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SnapshotKey: TypeAlias = tuple[int, int]
 
 
 class SnapshotPhase(StrEnum):
-    """How far a snapshot has come."""
+    """The phase of a snapshot."""
 
     SEALING = "sealing"
     COMMITTED = "committed"
@@ -31,7 +31,7 @@ class SnapshotPhase(StrEnum):
 
 
 class Progress(StrEnum):
-    """What moves a snapshot on."""
+    """The event that moves a snapshot to its next phase."""
 
     ALL_SEALED = "all ranks sealed"
     ALL_PARITY = "all parity rows sealed"
@@ -44,7 +44,7 @@ PHASES: dict[tuple[SnapshotPhase, Progress], SnapshotPhase] = {
 
 
 class SlotEvent(StrEnum):
-    """What happens to a slot."""
+    """An event in the life of a slot."""
 
     ACQUIRE = "acquire"
     SEAL = "seal"
@@ -89,7 +89,7 @@ class Snapshot:
         return Geometry(self.world, self.entries)
 
     def advance(self) -> list[Instruction]:
-        """Move as far as what is known allows."""
+        """Move as far as the known entries and rows allow."""
         done: list[Instruction] = []
         if self.phase is SnapshotPhase.SEALING and len(self.entries) == len(self.world.rank_nodes):
             self._move(Progress.ALL_SEALED)
@@ -113,7 +113,7 @@ class CommitSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protect:
-    """Any ``parity`` nodes may now vanish: tell who waits, persist."""
+    """Any ``parity`` nodes may now vanish: answer waiting requests, persist."""
 
     snapshot: Snapshot
 
@@ -148,8 +148,8 @@ class Book:
     def adopt(self, world: SnapshotWorld, restore: RestorePoint | None) -> list[Instruction]:
         """Enter ``world``; older generations are fenced from now on.
 
-        Of older snapshots those stay that ``restore`` did not roll back and that are complete,
-        until the new generation has a protected one of its own. Repeating the call is harmless.
+        Older snapshots stay if they are complete and ``restore`` did not roll them back,
+        until the new generation has its own protected one. Repeating the call is harmless.
         Raises ``FencedError`` for an older generation, ``MismatchError`` for another world under
         the same number.
         """
@@ -163,9 +163,9 @@ class Book:
         return [self._forget(key) for key in dropped]
 
     def roll_back(self, restore: RestorePoint | None) -> list[Instruction]:
-        """Note that this generation started from ``restore`` instead of what its plan named.
+        """Record that this generation started from ``restore`` instead of the point in its plan.
 
-        What older generations hold beyond that is dropped.
+        Later snapshots of older generations are dropped.
         """
         older = {key: each for key, each in self.snapshots.items() if key[0] < self.generation}
         dropped = [key for key, each in older.items() if not _survives(each, restore)]
@@ -196,8 +196,8 @@ class Book:
     def readopt_row(self, world: SnapshotWorld, entry: ParityEntry, *, protected: bool) -> None:
         """Take over a parity row that an earlier sidecar process of this node left.
 
-        ``protected`` says that the process knew all rows of the snapshot to be sealed; without
-        that, and without its blocks, nothing more is known of it than this row.
+        ``protected`` says that the process knew all rows of the snapshot to be sealed. Without it,
+        and without its blocks, this row is all that is known of the snapshot.
         """
         key = (entry.generation, entry.step)
         snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=entry.step))
@@ -206,7 +206,7 @@ class Book:
             snapshot.phase = SnapshotPhase.PROTECTED
 
     def learn(self, world: SnapshotWorld, step: int, entries: Mapping[int, BlockEntry]) -> None:
-        """Note an older, complete snapshot of which a block was rebuilt here."""
+        """Record an older, complete snapshot of which a block was rebuilt here."""
         key = (world.generation, step)
         snapshot = self.snapshots.setdefault(key, Snapshot(world=world, step=step))
         snapshot.entries.update(entries)
@@ -214,10 +214,10 @@ class Book:
             snapshot.phase = PHASES[snapshot.phase, Progress.ALL_SEALED]
 
     def require(self, generation: int) -> SnapshotWorld:
-        """Return the world served if it is ``generation``.
+        """Return the served world if it is ``generation``.
 
         Raises ``FencedError`` when the caller is of an older one, ``NotFoundError`` when it is
-        ahead of this sidecar (its agent will soon say so: try again).
+        ahead of this sidecar (its agent will soon adopt it: try again).
         """
         if generation < self.generation:
             raise FencedError(
@@ -234,7 +234,7 @@ class Book:
         return key in self._gone
 
     def seal(self, entry: BlockEntry) -> list[Instruction]:
-        """Note that a rank's block is sealed, here or on a peer."""
+        """Record that a rank's block is sealed, here or on a peer."""
         world = self.require_open(entry.generation)
         key = (entry.generation, entry.step)
         if self.is_gone(key):
@@ -249,7 +249,7 @@ class Book:
         return self._advance(snapshot)
 
     def seal_row(self, key: SnapshotKey, place: tuple[int, int]) -> list[Instruction]:
-        """Note that a parity row is sealed on its holder."""
+        """Record that a parity row is sealed on its holder."""
         world = self.require_open(key[0])
         if self.is_gone(key):
             return []
@@ -270,16 +270,16 @@ class Book:
         return [self._forget(key)]
 
     def close(self) -> None:
-        """Take in nothing more of this generation: an inventory of it is being taken.
+        """Accept no more of this generation: its inventory is being taken.
 
-        If anything came in later, a peer could see a step protected that the inventory does not
-        name, release the one before it, and leave the planner no step that all inventories name.
-        The next `adopt` opens the book again.
+        Otherwise a peer could see a step protected that the inventory does not name, and release
+        the one before it. The planner would then have no step that all inventories name. The next
+        `adopt` opens the book again.
         """
         self.is_closed = True
 
     def require_open(self, generation: int) -> SnapshotWorld:
-        """Return the world served if it is ``generation`` and still takes in snapshots.
+        """Return the served world if it is ``generation`` and still accepts snapshots.
 
         Raises as `require`, and ``FencedError`` when an inventory of it was taken.
         """
@@ -289,7 +289,7 @@ class Book:
         return world
 
     def newest(self, phase: SnapshotPhase, *, generation: int | None = None) -> int:
-        """Return the newest step that has come as far as ``phase``, -1 for none."""
+        """Return the newest step that has reached ``phase``, -1 for none."""
         reached = (
             (SnapshotPhase.PROTECTED,)
             if phase is SnapshotPhase.PROTECTED
@@ -305,15 +305,15 @@ class Book:
     def shed(self) -> list[Instruction]:
         """Release the oldest snapshot of older generations, but never the newest of them.
 
-        That is the one restored from; the others are spare, and memory may be scarce.
+        The newest is the one restored from; the others are spare, and memory may be scarce.
         """
         older = sorted((key for key in self.snapshots if key[0] < self.generation), key=_by_step)
         return [self._forget(older[0])] if len(older) > 1 else []
 
     def give_up_overtaken(self) -> list[Instruction]:
-        """Release what is not protected though a newer step is: it may be that it never can be.
+        """Release unprotected snapshots older than a protected one; they may never be protected.
 
-        A block that changed after its seal, say, keeps its step from being protected for good.
+        A block that changed after its seal, for example, keeps its step unprotected for good.
         """
         newest = self.newest(SnapshotPhase.PROTECTED, generation=self.generation)
         return [
@@ -327,7 +327,7 @@ class Book:
     def find(self, step: int, *, generation: int | None) -> Snapshot:
         """Return the protected snapshot of ``step``, of the newest generation that has it.
 
-        Raises ``NotFoundError`` listing the steps there are.
+        Raises ``NotFoundError`` listing the existing steps.
         """
         have = [each for each in self.snapshots.values() if each.phase is SnapshotPhase.PROTECTED]
         match = [
@@ -347,10 +347,10 @@ class Book:
         return done
 
     def _retain(self) -> list[Instruction]:
-        """Release what the ``keep`` newest protected steps make superfluous.
+        """Release the snapshots that the ``keep`` newest protected steps make superfluous.
 
-        What is not protected yet goes on to be (a checkpoint may be wanted of it). Nothing of
-        older generations goes before the present one has a protected snapshot.
+        A snapshot of this generation that is not protected yet stays (a checkpoint of it may be
+        wanted). Snapshots of older generations stay until the present one has a protected snapshot.
         """
         protected = sorted(
             (key for key, each in self.snapshots.items() if each.phase is SnapshotPhase.PROTECTED),

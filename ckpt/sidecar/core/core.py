@@ -1,7 +1,7 @@
-"""What all parts of a sidecar share: the lock, the book, the slots, waiting requests, threads.
+"""The shared state of a sidecar: the lock, the book, the slots, waiting requests, threads.
 
-Handlers run on the transport's I/O thread under ``lock`` and must be quick; long work goes to
-`Core.submit` and takes the lock only to note its result.
+Handlers run on the transport's I/O thread under ``lock`` and must be quick. Long work goes to
+`Core.submit` and takes the lock only to record its result.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from holdfast.ckpt.transport import Request, RunKey
 _log = logging.getLogger(__name__)
 
 Op: TypeAlias = tuple[type[Message], Callable[[Request, Any], None]]
-"""The type of a request's body and the handler that takes it."""
+"""The type of a request's body and its handler."""
 
 THREADS = 2
-"""Of each kind of work."""
+"""The number of threads for each kind of work."""
 
 
 class WaitingWork(Enum):
-    """What long work waits for; one kind never holds up another."""
+    """The resource that long work waits for; one kind never delays another."""
 
     CPU = "cpu"
     UNMAP = "unmap"
@@ -57,10 +57,10 @@ class WaitingWork(Enum):
 
 
 class Refusable(Protocol):
-    """Whoever asked for work: a `Request`, or a part of this sidecar."""
+    """The origin of work: a `Request`, or a part of this sidecar."""
 
     def refuse(self, error: Exception) -> None:
-        """Take the error for an answer."""
+        """Accept the error as the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +85,8 @@ class Listeners:
 class Core:
     """The shared state of a sidecar and the ways to change it.
 
-    ``host`` tells whose memory it shares; what is another's is sent. Empty where that is unknown.
+    ``host`` names the memory that it can share; bytes of other hosts are sent. "" uses this
+    machine's.
     """
 
     def __init__(self, arena: Arena, key: RunKey, *, run: str, node: str, host: str = "") -> None:
@@ -110,7 +111,7 @@ class Core:
         self._listeners = listeners
 
     def apply(self, instructions: list[Instruction]) -> None:
-        """Carry out what the book says, then look again at every waiting request."""
+        """Execute the book's instructions, then try every waiting request again."""
         for each in instructions:
             match each:
                 case CommitSnapshot(snapshot=snapshot):
@@ -129,22 +130,22 @@ class Core:
         self.changed()
 
     def release(self, key: SnapshotKey) -> None:
-        """Free the slots of a snapshot; those beyond what the ranks here need are removed.
+        """Free the slots of a snapshot; remove those beyond the needs of the ranks here.
 
-        Those being written stay until their writer seals, abandons or is fenced: it would go on
-        writing into what another was given.
+        Slots being written stay until their writer seals, abandons or is fenced: it would otherwise
+        write into a slot that was given to another.
         """
         for slot in self.slots.of(key):
             if slot.state is not SlotState.WRITING:
                 self.slots.release(slot, surplus=self._is_surplus())
 
     def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter; for threads, which do not hold the lock."""
+        """Add to a counter; for threads that do not hold the lock."""
         with self.lock:
             self.counters[name] += by
 
     def unpin(self, *slots: Slot) -> None:
-        """Let go of slots that were pinned; what that frees may be waited for."""
+        """Release pinned slots; requests may wait for those that become free."""
         with self.lock:
             freed = [self.slots.unpin(slot) for slot in slots]
             if any(freed):
@@ -169,7 +170,7 @@ class Core:
             self._waiters.append(waiter)
 
     def tick(self) -> None:
-        """Let the requests whose deadline has passed expire."""
+        """Expire the requests whose deadline has passed."""
         with self.lock:
             now_s = monotonic()
             late = [each for each in self._waiters if each.deadline_s <= now_s]
@@ -197,7 +198,7 @@ class Core:
     ) -> Future[None]:
         """Run ``work`` on a thread, without the lock.
 
-        Its errors are the answer to ``request``; where there is none they are logged.
+        Its errors are the answer to ``request``; without a request they are logged.
         """
 
         def run() -> None:
@@ -219,10 +220,10 @@ class Core:
     def _unmap(self, file: SlotFile) -> None:
         try:
             self.submit(None, file.close, kind=WaitingWork.UNMAP)
-        except RuntimeError:  # it takes no more work
+        except RuntimeError:  # the pool is closed
             file.close()
 
     def close(self) -> None:
-        """Take no more work; what runs is not waited for."""
+        """Accept no more work, without waiting for running work."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

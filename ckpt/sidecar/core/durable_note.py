@@ -20,9 +20,9 @@ _SUFFIXES = ("0", "1")
 class Note:
     """The text ``name`` in an arena's directory.
 
-    Two files are written in turn, each text behind its number and checksum, so that whoever dies
-    while writing leaves the one before. Their room is taken with the first text and kept: a full
-    file system refuses only what has outgrown it.
+    Two files are written in turn, each text behind its number and checksum. So a process that dies
+    while writing leaves the text before. Room for both is allocated with the first text and kept: a
+    full file system refuses only a text that has outgrown it.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -30,12 +30,12 @@ class Note:
         self._number = max((number for number, _ in self._texts()), default=0)
 
     def read(self) -> bytes | None:
-        """Return the newest whole text, None where there is none."""
+        """Return the newest whole text, None if there is none."""
         found = max(self._texts(), key=lambda each: each[0], default=None)
         return found[1] if found else None
 
     def write(self, text: bytes) -> None:
-        """Replace the text. Raises ``OSError`` where there is no room; the one before stays."""
+        """Replace the text. Raises ``OSError`` if there is no room; the old text stays."""
         fields = _FIELDS.pack(self._number + 1, len(text)) + text
         data = _CRC.pack(crc32c(fields)) + fields
         for path in self._paths:
@@ -60,7 +60,7 @@ class Note:
 
 
 def _reserve(path: Path, nbytes: int) -> None:
-    """Give a file room for ``nbytes`` and as much again, unless it has room for them."""
+    """Allocate ``nbytes`` and as much again for a file, unless it has ``nbytes`` already."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size < nbytes:

@@ -1,8 +1,8 @@
-"""Until when a node may act: one number in memory that its agent and its sidecar share.
+"""The time until which a node may act: one number in memory shared by its agent and its sidecar.
 
-The agent renews the node's lease and moves the time on; the sidecar reads it whenever a writer
-wants something. So a sidecar whose agent is stopped, or cut off from the coordinator, takes nothing
-more once others may have been told to replace the node, and nobody has to tell it.
+The agent renews the node's lease and moves the time forward; the sidecar reads it at each request
+of a writer. So a sidecar whose agent is stopped, or cut off from the coordinator, accepts nothing
+more once others may replace the node, and no message is needed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LeasePage:
 
     @property
     def expired(self) -> bool:
-        """Whether the node's right to act was not renewed in time."""
+        """True if the node's right to act has expired."""
         return 0 < self._cells[0] < time.monotonic_ns()
 
     def extend(self, until_ns: int) -> None:
-        """Let the node act until then, on the monotonic clock (agent only)."""
+        """Let the node act until then, in nanoseconds of the monotonic clock (agent only)."""
         self._cells[0] = until_ns

@@ -1,4 +1,4 @@
-"""Queues of work for peers: each has its own, so a slow or dead one holds up nobody else."""
+"""Queues of work for peers: each peer has its own, so a slow or dead one delays no other."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from holdfast.ckpt.types import Json
 _log = logging.getLogger(__name__)
 
 Job: TypeAlias = Callable[[Client], None]
-"""Talks to a peer; repeated while it raises `PeerError` that passes."""
+"""A call to a peer; repeated while it raises a transient `PeerError`."""
 
 CALL_TIMEOUT_S = 5.0
 MAX_JOBS = 4096
-"""More are not kept for one peer: the oldest go."""
+"""The most jobs kept for one peer: the oldest are dropped."""
 
 _BACKOFF_S = (0.005, 0.5)
 _WORTH_REPEATING = ("", NotFoundError.code, CorruptError.code)
-"""Refusals that pass: no answer, a peer that is not that far yet, bytes lost on the way."""
+"""Transient refusals: no answer, a peer that lags behind, bytes damaged in transfer."""
 
 
 def _always() -> bool:
@@ -41,7 +41,7 @@ class _Queued:
 
 
 class PeerQueue:
-    """A queue of jobs for one peer, worked off by ``lanes`` threads with a connection each.
+    """A queue of jobs for one peer, processed by ``lanes`` threads with a connection each.
 
     With one lane the jobs keep their order.
     """
@@ -70,7 +70,7 @@ class PeerQueue:
 
     @property
     def queued(self) -> int:
-        """How many jobs are not done."""
+        """The number of unfinished jobs."""
         return len(self._jobs) + len(self._running)
 
     def status(self) -> dict[str, Json]:
@@ -86,7 +86,7 @@ class PeerQueue:
         }
 
     def close(self) -> None:
-        """Drop what is queued and end the threads; a call under way ends by its own deadline."""
+        """Drop the queued jobs and end the threads; a call in progress ends by its own deadline."""
         with self._ready:
             self._closed = True
             self._jobs.clear()
@@ -116,10 +116,10 @@ class PeerQueue:
                 if not is_passing(error):
                     _log.warning("%s refused: %s", self.peer.node, error)
                     return
-            except CkptError as error:  # fenced, or what it was about is gone
+            except CkptError as error:  # fenced, or its subject is gone
                 self.error = str(error)
                 return
-            except Exception as error:  # noqa: BLE001 - logged; the queue goes on
+            except Exception as error:  # noqa: BLE001 - logged; the queue continues
                 if not self._closed:
                     _log.exception("a job for %s failed", self.peer.node)
                 self.error = repr(error)
@@ -133,10 +133,10 @@ class PeerQueue:
 
 
 def is_passing(error: PeerError) -> bool:
-    """Return whether what was refused is worth repeating."""
+    """Return whether a refused call is worth repeating."""
     return error.peer_code in _WORTH_REPEATING
 
 
 def send(client: Client, op: str, body: Json) -> None:
-    """Ask for nothing but an acknowledgement."""
+    """Send a message that needs only an acknowledgement."""
     client.call(op, body)

@@ -22,7 +22,7 @@ class Nothing(Message, frozen=True, kw_only=True):
 
 
 class Adopt(Message, frozen=True, kw_only=True):
-    """Enter a generation; ``restore`` is where its ranks will start from."""
+    """Enter a generation; ``restore`` is the point from which its ranks will start."""
 
     world: SnapshotWorld
     restore: RestorePoint | None
@@ -39,7 +39,7 @@ class Acquire(Message, frozen=True, kw_only=True):
 
 
 class SlotGrant(Message, frozen=True, kw_only=True):
-    """A slot to write: map ``path``, the block starts behind its header.
+    """A slot to write: map ``path``; the block starts behind its header.
 
     ``ahead`` are slots that may be granted next: map them while there is time.
     """
@@ -51,7 +51,7 @@ class SlotGrant(Message, frozen=True, kw_only=True):
 
 
 class Seal(Message, frozen=True, kw_only=True):
-    """A slot is complete; ``persist`` says where it is to be written to, if anywhere.
+    """A slot is complete; ``persist`` is the destination of its checkpoint, if any.
 
     The frame, if there is one, holds the checksums of its block's runs, four bytes each.
     """
@@ -68,13 +68,13 @@ class Abandon(Message, frozen=True, kw_only=True):
 
 
 class FenceSnapshots(Message, frozen=True, kw_only=True):
-    """A generation is over: nobody is to begin a snapshot of it or of an older one."""
+    """A generation is over: no snapshot of it or of an older one may begin."""
 
     generation: int
 
 
 class RolledBack(Message, frozen=True, kw_only=True):
-    """The ranks of ``generation`` started from ``restore``, which is not what its plan named."""
+    """The ranks of ``generation`` started from ``restore``, not from the point in its plan."""
 
     generation: int
     restore: RestorePoint | None
@@ -89,7 +89,7 @@ class Await(Message, frozen=True, kw_only=True):
 
 
 class Locate(Message, frozen=True, kw_only=True):
-    """Ask where the blocks of a protected step are."""
+    """Ask for the sources of the blocks of a protected step."""
 
     generation: int | None
     step: int
@@ -98,7 +98,7 @@ class Locate(Message, frozen=True, kw_only=True):
 class OpenBlock(Message, frozen=True, kw_only=True):
     """Ask for a block of (world, step), rebuilt from parity where ``rebuilt``.
 
-    Where ``in_parts`` it may stay lost: what is read of it then is decoded when it is asked for.
+    With ``in_parts`` it may stay lost: each read then decodes its range.
     """
 
     world: SnapshotWorld
@@ -112,7 +112,7 @@ class Opened(Message, frozen=True, kw_only=True):
     """Answer to `OpenBlock`; the index JSON is the one frame.
 
     ``on_disk`` says that the slot's file is not in shared memory; ``in_parts`` that there is no
-    slot, and what is read comes unverified. ``host`` is the holder's: only there can it be mapped.
+    slot, and reads are unverified. ``host`` is the holder's: the slot can be mapped only there.
     """
 
     path: str
@@ -123,7 +123,7 @@ class Opened(Message, frozen=True, kw_only=True):
 
 
 class Distrust(Message, frozen=True, kw_only=True):
-    """A reader found this block damaged: check it, and let it go where that is so."""
+    """A reader found this block damaged: check it, and drop it if so."""
 
     generation: int
     step: int
@@ -140,9 +140,9 @@ class Read(Message, frozen=True, kw_only=True):
 
 
 class AskChanged(Message, frozen=True, kw_only=True):
-    """Ask which bytes of a block differ from the same rank's block of an earlier snapshot.
+    """Ask for the bytes of a block that differ from the same rank's block of an earlier snapshot.
 
-    The answer lists ``(offset, length)`` ranges; None where the earlier one is not there any more.
+    The answer lists ``(offset, length)`` ranges; None where the earlier block is gone.
     """
 
     generation: int
@@ -164,16 +164,16 @@ class ReadRow(Message, frozen=True, kw_only=True):
 
 
 class Key(Message, frozen=True, kw_only=True):
-    """Names a snapshot."""
+    """The key of a snapshot."""
 
     generation: int
     step: int
 
 
 class SnapshotHoldings(Message, frozen=True, kw_only=True):
-    """What a sidecar has of one snapshot, and on which ``host``.
+    """A sidecar's contents of one snapshot, and its ``host``.
 
-    ``block_files`` and ``row_files`` say where each block and row may be mapped there.
+    ``block_files`` and ``row_files`` are the files of each block and row, for mapping on that host.
     """
 
     blocks: tuple[BlockEntry, ...]
@@ -191,10 +191,10 @@ class Sealed(Message, frozen=True, kw_only=True):
 
 
 class AskColumn(Message, frozen=True, kw_only=True):
-    """A parity holder asks the owner of a data column where its bytes are.
+    """A parity holder asks the owner of a data column for the location of its bytes.
 
-    ``base`` is the step whose sealed row the holder could start from, -1 for none; ``host`` is
-    the holder's: on the owner's own, nothing is compared.
+    ``base`` is the step whose sealed row the holder could start from, -1 for none; ``host`` is the
+    holder's: if it is the owner's own, nothing is compared.
     """
 
     generation: int
@@ -206,7 +206,7 @@ class AskColumn(Message, frozen=True, kw_only=True):
 
 
 class ColumnSpan(Message, frozen=True, kw_only=True):
-    """Bytes ``at … at+nbytes`` of a sealed block, which come ``into`` a column.
+    """Bytes ``at … at+nbytes`` of a sealed block, which go to offset ``into`` of a column.
 
     The block begins behind the header of ``file``; its sums from run ``first`` on are ``count``
     numbers of the answer's frame.
@@ -224,7 +224,7 @@ class ColumnSpan(Message, frozen=True, kw_only=True):
 class Column(Message, frozen=True, kw_only=True):
     """Answer to `AskColumn`; the frame holds the sums of all spans, four bytes each.
 
-    ``changed`` are the ranges that differ from the base, None where that is not there any more.
+    ``changed`` are the ranges that differ from the base, None where the base is gone.
     """
 
     host: str
@@ -235,7 +235,7 @@ class Column(Message, frozen=True, kw_only=True):
 class AskBytes(Message, frozen=True, kw_only=True):
     """A parity holder asks for bytes of a data column; the answer's body lists their CRCs.
 
-    With a ``base`` the bytes are those of both steps added, that is, their exclusive or.
+    With a ``base`` the bytes are the exclusive or of both steps.
     """
 
     generation: int
@@ -253,7 +253,7 @@ class RowSealed(Message, frozen=True, kw_only=True):
 
 
 class Persisted(Message, frozen=True, kw_only=True):
-    """A rank's pack of (generation, step) is on the store, or cannot be; for who commits.
+    """To the committing node: a rank's pack of (generation, step) is on the store, or cannot be.
 
     ``sent_in`` is the generation of the sender, ``receipt`` is None when there is an ``error``.
     """
@@ -267,7 +267,7 @@ class Persisted(Message, frozen=True, kw_only=True):
 
 
 class PersistProgress(Message, frozen=True, kw_only=True):
-    """How much of a checkpoint a node has written; for who commits."""
+    """To the committing node: the bytes of a checkpoint that a node has written."""
 
     sent_in: int
     generation: int
@@ -277,7 +277,7 @@ class PersistProgress(Message, frozen=True, kw_only=True):
 
 
 class PersistOrder(Message, frozen=True, kw_only=True):
-    """From who commits: write your packs of (generation, step) now, or never."""
+    """From the committing node: write your packs of (generation, step) now, or never."""
 
     sent_in: int
     generation: int
@@ -286,13 +286,13 @@ class PersistOrder(Message, frozen=True, kw_only=True):
 
 
 class PersistTo(Message, frozen=True, kw_only=True):
-    """Where the newest protected step is to be saved to when the job is stopped."""
+    """The destination of the newest protected step for when the job is stopped."""
 
     target: CheckpointTarget
 
 
 class PersistLate(Message, frozen=True, kw_only=True):
-    """From who commits, as the job is stopped: (generation, step) is wanted after all."""
+    """From the committing node, as the job is stopped: (generation, step) is wanted after all."""
 
     sent_in: int
     generation: int
@@ -303,7 +303,7 @@ class PersistLate(Message, frozen=True, kw_only=True):
 class PendingCheckpoint(Message, frozen=True, kw_only=True):
     """A checkpoint that is not durable yet, as far as a node knows.
 
-    ``ranks`` are those whose blocks the node has to write, ``receipts`` of what is written;
+    ``ranks`` are those whose blocks the node has to write, ``receipts`` those of written packs;
     ``due`` when its snapshot was protected.
     """
 
@@ -317,7 +317,7 @@ class PendingCheckpoint(Message, frozen=True, kw_only=True):
 
 
 class PendingCheckpoints(Message, frozen=True, kw_only=True):
-    """All that are not durable on a node that enters generation ``sent_in``; for who commits."""
+    """To the committing node: all undurable checkpoints of a node that enters ``sent_in``."""
 
     sent_in: int
     node: str
@@ -327,7 +327,7 @@ class PendingCheckpoints(Message, frozen=True, kw_only=True):
 class Durable(Message, frozen=True, kw_only=True):
     """Gossip: a checkpoint is committed, or failed for the reason in ``error``.
 
-    ``given_up`` when the store is not to blame.
+    ``given_up`` when the store is not the cause.
     """
 
     generation: int
@@ -337,14 +337,14 @@ class Durable(Message, frozen=True, kw_only=True):
 
 
 class AskNews(Message, frozen=True, kw_only=True):
-    """Ask for what happened, waiting up to ``timeout_s``; numbers up to ``after`` are known."""
+    """Ask for events, waiting up to ``timeout_s``; numbers up to ``after`` are known."""
 
     after: int = 0
     timeout_s: float = 0.0
 
 
 class Spill(Message, frozen=True, kw_only=True):
-    """Spill protected snapshots there from now on; or say what lies there."""
+    """Spill protected snapshots to ``target`` from now on; or list those spilled there."""
 
     target: DiskTarget
 
@@ -352,8 +352,8 @@ class Spill(Message, frozen=True, kw_only=True):
 class Spilled(Message, frozen=True, kw_only=True):
     """A snapshot on a node's disk, offered under the generation of ``world``.
 
-    ``run`` and ``generation`` are those that it was taken in; ``blocks`` and ``parities`` are
-    what this node has of it, ``sealed`` the blocks of all ranks.
+    ``run`` and ``generation`` are those in which it was taken; ``blocks`` and ``parities`` are this
+    node's contents of it, ``sealed`` the blocks of all ranks.
     """
 
     run: str
@@ -366,7 +366,7 @@ class Spilled(Message, frozen=True, kw_only=True):
 
 
 class LogName(Message, frozen=True, kw_only=True):
-    """Names a record log by itself and its writer's node (None: this node)."""
+    """The name of a record log and its writer's node (None: this node)."""
 
     name: str
     node: str | None = None
@@ -387,7 +387,7 @@ class LogTruncate(Message, frozen=True, kw_only=True):
 
 
 class LogAwait(Message, frozen=True, kw_only=True):
-    """Ask up to where a log's records are on all copies, waiting for ``at_least``."""
+    """Ask for the index up to which a log is on all copies, waiting for ``at_least``."""
 
     name: str
     at_least: int | None = None
@@ -415,7 +415,7 @@ class LogPage(Message, frozen=True, kw_only=True):
 class LogCopy(Message, frozen=True, kw_only=True):
     """Frames of ``count`` records from ``at`` on, for a copy; those before ``base`` are dropped.
 
-    ``owner``: sent by the node of the log's writer, whose word is final.
+    ``owner``: sent by the node of the log's writer, which is authoritative.
     """
 
     node: str
@@ -429,10 +429,10 @@ class LogCopy(Message, frozen=True, kw_only=True):
 
 
 class LogState(Message, frozen=True, kw_only=True):
-    """What a sidecar has of a log: nothing where ``birth`` is 0.
+    """A sidecar's state of a log; it has none where ``birth`` is 0.
 
-    ``last_crc`` is of the last record's frame; ``dropped`` the birth of the newest log of that
-    name that was dropped; ``settled``: every copy was complete in this generation.
+    ``last_crc`` is of the last record's frame. ``dropped`` is the birth of the newest dropped log
+    of that name. ``settled``: every copy was complete in this generation.
     """
 
     birth: int = 0

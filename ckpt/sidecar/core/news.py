@@ -1,4 +1,4 @@
-"""What a sidecar has to tell people, kept until a worker asks for it, each item told once."""
+"""Events that a sidecar reports to people, kept until a worker fetches them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT: Final = 256
 
 
 class News:
-    """A numbered list of what happened, the newest `KEPT` of it; used under the lock."""
+    """A numbered list of events, the newest `KEPT` of them; used under the lock."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -24,11 +24,11 @@ class News:
         self._number = self._told = 0
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {"news": (AskNews, self._ask)}
 
     def add(self, kind: str, **fields: Json) -> None:
-        """Note an event."""
+        """Add an event."""
         self._number += 1
         self._items.append({"number": self._number, "t": time.time(), "kind": kind, **fields})
         self._core.changed()

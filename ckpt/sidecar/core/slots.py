@@ -1,7 +1,7 @@
-"""The slots of one node: which is free, which holds what, which must not be touched yet.
+"""The slots of one node: which are free, which hold a block, which are in use.
 
-Not thread-safe by itself: the server calls it under its lock. Only creating a slot is slow; it
-happens outside, in `Arena.create`.
+Not thread-safe by itself: the server calls it under its lock. Only the creation of a slot is slow;
+it happens outside, in `Arena.create`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def fits(capacity: int, size_bytes: int) -> bool:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slot:
-    """A slot and what is in it; ``pins`` counts the readers that rely on its bytes.
+    """A slot and its contents; ``pins`` counts the readers that rely on its bytes.
 
-    ``persisting`` counts those that write it to a store or disk. A ``borrowed`` file is on a disk,
-    is never written to, and stays where it is. ``sums`` are those of the block, where it was
-    verified by this process.
+    ``persisting`` counts the threads that write it to a store or disk. A ``borrowed`` file is on a
+    disk; it is never written to or removed. ``sums`` are those of the block, where this process
+    verified it.
     """
 
     number: int
@@ -76,14 +76,14 @@ class Slots:
         return list(self._table.values())
 
     def add(self, file: SlotFile) -> Slot:
-        """Take a new file into the table."""
+        """Enter a new file in the table."""
         slot = Slot(number=self._next, file=file)
         self._table[slot.number] = slot
         self._next += 1
         return slot
 
     def get(self, number: int) -> Slot:
-        """Return a slot by number. Raises ``CkptError`` for one that is not there any more."""
+        """Return a slot by number. Raises ``CkptError`` for one that is gone."""
         if (slot := self._table.get(number)) is None:
             raise CkptError(f"slot {number} is not there any more: its generation is over")
         return slot
@@ -124,33 +124,33 @@ class Slots:
         return min(fitting, key=lambda slot: slot.file.capacity, default=None)
 
     def begin(self, slot: Slot, key: BlockKey) -> None:
-        """EMPTY → WRITING."""
+        """Move a slot from EMPTY to WRITING."""
         self._move(slot, SlotEvent.ACQUIRE)
         slot.key = key
         header = SlotHeader(state=slot.state, generation=key[0], step=key[1], rank=key[2])
         self._note(slot, SlotEvent.ACQUIRE, header)
 
     def seal(self, slot: Slot, entry: BlockEntry) -> None:
-        """WRITING → SEALED with the verified ``entry``."""
+        """Move a slot from WRITING to SEALED with the verified ``entry``."""
         self._move(slot, SlotEvent.SEAL)
         slot.entry = entry
         self._note(slot, SlotEvent.SEAL, SlotHeader.of(entry, slot.state))
 
     def commit(self, slot: Slot) -> None:
-        """SEALED → COMMITTED; others stay as they are."""
+        """Move a slot from SEALED to COMMITTED; slots in other states stay unchanged."""
         if slot.state is SlotState.SEALED and slot.entry is not None:
             self._move(slot, SlotEvent.COMMIT)
             self._note(slot, SlotEvent.COMMIT, SlotHeader.of(slot.entry, slot.state))
 
     def readopt(self, file: SlotFile, entry: BlockEntry, state: SlotState) -> Slot:
-        """Take a slot that an earlier process sealed."""
+        """Enter a slot that an earlier process sealed."""
         slot = self.add(file)
         slot.state, slot.entry = state, entry
         slot.key = (entry.generation, entry.step, entry.rank)
         return slot
 
     def release(self, slot: Slot, *, surplus: bool = False) -> None:
-        """Free a slot, once nobody reads it; remove the file where it is ``surplus``."""
+        """Free a slot, once it has no reader; remove the file if it is ``surplus``."""
         if slot.pins or slot.busy:
             slot.leaving = True
             return
@@ -166,7 +166,7 @@ class Slots:
             self._note(slot, SlotEvent.RELEASE, SlotHeader(state=slot.state))
 
     def discard(self, slot: Slot) -> None:
-        """Remove a slot's file: a stale writer that still has it mapped writes to nowhere."""
+        """Remove a slot's file: a stale writer that still maps it then writes to nowhere."""
         self._table.pop(slot.number, None)
         self._arena.reach("discard.before")
         slot.file.path.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ class Slots:
         slot.pins += 1
 
     def unpin(self, slot: Slot) -> bool:
-        """Let go; return whether that freed the slot."""
+        """Release a pin; return whether that freed the slot."""
         slot.pins -= 1
         if slot.pins == 0 and slot.leaving and slot.number in self._table:
             self.release(slot)
@@ -189,7 +189,7 @@ class Slots:
         return False
 
     def _note(self, slot: Slot, event: SlotEvent, header: SlotHeader) -> None:
-        """Write down what became of a slot; whoever dies before that has not done it."""
+        """Write a slot's new state to its header; only this makes the change survive a crash."""
         self._arena.reach(f"{event}.before")
         slot.file.write_header(header, run=self._arena.run)
         self._arena.reach(f"{event}.after")

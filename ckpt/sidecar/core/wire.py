@@ -1,4 +1,4 @@
-"""Bytes on the way between sidecars and their clients: cut apart, and checked."""
+"""Splitting and checking of bytes that sidecars and their clients exchange."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.types import Json
 
 PART_BYTES = 4 << 20
-"""Blocks and fragments travel in parts of at most this size: a bound on buffers and delays."""
+"""The largest part in which blocks and fragments travel: a bound on buffers and delays."""
 
 
 def split_checked(
@@ -18,7 +18,7 @@ def split_checked(
 ) -> list[memoryview]:
     """Cut a read answer's frame into its ranges, each checked against its CRC.
 
-    Raises ``CorruptError`` when bytes changed on the way, ``PeerError`` for no such answer at all.
+    Raises ``CorruptError`` when bytes changed in transfer, ``PeerError`` for a malformed answer.
     """
     if not isinstance(body, list) or len(body) != len(lengths) or len(frames) != 1:
         raise PeerError(f"{origin}: malformed answer to a read", peer_code=CorruptError.code)

@@ -2,14 +2,14 @@
 
 ``DIR/NUMBER.json`` names the blocks ``DIR/NUMBER-RANK.slot`` and the rows
 ``DIR/NUMBER-STRIPE-ROW.row`` of one snapshot; it is renamed into place when all of them are
-durable. The `KEEP` newest stay, also when the job has ended: a job that is given the same
-directory goes on from them. The files of older ones are written over, since a disk takes new
-bytes for old files faster than new files.
+durable. The `KEEP` newest stay, also after the job has ended: a job with the same directory
+continues from them. Files of older ones are overwritten, since a disk writes to existing files
+faster than to new ones.
 
-What was spilled is offered under a generation of its own, a negative number made from the run and
-the generation that it was taken in (`holdfast.ckpt.memory.records.ancestor`). Only the headers of
-the files say so: blocks and rows are what was captured, so that with the disks of some nodes gone
-their blocks are rebuilt from parity as they are in memory.
+A spilled snapshot is offered under a generation of its own: a negative number made from the run and
+the generation in which it was taken (`holdfast.ckpt.memory.records.ancestor`). Only the headers of
+the files carry it. Blocks and rows stay as captured, so that blocks on lost disks can be rebuilt
+from parity as in memory.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _T = TypeVar("_T", BlockEntry, ParityEntry, SnapshotWorld)
 
 
 class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node has of a snapshot: ``blocks`` of its own ranks, ``parities`` of its rows.
+    """The contents of one node for a snapshot: ``blocks`` of its ranks, ``parities`` of its rows.
 
-    ``sealed`` are the blocks of all ranks. ``run`` and ``generation`` are those it was taken in;
-    ``world`` and all entries carry the generation under which it is offered. ``number`` orders
-    the snapshots of a directory.
+    ``sealed`` are the blocks of all ranks. ``run`` and ``generation`` are those in which it was
+    taken; ``world`` and all entries carry the generation under which it is offered. ``number``
+    orders the snapshots of a directory.
     """
 
     number: int
@@ -63,7 +63,7 @@ class SpilledSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpilledHoldings:
-    """What a node holds of a protected snapshot.
+    """A node's blocks and rows of a protected snapshot, in memory.
 
     ``blocks`` by rank, ``rows`` with their bytes; ``sealed`` are the blocks of all ranks.
     """
@@ -82,7 +82,7 @@ class SpillDirectory:
         self._directory = directory
 
     def snapshots(self) -> list[SpilledSnapshot]:
-        """Return what is committed here, newest first."""
+        """Return the committed snapshots, newest first."""
         found = []
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
@@ -121,9 +121,9 @@ class SpillDirectory:
         return file
 
     def write(self, held: SpilledHoldings, *, pace: Callable[[int], None]) -> SpilledSnapshot:
-        """Spill what a node holds of a snapshot; ``pace`` is told of every few bytes.
+        """Spill a node's contents of a snapshot; ``pace`` is called after every few bytes.
 
-        What is there stays readable but for what is older than the newest. Raises ``StoreError``
+        Existing snapshots stay readable, except those older than the newest. Raises ``StoreError``
         when the disk refuses.
         """
         world = held.world
@@ -168,7 +168,7 @@ class SpillDirectory:
         return self._directory / f"{number:08d}-{entry.stripe:05d}-{entry.row:02d}{ROW_SUFFIX}"
 
     def _retire(self) -> list[Path]:
-        """Give up all but the newest; return the files that may be written over."""
+        """Give up all snapshots but the newest; return the files that may be overwritten."""
         there = self.snapshots()
         kept = {each.number for each in there[: KEEP - 1]}
         for path in self._directory.glob("*.[jn]*"):
@@ -217,7 +217,7 @@ class SpillDirectory:
         _write_file(path, row, over=_pick(old, ROW_SUFFIX), pace=pace, label=label)
 
     def _publish(self, snapshot: SpilledSnapshot) -> None:
-        """Commit: until now nobody sees the new files."""
+        """Commit: before this, no reader sees the new files."""
         part = self._directory / f"{snapshot.number:08d}.new"
         with part.open("wb") as file:
             file.write(msgspec.json.encode(snapshot))
@@ -234,7 +234,7 @@ def _offered(what: _T, world: SnapshotWorld) -> _T:
 
 
 def _pick(old: list[Path], suffix: str) -> Path | None:
-    """Take a file to write over, one that held the same kind of thing if there is one."""
+    """Take a file to overwrite, one of the same kind if there is one."""
     if not old:
         return None
     alike = [path for path in old if path.suffix == suffix]

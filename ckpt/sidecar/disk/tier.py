@@ -1,8 +1,8 @@
 """The tier between parity and the store: protected snapshots, spilled to the node's own disk.
 
-It serves when memory is gone on too many nodes at once: machines that rebooted, a job that was
+It serves when memory is lost on too many nodes at once: machines that rebooted, or a job that was
 stopped and is started again. Every node spills the blocks of its own ranks and the parity rows that
-it holds, so that of each group's disks as many may be gone as the parity goes.
+it holds, so that each group may lose as many disks as the parity allows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _File = TypeVar("_File", SlotFile, RowFile)
 
 
 class Disk:
-    """Spills what is protected, one snapshot at a time, the newest next; offers what is there."""
+    """Spills protected snapshots, one at a time, the newest next; offers the spilled ones."""
 
     def __init__(self, core: Core, parities: Parities) -> None:
         self._core, self._parities, self._pen = core, parities, PacedWriter()
@@ -48,15 +48,15 @@ class Disk:
         self._error: str | None = None
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {"spill": (Spill, self._spill), "spilled": (Spill, self._spilled)}
 
     def close(self) -> None:
-        """Spill no more; what is being spilled ends at its next piece."""
+        """Spill no more; a spill in progress ends at its next piece."""
         self._pen.close()
 
     def nbytes(self) -> int:
-        """Return what this process has on the disk."""
+        """Return the bytes of this process's last spill."""
         return self._nbytes
 
     def status(self) -> dict[str, Json]:
@@ -81,7 +81,7 @@ class Disk:
             self._start()
 
     def _start(self) -> None:
-        """Begin with the newest that is due, if it is still there."""
+        """Begin with the newest snapshot that is due, if it still exists."""
         snapshot, self._next = self._next, None
         if snapshot is None or self._target is None:
             return
@@ -133,7 +133,7 @@ class Disk:
         self._pen.pace(nbytes, bytes_per_s=0)
 
     def save_newest(self) -> float:
-        """Begin to spill the newest protected step; return for how many seconds to wait for it."""
+        """Begin to spill the newest protected step; return how many seconds to wait for it."""
         book, target = self._core.book, self._target
         if target is None or not target.grace_s:
             return 0.0
@@ -146,7 +146,7 @@ class Disk:
         return target.grace_s
 
     def has_saved(self) -> bool:
-        """Return whether there is nothing to wait for any more."""
+        """Return whether nothing is left to wait for."""
         return not self._busy and self._next is None
 
     # -- offering --------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Disk:
         self._core.submit(request, lambda: self._offer(request, directory), kind=WaitingWork.STORE)
 
     def _offer(self, request: Request, directory: SpillDirectory) -> None:
-        """Verify what is there and take it in, as blocks that can be opened like any other."""
+        """Verify the spilled snapshots and register them, so that their blocks can be opened."""
         offers = []
         for snapshot in directory.snapshots():
             blocks = list(self._opened(snapshot.blocks, partial(directory.open, snapshot)))
@@ -170,7 +170,7 @@ class Disk:
     def _opened(
         self, entries: Iterable[_Entry], verify: Callable[[_Entry], _File]
     ) -> Iterator[tuple[_Entry, _File]]:
-        """Yield what is intact; what is not is counted, and done without."""
+        """Yield the intact entries; count and skip the damaged ones."""
         for entry in entries:
             try:
                 yield entry, verify(entry)
@@ -212,7 +212,7 @@ class Disk:
 
 
 def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[ParityRow]) -> SpilledHoldings:
-    """Return what is to be spilled; of rows those that are still whole."""
+    """Return the contents to spill; of rows only those that are still whole."""
     there = [(row.entry, row.buffer or memoryview(b"")) for row in rows]
     return SpilledHoldings(
         world=snapshot.world,

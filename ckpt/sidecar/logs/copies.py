@@ -1,9 +1,9 @@
-"""Records on their way to the copies: batched, each holder by itself, at a bounded delay.
+"""Copying of log records to their holders: batched, each holder separately, at a bounded delay.
 
-Each holder has a thread and a connection of its own, so one that is slow or dead delays neither
-appends nor other holders. What a holder has is asked once per generation; from then on only new
-records are sent, `CopyTiming.delay_s` after the append at the latest or as soon as
-`CopyTiming.delay_bytes` are waiting. Logs that do not change cost nothing.
+Each holder has a thread and a connection of its own, so a slow or dead one delays neither appends
+nor other holders. The state of a holder is requested once per generation. From then on only new
+records are sent, `CopyTiming.delay_s` after the append at the latest or as soon as `CopyTiming.delay_bytes`
+are waiting. Logs that do not change cost nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MARKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyTiming:
-    """When records are sent; ``late_s`` after the append they count as late."""
+    """The delays of sending; ``late_s`` after the append, records count as late."""
 
     delay_s: float = 0.05
     delay_bytes: int = 1 << 20
@@ -46,7 +46,7 @@ class CopyTiming:
 
 
 class Transfer:
-    """Brings one log to one other sidecar; ``at`` is up to where that has it, None: not known."""
+    """Brings one log to one other sidecar; ``at`` is the index it has reached, None if unknown."""
 
     def __init__(self, core: Core, log: RecordLog, *, generation: int, owner: bool) -> None:
         self._core, self._log, self._generation, self._owner = core, log, generation, owner
@@ -54,14 +54,14 @@ class Transfer:
         self._base = -1
 
     def is_pending(self) -> bool:
-        """Return whether there is anything to send; under the lock."""
+        """Return whether anything is left to send; call it under the lock."""
         return self.at is None or self.at < self._log.end or self._base < self._log.base
 
     def step(self, client: Client) -> LogState:
         """Send one message and return the answer.
 
         Raises ``FencedError`` when the generation is over, ``NotFoundError`` when the log was
-        dropped here, ``PeerError`` when the other cannot take it now.
+        dropped here, ``PeerError`` when the other sidecar cannot take it now.
         """
         core, log = self._core, self._log
         with core.lock:
@@ -108,7 +108,7 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Owned:
-    """A log written on this node, and when its unprotected records came: (end, time) marks."""
+    """A log written on this node, and the times of its unprotected records: (end, time) marks."""
 
     log: RecordLog
     marks: deque[tuple[int, float]] = field(default_factory=deque)
@@ -116,7 +116,7 @@ class Owned:
     settled: bool = False
 
     def mark(self, now_s: float, *, grain_s: float) -> None:
-        """Note an append; marks closer than ``grain_s`` are joined, and their number bounded."""
+        """Record an append; marks closer than ``grain_s`` are joined, and their number bounded."""
         if self.marks and now_s - self.marks[-1][1] < grain_s:
             self.marks[-1] = (self.log.end, self.marks[-1][1])
             return
@@ -127,7 +127,7 @@ class Owned:
             self.marks = deque(joined + pairs[len(joined) * 2 :])
 
     def since_s(self, index: int) -> float | None:
-        """Return when the oldest of the records ``index`` on was appended."""
+        """Return when the oldest of the records from ``index`` on was appended."""
         return next((at_s for end, at_s in self.marks if end > index), None)
 
 
@@ -141,7 +141,7 @@ class _Way:
 
 
 class Copier:
-    """Sends this node's logs to one holder, in a thread of its own."""
+    """Sends this node's logs to one holder, in a separate thread."""
 
     def __init__(
         self,
@@ -162,28 +162,28 @@ class Copier:
         threading.Thread(target=self._work, name=f"logs-{peer.node}", daemon=True).start()
 
     def add(self, owned: Owned) -> None:
-        """Send a log from now on; under the lock, as all that follows."""
+        """Send a log from now on. This method and those below are called under the lock."""
         transfer = Transfer(self._core, owned.log, generation=self._generation, owner=True)
         self._ways[owned.log.name] = _Way(transfer=transfer, owned=owned)
         self._bell.set()
 
     def remove(self, name: str) -> None:
-        """Send a log no more."""
+        """Stop sending a log."""
         self._ways.pop(name, None)
 
     def has(self, name: str) -> int | None:
-        """Return up to where the holder has a log; None where that is not known."""
+        """Return the index up to which the holder has a log; None if it is unknown."""
         way = self._ways.get(name)
         return way.transfer.at if way else None
 
     def appended(self, name: str) -> None:
-        """Note that a log changed; the thread is woken only where that changes what it does."""
+        """Record that a log changed; wakes the thread only where that changes its work."""
         way = self._ways[name]
         if self._idle or self._waiting_bytes(way) >= self._timing.delay_bytes:
             self._bell.set()
 
     def close(self) -> None:
-        """End the thread; a call under way ends by its own deadline."""
+        """End the thread; a call in progress ends by its own deadline."""
         self._closed = True
         self._bell.set()
 
@@ -191,7 +191,7 @@ class Copier:
         return way.owned.log.bytes_from(way.transfer.at or 0)
 
     def _due_s(self, way: _Way, now_s: float) -> float | None:
-        """Return when a log is to be sent, None where there is nothing to send."""
+        """Return when a log is due to be sent, None where nothing is to send."""
         transfer = way.transfer
         if not transfer.is_pending():
             way.changed_s = None
@@ -292,19 +292,19 @@ class LogProtection:
             self._moved(owned)
 
     def add(self, log: RecordLog) -> None:
-        """Take a log in."""
+        """Register a log."""
         owned = self._owned[log.name] = Owned(log=log)
         for copier in self._copiers.values():
             copier.add(owned)
 
     def remove(self, name: str) -> None:
-        """Let go of a log that is dropped."""
+        """Forget a log that is dropped."""
         self._owned.pop(name, None)
         for copier in self._copiers.values():
             copier.remove(name)
 
     def changed(self, log: RecordLog) -> None:
-        """Note that a log was appended to or truncated."""
+        """Record that a log was appended to or truncated."""
         owned = self._owned[log.name]
         if owned.marks or log.end > self.protected(log):
             owned.mark(monotonic(), grain_s=self._timing.delay_s / 2)
@@ -313,7 +313,7 @@ class LogProtection:
         self._note_late(owned)
 
     def protected(self, log: RecordLog) -> int:
-        """Return up to where the records of a log are on every copy there is to be."""
+        """Return the index up to which the records of a log are on every copy."""
         world = self._core.book.world
         if world is None:
             return log.base
@@ -328,17 +328,17 @@ class LogProtection:
         return owned is not None and owned.settled
 
     def waiting(self, count: int) -> None:
-        """Note that requests wait, or no longer wait, for records to be protected."""
+        """Count requests that wait (or, with a negative count, stopped waiting) for protection."""
         self._awaited += count
 
     def close(self) -> None:
-        """End all sending."""
+        """Stop all sending."""
         for copier in self._copiers.values():
             copier.close()
         self._copiers.clear()
 
     def status(self) -> dict[str, Json]:
-        """Return what of each log is not on every copy yet, and the holders that have errors."""
+        """Return the lag of each log's copies, and the holders with errors."""
         return {
             "log_lag": {name: self._lag(owned) for name, owned in sorted(self._owned.items())},
             "log_errors": {node: c.error for node, c in self._copiers.items() if c.error},
@@ -355,7 +355,7 @@ class LogProtection:
         }
 
     def _moved(self, owned: Owned) -> None:
-        """Note that a copy has grown, or could not."""
+        """Record that a copy has grown, or that sending failed."""
         if owned.log.closed:
             return
         at = self.protected(owned.log)

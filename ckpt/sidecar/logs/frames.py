@@ -1,9 +1,9 @@
-"""How records of a log lie in its files and travel: framed by length, index and checksum.
+"""Frames of log records, in files and messages: length, index and checksum of each.
 
 A frame is ``[crc32c u32][length u32][index i64][record]``, little-endian; the checksum covers all
-that follows it. Frames carry no address, so runs of them are sent, kept and read without being
-taken apart, and a flipped byte is found wherever it flipped. A *hole* stands for a record that
-was damaged where it lay: it keeps the numbering of what follows.
+that follows it. Frames carry no address, so runs of them are sent, stored and read without parsing,
+and a flipped byte is found anywhere in them. A *hole* stands for a record that was damaged in its
+file: it keeps the numbering of the following ones.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _HOLE = 0xFFFFFFFF
 
 
 def framed_bytes(record: Buffer | None) -> int:
-    """Return what a record takes in a log; None is a hole."""
+    """Return the size of a record's frame; None is a hole."""
     return FRAME.size + (memoryview(record).nbytes if record is not None else 0)
 
 
 class FrameBuffer:
-    """Writable memory that frames are written to and read from; keeps its address at hand."""
+    """Writable memory for frames, with its address."""
 
     __slots__ = ("_address", "data", "nbytes")
 
@@ -39,7 +39,7 @@ class FrameBuffer:
         self._address = address_of(data) if data.nbytes else 0
 
     def write(self, at: int, record: Buffer | None, index: int) -> int:
-        """Write a frame at ``at``; return where it ends. Its checksum is written last."""
+        """Write a frame at ``at``; return its end. Its checksum is written last."""
         view = memoryview(record).cast("B") if record is not None else memoryview(b"")
         length = _HOLE if record is None else view.nbytes
         end = at + FRAME.size + view.nbytes
@@ -50,7 +50,7 @@ class FrameBuffer:
         return end
 
     def frame_end(self, at: int, index: int) -> int:
-        """Return where the frame of record ``index`` at ``at`` ends, 0 where none is sound."""
+        """Return the end of the frame of record ``index`` at ``at``, 0 if it is not sound."""
         if at + FRAME.size > self.nbytes:
             return 0
         crc, length, found = FRAME.unpack_from(self.data, at)
@@ -71,7 +71,7 @@ def is_hole(data: Buffer, at: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A run of sound frames of records ``first`` on; ``starts`` says where each begins."""
+    """A run of sound frames of records from ``first`` on; ``starts`` are their offsets."""
 
     first: int
     data: bytes | memoryview
@@ -83,7 +83,7 @@ class Frames:
         return self.first + len(self.starts)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return where each frame begins and ends."""
+        """Return the begin and end of each frame."""
         return _spans(self.starts, memoryview(self.data).nbytes)
 
     def crc(self, index: int) -> int:
@@ -95,7 +95,7 @@ class Frames:
         return is_hole(self.data, self.starts[index - self.first])
 
     def since(self, index: int) -> Frames:
-        """Return the frames of records ``index`` on."""
+        """Return the frames of records from ``index`` on."""
         count = min(max(index - self.first, 0), len(self.starts))
         if count == 0:
             return self
@@ -121,7 +121,7 @@ def pack(records: Sequence[Buffer | None], first: int) -> Frames:
 
 
 def parse(data: memoryview, first: int, *, count: int, origin: str) -> Frames:
-    """Take apart ``count`` frames that came from somewhere.
+    """Parse ``count`` frames that were received.
 
     Raises ``CorruptError`` unless they are exactly those, every checksum right.
     """

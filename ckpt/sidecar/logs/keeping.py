@@ -1,8 +1,8 @@
 """Copies of logs that this node keeps for others, after the group changed.
 
-A copy is kept here as long as it is needed: until the writer's node has its records on all of its
-new holders, or, where that node or its memory is gone, until the log is on as many nodes as any
-other (the *keepers*), so that a second loss does not lose it. It then stays until it is dropped.
+A copy is kept here as long as it is needed. If the writer's node lives, that is until all of its
+new holders have its records. If that node or its memory is gone, it is until enough nodes (the
+*keepers*) have the log, so that a second loss does not lose it; it then stays until it is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE_S = (0.05, 1.0)
 
 
 class LogKeeping:
-    """Looks, after each change of the group, after the copies held here, in its own thread.
+    """Settles the copies held here after each change of the group, in its own thread.
 
     ``forget`` drops a log here; called under the core's lock.
     """
@@ -39,7 +39,7 @@ class LogKeeping:
         self._thread: threading.Thread | None = None
 
     def adopt(self, foreign: set[RecordLog]) -> None:
-        """Look after these copies in the new group; under the lock."""
+        """Settle these copies in the new group; call it under the lock."""
         self._open = foreign
         if foreign and self._thread is None:
             self._thread = threading.Thread(target=self._work, name="log-keeping", daemon=True)
@@ -47,11 +47,11 @@ class LogKeeping:
         self._bell.set()
 
     def unsettled(self) -> int:
-        """Return how many copies are not yet known to be where they belong."""
+        """Return the number of copies that are not yet known to be settled."""
         return len(self._open)
 
     def close(self) -> None:
-        """End the thread; a call under way ends by its own deadline."""
+        """End the thread; a call in progress ends by its own deadline."""
         self._closed = True
         self._bell.set()
 
@@ -67,7 +67,7 @@ class LogKeeping:
             self._bell.clear()
 
     def _round(self, world: SnapshotWorld, logs: list[RecordLog]) -> list[RecordLog]:
-        """Try to settle each log once; return those that are not. Silent peers are asked once."""
+        """Try to settle each log once; return the unsettled ones. Silent peers are asked once."""
         left, silent = list[RecordLog](), set[str]()
         clients: dict[str, Client] = {}
         try:
@@ -101,7 +101,7 @@ class _CopyPlace:
         self._clients, self._silent = clients, silent
 
     def settle(self, forget: Callable[[RecordLog], None]) -> bool:
-        """Return whether the copy is where it belongs; dropped where it is of no more use."""
+        """Return whether the copy is settled; drop it where it is no longer needed."""
         core, world, log = self._core, self._world, self._log
         try:
             kept = self._is_needed()
@@ -121,7 +121,7 @@ class _CopyPlace:
         return True
 
     def _is_needed(self) -> bool | None:
-        """Return whether this copy is to stay, None where that cannot be told yet."""
+        """Return whether this copy must stay, None if that is not known yet."""
         log, me = self._log, self._core.node
         writer = next((p for p in self._world.peers if p.node == log.node), None)
         if writer is not None:
@@ -157,7 +157,7 @@ class _CopyPlace:
         return me in [peer.node for peer in keepers]
 
     def _ask(self, peer: SidecarPeer) -> LogState | None:
-        """Return what a sidecar has of the log, None where it does not answer."""
+        """Return a sidecar's state of the log, None if it does not answer."""
         if (client := self._client(peer)) is None:
             return None
         try:
@@ -170,7 +170,7 @@ class _CopyPlace:
             return None
 
     def _bring(self, peer: SidecarPeer) -> LogState | None:
-        """Bring all records to a keeper; return what it then has, None where that failed."""
+        """Bring all records to a keeper; return its state then, None if that failed."""
         if (client := self._client(peer)) is None:
             return None
         core, log = self._core, self._log

@@ -1,10 +1,10 @@
 """Record logs: appended to by one worker, copied to other nodes, read after its death.
 
-A log lies in segment files of the arena directory, so it outlives its worker and a crash of this
-sidecar; as many other nodes of the parity group as the world has parity hold whole copies of it,
-a bounded delay behind (see `log_copies`). After a change of the group copies are made anew, and
-those of writers that are gone are looked after by those who have them (see `log_keeping`), until
-the content was taken over and the log is dropped.
+A log lies in segment files of the arena directory, so it survives its worker and a crash of this
+sidecar. As many other nodes of the parity group as the world has parity hold whole copies of it, a
+bounded delay behind (see `log_copies`). After a change of the group, copies are made again. The
+nodes that have copies of logs whose writers are gone keep them (see `log_keeping`), until the
+content was taken over and the log is dropped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOMBSTONES = 4096
 class RecordLogs:
     """This node's logs and the copies it keeps for others.
 
-    ``admit`` is asked before files of so many bytes are made; it raises ``CapacityError``.
+    ``admit(nbytes)`` is called before a file is made; it raises ``CapacityError``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RecordLogs:
                 self._protection.add(log)
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "log_open": (LogName, self._open),
             "log_append": (LogAppend, self._append),
@@ -87,7 +87,7 @@ class RecordLogs:
         return sum(log.nbytes for log in self._table.values())
 
     def status(self) -> dict[str, Json]:
-        """Return what is not protected yet, and how many copies have not found their place."""
+        """Return the unprotected records of each log, and the number of unsettled copies."""
         return {
             **self._protection.status(),
             "log_copies": sum(log.node != self._core.node for log in self._table.values()),
@@ -190,7 +190,7 @@ class RecordLogs:
             self._core.submit(request, take, kind=WaitingWork.CPU)
 
     def _check(self, request: Request, body: LogCopy) -> None:
-        """Refuse, and count, what no sidecar of this generation would send."""
+        """Refuse, and count, messages that no sidecar of this generation would send."""
         counters = self._core.counters
         try:
             self._core.book.require(body.generation)
@@ -207,7 +207,7 @@ class RecordLogs:
             raise CkptError(f"log_copy: {body} does not describe a copy of another node's records")
 
     def _take(self, body: LogCopy, frames: Frames | None) -> LogState:
-        """Add to a copy what it lacks; the newer log of a name replaces the older."""
+        """Add missing records to a copy; the newer log of a name replaces the older."""
         key = (body.node, body.name)
         log = self._table.get(key)
         if body.birth <= self._dropped.get(key, 0):
@@ -234,7 +234,7 @@ class RecordLogs:
 
     @staticmethod
     def _extend(log: RecordLog, frames: Frames) -> None:
-        """Add the frames behind a copy's end; where it differs from its source that is right."""
+        """Add the frames behind a copy's end; where both differ, the source is right."""
         for index in range(max(frames.first, log.base), min(frames.end, log.end)):
             if not frames.is_hole(index) and frames.crc(index) != log.crc(index):
                 log.cut(index)
@@ -261,7 +261,7 @@ class RecordLogs:
     # -- the end of a log ------------------------------------------------------------------------
 
     def _drop(self, request: Request, body: LogName) -> None:
-        """Drop a log wherever it is: its worker is gone, its content was taken over."""
+        """Drop a log on all nodes: its worker is gone, its content was taken over."""
         core = self._core
         key = (body.node or core.node, body.name)
         peers = {peer.node: peer for peer in self._exchange.peers()}
@@ -283,7 +283,7 @@ class RecordLogs:
         request.reply()
 
     def _bury(self, key: tuple[str, str], birth: int) -> None:
-        """Drop a log born no later than ``birth``, and remember that it is not to come back."""
+        """Drop a log born no later than ``birth``, and remember that it must not come back."""
         log = self._table.get(key)
         if log is not None and log.birth <= birth:
             self._remove(log)

@@ -1,12 +1,12 @@
-"""Which nodes hold the copies of a log.
+"""The nodes that hold the copies of a log.
 
-A log has as many whole copies as the world has parity: any ``m`` nodes may vanish. Whole copies
-and not parity fragments, because a log is small and grows by every append: at 12 bytes a token
-(eight sequences, four tokens of each a record, framed, ids of 32 bits) a worker that samples 2,000
-tokens a second writes 24 KB/s, so two copies of its last ten minutes are 29 MB, and each batch of
-50 ms is one message of 1.2 KB to each holder. Fragments of ``k`` columns would save at most
-``(k-1)/k`` of those megabytes, but a batch would be spread over ``k + m`` nodes, a record of 400
-bytes be read back from ``k`` of them, and the tail of a stripe be encoded anew with every batch.
+A log has as many whole copies as the world has parity: any ``m`` nodes may vanish. Whole copies and
+not parity fragments, because a log is small and grows by every append: at 12 bytes a token (eight
+sequences, four tokens of each a record, framed, ids of 32 bits) a worker that samples 2,000 tokens
+a second writes 24 KB/s. So two copies of its last ten minutes are 29 MB, and each batch of 50 ms is
+one message of 1.2 KB to each holder. Fragments of ``k`` columns would save at most ``(k-1)/k`` of
+those megabytes. But a batch would be spread over ``k + m`` nodes, a record of 400 bytes would be
+read back from ``k`` of them, and the tail of a stripe would be encoded again with every batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 
 
 def group_of(world: SnapshotWorld, node: str) -> tuple[str, ...]:
-    """Return the nodes of ``node``'s parity group, empty where it is in none."""
+    """Return the nodes of ``node``'s parity group, empty if it is in none."""
     return next((group for group in world.parity_groups() if node in group), ())
 
 
 def holders_of(world: SnapshotWorld, node: str) -> tuple[SidecarPeer, ...]:
-    """Return who holds the copies of what is written on ``node``: as many as the parity.
+    """Return the holders of copies of logs written on ``node``: as many as the parity.
 
-    The next nodes of its group, those first that share no failure domain with it or each other.
+    They are the next nodes of its group; nodes come first that share no failure domain with it or
+    with each other.
     """
     peers = {peer.node: peer for peer in world.peers}
     group = group_of(world, node)
@@ -43,10 +44,10 @@ def holders_of(world: SnapshotWorld, node: str) -> tuple[SidecarPeer, ...]:
 def keepers_of(
     world: SnapshotWorld, node: str, name: str, *, among: tuple[str, ...]
 ) -> tuple[SidecarPeer, ...]:
-    """Return who keeps a log that its writer's node has no longer: one more than the parity.
+    """Return the keepers of a log that its writer's node has lost: one more than the parity.
 
-    By rendezvous hashing (Thaler and Ravishankar, 1998), so that all holders name the same nodes
-    and a loss moves no more than what was lost.
+    They are chosen by rendezvous hashing (Thaler and Ravishankar, 1998), so that all holders name
+    the same nodes, and a loss moves only the lost copies.
     """
 
     def weight(peer: SidecarPeer) -> bytes:

@@ -1,7 +1,7 @@
-"""Reading a log by pages: from its writer's node, else from the longest of the newest copies.
+"""Reading of a log by pages: from its writer's node, else from the longest of the newest copies.
 
-Every record's checksum is verified on every read, where it lies and where it arrives; one that is
-damaged in a copy is taken from another.
+Every record's checksum is verified on every read, at its source and at its destination. A record
+that is damaged in one copy is taken from another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Page:
     frames: Frames
 
     def message(self) -> LogPage:
-        """Return what is said of it beside its frames."""
+        """Return the message that describes the page beside its frames."""
         return LogPage(
             base=self.base, end=self.end, at=self.frames.first, count=len(self.frames.starts)
         )
@@ -70,10 +70,10 @@ class LogFinder:
         self._silent: set[str] = set()
 
     def find(self, peers: Mapping[str, SidecarPeer]) -> Page:
-        """Return the page. Raises ``NotFoundError`` naming who was asked.
+        """Return the page. Raises ``NotFoundError`` naming the nodes asked.
 
-        Raises ``PeerError`` while somebody who may have it does not answer, ``CorruptError`` for
-        a record that is damaged wherever it is.
+        Raises ``PeerError`` while a node that may have it does not answer, ``CorruptError`` for a
+        record that is damaged in every copy.
         """
         core = self._core
         if self._here is not None and self._node == core.node:
@@ -103,7 +103,7 @@ class LogFinder:
         return max((each.state.birth for each in self._sources(peers)), default=0)
 
     def _sources(self, peers: Mapping[str, SidecarPeer]) -> list[_Source]:
-        """Return who has the log: the writer's node, then the longest of the newest first."""
+        """Return the nodes that have the log: the writer's node, then the longest newest copies."""
         with ThreadPoolExecutor(max(1, min(len(peers), 16))) as pool:
             found = [each for each in pool.map(self._ask, peers.values()) if each is not None]
         if (here := self._here) is not None:
@@ -175,7 +175,7 @@ class LogFinder:
 
 
 def page_of(answer: Json, frames: list[memoryview], *, origin: str) -> Page:
-    """Return the page that an answer brought. Raises ``CorruptError``, ``PeerError``."""
+    """Return the page in an answer. Raises ``CorruptError``, ``PeerError``."""
     try:
         message = msgspec.convert(answer, LogPage)
     except msgspec.ValidationError as error:

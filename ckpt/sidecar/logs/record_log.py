@@ -1,9 +1,9 @@
 """A record log: segments that are appended to, dropped from the front, and recovered.
 
 The segment files are the only copy of the records in memory; beside them there are four bytes per
-record, saying where it starts. Appending is one copy and a checksum; truncation drops whole
-segments and remembers the first kept record; a first segment that is mostly dead is written anew,
-which costs less than what was truncated, so the cost per record stays constant.
+record for its offset. An append is one copy and a checksum. A truncation drops whole segments and
+records the index of the first kept record. A first segment that is mostly dead is written again,
+which costs less than the truncated part, so the cost per record stays constant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.ckpt.sidecar.logs.segment import (
 
 SEGMENT_BYTES = 4 << 20
 GRAIN_BYTES = 64 << 10
-"""Size of a log's first segment; later ones are as large as what the log holds, up to a bound."""
+"""Size of a log's first segment; later ones are as large as the log's contents, up to a bound."""
 
 MAX_RECORD_BYTES = PART_BYTES // 2
 MAX_LOG_BYTES = 256 << 20
@@ -37,9 +37,9 @@ _HOLES_AT_ONCE = 1024
 
 
 class RecordLog:
-    """Records ``base …`` of the log ``name`` that a worker on ``node`` writes.
+    """Records from ``base`` on of the log ``name`` that a worker on ``node`` writes.
 
-    ``reserve`` is asked before each file is made and raises ``CapacityError`` where all logs
+    ``reserve`` is called before each file is made and raises ``CapacityError`` if all logs
     together would outgrow their bound.
     """
 
@@ -81,7 +81,7 @@ class RecordLog:
         return sum(each.nbytes for each in self._segments)
 
     def bytes_from(self, index: int) -> int:
-        """Return the bytes of the frames of records ``index`` on."""
+        """Return the bytes of the frames of records from ``index`` on."""
         return sum(
             each.bytes_from(max(index, each.first)) for each in self._segments if each.end > index
         )
@@ -98,7 +98,7 @@ class RecordLog:
             at += count
 
     def append_frames(self, frames: Frames) -> None:
-        """Add what `frames` or `parse` returned, which must begin where the log ends."""
+        """Add frames from `frames` or `parse`, which must begin at the log's end."""
         spans = frames.spans()
         sizes = [end - start for start, end in spans]
         at = 0
@@ -111,7 +111,7 @@ class RecordLog:
             at += count
 
     def _places(self, sizes: Sequence[int]) -> list[tuple[Segment, int]]:
-        """Return which segments take how many of the next records; makes those it needs."""
+        """Return the segments for the next records, with their counts; make new ones if needed."""
         if (largest := max(sizes, default=0)) > MAX_RECORD_BYTES:
             raise CapacityError(
                 f"log {self.name!r}: a record of {largest:,} bytes is larger than the "
@@ -138,7 +138,7 @@ class RecordLog:
         return [(segment, count) for segment, count in places if count]
 
     def _make(self, first: int, *, need_bytes: int, made: Sequence[Segment] = ()) -> Segment:
-        """Return a new segment, not yet published, as large as what the log holds."""
+        """Return a new segment, not yet published, as large as the log's contents."""
         held = self.nbytes + sum(each.nbytes for each in made)
         wanted = max(need_bytes + HEADER_BYTES, min(self.bytes_from(self.base), SEGMENT_BYTES))
         size = -(-wanted // GRAIN_BYTES) * GRAIN_BYTES
@@ -156,7 +156,7 @@ class RecordLog:
         return Segment.create(path, head, size_bytes=size, base=self.base)
 
     def truncate(self, keep_from: int) -> None:
-        """Drop the records before ``keep_from``; behind the end the log goes on from there."""
+        """Drop the records before ``keep_from``; beyond the end, the log continues from there."""
         if keep_from <= self.base:
             return
         if keep_from > self.end:
@@ -171,7 +171,7 @@ class RecordLog:
         self._compact()
 
     def _compact(self) -> None:
-        """Write the first segment anew where more than half of its file is dead."""
+        """Write the first segment again if more than half of its file is dead."""
         old = self._segments[0]
         dead = old.bytes_from(old.first) - old.bytes_from(max(self.base, old.first))
         if old.nbytes <= GRAIN_BYTES or dead * 2 <= old.nbytes:
@@ -180,7 +180,7 @@ class RecordLog:
         try:
             fresh = self._make(first, need_bytes=old.bytes_from(first))
         except CapacityError:
-            return  # the old one serves as well
+            return  # keep the old segment: it is still correct
         if first < old.end:
             data, starts = old.read(first, limit_bytes=old.nbytes)
             fresh.append_frames(Frames(first, data, starts))
@@ -189,7 +189,7 @@ class RecordLog:
         old.remove()
 
     def cut(self, index: int) -> None:
-        """Remove the records ``index`` and on, none of which may lie before the first segment."""
+        """Remove the records from ``index`` on; none may lie before the first segment."""
         while len(self._segments) > 1 and self._segments[-1].first >= index:
             self._segments.pop().remove()
         last = self._segments[-1]
@@ -203,7 +203,7 @@ class RecordLog:
             each.remove()
 
     def close(self) -> None:
-        """Unmap; the files stay."""
+        """Unmap the files, which stay."""
         self.closed = True
         for each in self._segments:
             each.close()
@@ -211,15 +211,16 @@ class RecordLog:
     # -- reading ---------------------------------------------------------------------------------
 
     def frames(self, index: int, *, limit_bytes: int = PART_BYTES) -> Frames:
-        """Return frames of records ``index`` on, every one checked, damaged ones as holes.
+        """Return frames of records from ``index`` on, every one checked, damaged ones as holes.
 
-        As many as lie in one segment and fit into ``limit_bytes``, at least one if there is one.
+        Returns as many as lie in one segment and fit into ``limit_bytes``, at least one if there is
+        one.
         """
         data, starts = self.raw(index, limit_bytes=limit_bytes)
         return sound(data, index, starts)
 
     def raw(self, index: int, *, limit_bytes: int = PART_BYTES) -> tuple[bytes, Sequence[int]]:
-        """Return what `frames` would check: quick, for use under a lock."""
+        """Return the same frames unchecked: quick, for use under a lock."""
         if not self.base <= index < self.end:
             return b"", ()
         firsts = [each.first for each in self._segments]
@@ -232,7 +233,7 @@ class RecordLog:
         return bytes(missing.data), missing.starts
 
     def crc(self, index: int) -> int | None:
-        """Return the stored checksum of a record, None where there is none."""
+        """Return the stored checksum of a record, None if there is none."""
         for segment in self._segments:
             if max(segment.first, self.base) <= index < segment.end:
                 return segment.crc(index)
@@ -242,7 +243,7 @@ class RecordLog:
 def load_logs(
     directory: Path, *, reserve: Callable[[int], None] = lambda _nbytes: None
 ) -> list[RecordLog]:
-    """Take up the logs that an earlier process left; what is of no use is removed."""
+    """Open the logs that an earlier process left; remove useless files."""
     for path in directory.glob(f"*{UNFINISHED_SUFFIX}"):
         path.unlink()
     by_log: dict[tuple[str, str, int], list[Segment]] = {}
@@ -275,7 +276,7 @@ def _chain(segments: list[Segment]) -> list[Segment]:
 
 
 def _fitting(sizes: Sequence[int], *, room: int, next_room: int) -> list[int]:
-    """Return how many records go into the present segment, and into each new one after it."""
+    """Return the number of records for the present segment, and for each new one after it."""
     counts, left = [0], room
     for size in sizes:
         if size > left:

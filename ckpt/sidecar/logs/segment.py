@@ -1,7 +1,7 @@
 """One file of a log: preallocated, mapped, appended to, recovered up to its last whole record.
 
-``[header, 4096 bytes][frames …][zeros]``. The header holds the log's names as checksummed JSON
-and, in two checksummed cells written in turn, the index of the log's first kept record.
+``[header, 4096 bytes][frames …][zeros]``. The header holds the log's names as checksummed JSON and,
+in two checksummed cells written in turn, the index of the log's first kept record.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CRC_AND_LENGTH = 8
 
 
 class SegmentHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Which log a file is part of, and the index of the file's first record.
+    """The log of a file, and the index of the file's first record.
 
-    ``birth`` tells two logs of one name apart: the later has the greater number.
+    ``birth`` distinguishes logs of one name: the later has the greater number.
     """
 
     name: str
@@ -49,7 +49,7 @@ class SegmentHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment:
-    """Records ``first …`` of a log in a mapped file."""
+    """Records from ``first`` on of a log, in a mapped file."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, head: SegmentHead) -> None:
         self.path, self.head, self.first = path, head, head.first
@@ -61,10 +61,9 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, head: SegmentHead, *, size_bytes: int, base: int) -> Segment:
-        """Make a file of ``size_bytes`` with room for that many bytes less the header.
+        """Make a file of ``size_bytes``, header included.
 
-        It has its own name only once `publish` gave it that. Raises ``CapacityError`` when
-        shared memory is full.
+        It gets its own name only at `publish`. Raises ``CapacityError`` when shared memory is full.
         """
         text = msgspec.json.encode(head)
         if len(text) > _CELLS[0] - _LEAD.size:
@@ -86,9 +85,9 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path) -> Segment | None:
-        """Map a file that an earlier process left; None where its header is not whole.
+        """Map a file that an earlier process left; None if its header is not whole.
 
-        A torn record at the end is cut; a damaged one within is passed over and stays missing.
+        A torn record at the end is cut; a damaged one within is skipped and stays missing.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -121,11 +120,11 @@ class Segment:
         return self._room.nbytes - self._used
 
     def bytes_from(self, index: int) -> int:
-        """Return the bytes of the frames of records ``index`` on."""
+        """Return the bytes of the frames of records from ``index`` on."""
         return self._used - self._start(index)
 
     def append(self, records: Sequence[Buffer | None]) -> None:
-        """Write records; the caller has seen to it that there is room."""
+        """Write records; the caller has made sure that there is room."""
         assert sum(map(framed_bytes, records)) <= self.room
         for record in records:
             index, at = self.end, self._used
@@ -133,7 +132,7 @@ class Segment:
             self._starts.append(at)
 
     def append_frames(self, frames: Frames) -> None:
-        """Write frames, which go on where this ends, in one piece."""
+        """Write frames that continue at this end, in one piece."""
         data = memoryview(frames.data)
         assert frames.first == self.end and data.nbytes <= self.room
         at = self._used
@@ -142,9 +141,9 @@ class Segment:
         self._used = at + data.nbytes
 
     def read(self, index: int, *, limit_bytes: int) -> tuple[bytes, list[int]]:
-        """Return frames of records ``index`` on as they lie, unverified, and where each starts.
+        """Return frames of records from ``index`` on, unverified, and their offsets.
 
-        As many as fit into ``limit_bytes``, at least one.
+        Returns as many as fit into ``limit_bytes``, at least one.
         """
         lo = self._start(index)
         number = index - self.first
@@ -159,19 +158,19 @@ class Segment:
         return self._room.crc(self._start(index))
 
     def cut(self, index: int) -> None:
-        """Remove the records ``index`` and on."""
+        """Remove the records from ``index`` on."""
         at = self._start(index)
         self._room.data[at : self._used] = bytes(self._used - at)
         del self._starts[index - self.first :]
         self._used = at
 
     def base(self) -> int:
-        """Return the index of the log's first kept record as this file knows it, or 0."""
+        """Return the index of the log's first kept record as recorded in this file, or 0."""
         cells = [_BASE.unpack_from(self._room.data, at) for at in _CELLS]
         return max((value for value, crc in cells if crc32c(_INDEX.pack(value)) == crc), default=0)
 
     def keep_from(self, base: int) -> None:
-        """Note the index of the log's first kept record; half written, the one before counts."""
+        """Record the index of the log's first kept record; a half-written value does not count."""
         values = [_BASE.unpack_from(self._room.data, at)[0] for at in _CELLS]
         at = _CELLS[values.index(min(values))]
         self._room.data[at : at + _BASE.size] = _BASE.pack(base, crc32c(_INDEX.pack(base)))
@@ -182,7 +181,7 @@ class Segment:
         self.close()
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._room.data.release()
         self._mapping.close()
 
@@ -191,7 +190,7 @@ class Segment:
         return self._starts[number] if number < len(self._starts) else self._used
 
     def _scan(self) -> None:
-        """Find the records; make zeros of what lies behind them, so that it is never taken up."""
+        """Find the records; overwrite the bytes behind them with zeros, so they never count."""
         at = HEADER_BYTES
         while after := self._room.frame_end(at, self.end) or self._next(at):
             self._starts.append(at)
@@ -203,7 +202,7 @@ class Segment:
             rest[:] = zeros
 
     def _next(self, at: int) -> int:
-        """Return where the record behind a damaged one at ``at`` begins, 0 where there is none."""
+        """Return the start of the record behind a damaged one at ``at``, 0 if there is none."""
         wanted = self.end + 1
         found = self._mapping.find(_INDEX.pack(wanted), at + HEADER_MIN)
         while found >= 0:

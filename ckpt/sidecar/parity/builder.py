@@ -1,15 +1,15 @@
-"""Build the parity rows this node holds: ask the columns' owners, encode, seal.
+"""Building of this node's parity rows: ask the columns' owners, encode, seal.
 
-The holder of a row asks for everything and so knows when it has it: a row is sealed once every
-byte of every column is in it. Asking twice, or an answer that comes twice, changes nothing.
+The holder of a row requests all its bytes, and so knows when it has them: a row is sealed once
+every byte of every column is in it. A repeated request or answer changes nothing.
 
-- Columns that lie on this host are mapped and encoded in one pass, in runs that stay in the cache.
-  Nothing is compared: looking at two steps costs more than encoding one. A row of one column is
-  copied, and its checksums are the check.
-- The others travel. Parity is linear, so a row may begin as a copy of the row of an earlier
-  protected step, and only what differs is sent, as the exclusive or of both steps. That needs every
-  owner to have that step still, and is done for columns of this host too then; else whole columns
-  are sent, into a row of what is here.
+- Columns on this host are mapped and encoded in one pass, in runs that stay in the cache. Nothing
+  is compared: to look at two steps costs more than to encode one. A row of one column is copied,
+  and its checksums are the check.
+- The other columns travel. Parity is linear, so a row may begin as a copy of the row of an earlier
+  protected step. Then only the differences are sent, as the exclusive or of both steps. That needs
+  every owner to have that step still, and is then done for columns of this host too. Otherwise
+  whole columns are sent, and added to the row of the columns on this host.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
 _MOST_OF_IT = 0.75
-"""Where more has changed, columns are sent whole: a difference takes reading two steps."""
+"""Above this changed share, columns are sent whole: a difference needs a read of two steps."""
 
 _SHARE_BESIDE_MAPPED = 0.5
-"""Where less has changed in what is sent, what could be mapped is taken by its differences too."""
+"""Below this changed share of the sent columns, mapped ones are read by differences too."""
 
 NICE = 10
-"""Of the threads that encode: trainers go first, but a row is finished beside busy ones too."""
+"""The niceness of encoding threads: trainers go first, but a row progresses beside busy ones."""
 
 
 class Builder:
     """Builds rows for committed snapshots. ``link(node)`` is the queue to a node.
 
-    ``on_sealed(entry)`` is told of every complete row.
+    ``on_sealed(entry)`` is called for every complete row.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Builder:
         self._why: dict[tuple[SnapshotKey, RowPlace], str] = {}
         self._closed = threading.Event()
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        self._notes.submit(int)  # starts the thread, here
+        self._notes.submit(int)  # starts the pool's thread from here
         self._pool = ThreadPoolExecutor(
             THREADS, thread_name_prefix="encode", initializer=self._stand_back
         )
@@ -99,7 +99,7 @@ class Builder:
     # -- beginning and ending --------------------------------------------------------------------
 
     def begin(self, snapshot: Snapshot, geometry: Geometry) -> None:
-        """Begin with this node's rows of a committed snapshot; called under the core's lock."""
+        """Begin this node's rows of a committed snapshot; called under the core's lock."""
         places = geometry.rows_of(self._core.node)
         sizes = [geometry.row_bytes(stripe) for stripe, _ in places]
         self._parities.expect(sizes, keep=snapshot.world.keep)
@@ -123,7 +123,7 @@ class Builder:
         )
 
     def _base(self, key: SnapshotKey, place: RowPlace) -> ParityRow | None:
-        """Return the row of the newest protected step before ``key``, if it is still here."""
+        """Return the row of the newest protected step before ``key``, if it still exists."""
         snapshots = self._core.book.snapshots
         rows = [
             row
@@ -141,7 +141,7 @@ class Builder:
             self._work(build, self._finish, 0)
 
     def cancel(self, key: SnapshotKey | None = None) -> None:
-        """Give up the rows of a snapshot, or all; let go of other nodes' memory that is gone."""
+        """Cancel the rows of a snapshot, or all; unmap other nodes' memory that is gone."""
         for at in [at for at in self._builds if key in (None, at[0])]:
             self._drop(self._builds.pop(at))
         for at in [at for at in list(self._why) if key in (None, at[0])]:
@@ -156,7 +156,7 @@ class Builder:
             self._parities.give_back(file)
 
     def _again(self, build: Build, *, base: ParityRow | None = None, by_wire: bool) -> None:
-        """Begin a row anew, from nothing."""
+        """Begin a row again, from nothing."""
         with self._core.lock:
             if build.is_over or self._builds.get((build.key, build.place)) is not build:
                 return
@@ -173,14 +173,14 @@ class Builder:
             self._start(fresh)
 
     def close(self) -> None:
-        """Build nothing more; what runs is not waited for."""
+        """Build no more, without waiting for running work."""
         self._closed.set()
         self.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._notes.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> dict[str, Json]:
-        """Return what is being built, why some rows are not, and the threads' priority."""
+        """Return the rows in progress, reasons for unbuilt ones, and the threads' priority."""
         return {
             "rows_building": len(self._builds),
             "unprotected": {
@@ -214,7 +214,7 @@ class Builder:
     def _work(
         self, build: Build, task: Callable[..., None], *arguments: object
     ) -> Future[None] | None:
-        """Run a task on a thread that encodes; what goes wrong there is looked at here."""
+        """Run a task on an encoding thread, and handle its errors there."""
 
         def run() -> None:
             try:
@@ -227,7 +227,7 @@ class Builder:
                 self._later(build)
             except CkptError as error:
                 self._note(build, str(error))
-            except Exception:  # nobody asks this future: a bug must show in the log; raised again
+            except Exception:  # this future is never read: a bug must show in the log; raised again
                 _log.exception("%s: parity row %s failed", self._core.node, build.place)
                 raise
 
@@ -236,7 +236,7 @@ class Builder:
         return None
 
     def _later(self, build: Build) -> None:
-        """Try again for room: snapshots are released, and memory may be enlarged."""
+        """Try again later for room: snapshots are released, and memory may be enlarged."""
         timer = threading.Timer(RETRY_S, lambda: self._work(build, self._encode))
         timer.daemon = True
         timer.start()
@@ -267,7 +267,7 @@ class Builder:
         return ask
 
     def _encode(self, build: Build) -> None:
-        """Every column is described: choose how to get it, and begin."""
+        """Choose how to get the columns, which are all described, and begin."""
         mapped = {} if build.by_wire else self._map(build)
         sent = build.columns.keys() - mapped.keys()
         if mapped and build.base and _changed_share(build, sent) < _SHARE_BESIDE_MAPPED:
@@ -289,7 +289,7 @@ class Builder:
     # -- by mapping ------------------------------------------------------------------------------
 
     def _map(self, build: Build) -> dict[int, MappedColumn]:
-        """Map the columns that can be had that way."""
+        """Map the columns that can be mapped."""
         found = {}
         for column, (answer, sums) in build.columns.items():
             if answer.host and answer.host == self._core.host:
@@ -314,9 +314,9 @@ class Builder:
     # -- over the wire ---------------------------------------------------------------------------
 
     def _send_for(self, build: Build, *, mapped: Container[int] = ()) -> None:
-        """Ask for what is missing: the differences from the base, or everything.
+        """Request the missing bytes: the differences from the base, or everything.
 
-        Columns that were ``mapped`` are in the row already.
+        ``mapped`` columns are in the row already.
         """
         base = build.base
         if mapped or _changed_share(build, build.columns) > _MOST_OF_IT:
@@ -372,7 +372,7 @@ class Builder:
     def _add(
         self, build: Build, column: int, batch: tuple[Range, ...], parts: list[memoryview]
     ) -> None:
-        """Add what a column contributes; what was added before changes nothing."""
+        """Add a column's contribution; one that was added before changes nothing."""
         with build.lock, self._core.meters.timed("exchange", sum(map(len, parts))):
             if build.is_over or (column, batch[0][0]) not in build.missing:
                 return
@@ -390,14 +390,14 @@ class Builder:
         self._finish(build, crc32c(build.buffer()))
 
     def _finish(self, build: Build, checksum: int) -> None:
-        """Have a complete row sealed."""
+        """Seal a complete row on the thread that informs others."""
         self._note_down(lambda: self._seal(build, checksum))
 
     def _note_down(self, task: Callable[[], None]) -> None:
-        """Run a task on the thread that tells others; it has the usual priority.
+        """Run a task on the thread that informs others; it has the usual priority.
 
-        A thread inherits the priority of the one that starts it: what follows from a complete
-        row (gossip, a checkpoint) must not be started by a thread that encodes.
+        A thread inherits the priority of the thread that starts it. So the consequences of a
+        complete row (gossip, a checkpoint) must not be started by an encoding thread.
         """
 
         def run() -> None:
@@ -405,7 +405,7 @@ class Builder:
                 task()
             except CkptError as error:
                 _log.warning("%s: %s", self._core.node, error)
-            except Exception:  # as in `_work`
+            except Exception:  # never read either, as in `_work`
                 _log.exception("%s: noting a parity row failed", self._core.node)
                 raise
 
@@ -435,14 +435,14 @@ class Builder:
     # -- files of later rows ---------------------------------------------------------------------
 
     def _make_ahead(self) -> None:
-        """Have files made for later rows, where some are missing: fresh pages take their time."""
+        """Make files for later rows, where some are missing: fresh pages take their time."""
         if not self._making and self._missing_bytes():
             self._making = True
             with contextlib.suppress(RuntimeError):  # shut down meanwhile
                 self._core.submit(None, self._make, kind=WaitingWork.STORE)
 
     def _missing_bytes(self) -> int:
-        """Return for which length a file is missing, 0 for none or where memory is scarce."""
+        """Return the length for which a file is missing; 0 for none or where memory is scarce."""
         nbytes = self._parities.missing_bytes()
         largest = max((slot.file.capacity for slot in self._core.slots.all()), default=0)
         return nbytes if self._core.arena.free_bytes() >= nbytes + 2 * largest else 0
@@ -462,19 +462,19 @@ class Builder:
 
 
 def _encoding(build: Build, mapped: dict[int, MappedColumn]) -> Encoding | Mirroring:
-    """Choose how to make a row of what is mapped: as a copy, where one column is all there is."""
+    """Choose the encoding of a row from mapped columns: a copy, where it has one column only."""
     if build.codec.k > 1:
         return Encoding(build, mapped)
     (column,) = mapped.values()
     try:
         runs = column.runs()
-    except ValueError as error:  # unmapped, for its file was removed
+    except ValueError as error:  # unmapped, because its file was removed
         raise MovedError(f"the column of step {build.key[1]} was removed") from error
     return Encoding(build, mapped) if runs is None else Mirroring(build, mapped, runs)
 
 
 def _changed_share(build: Build, columns: Collection[int]) -> float:
-    """Return how much of some columns differs from the base: 1 where that is not known."""
+    """Return the share of some columns that differs from the base; 1 if it is unknown."""
     filled = changed = 0
     for column in columns:
         answer, _ = build.columns[column]

@@ -1,4 +1,4 @@
-"""Which bytes of a data column differ from the same column of an earlier step."""
+"""The ranges of a data column that differ from the same column of an earlier step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Range: TypeAlias = tuple[int, int]
 def changed_ranges(
     new: Sequence[Span], old: Sequence[Span], same: Mapping[int, Flags], *, length: int
 ) -> tuple[Range, ...]:
-    """Return what of a column's first ``length`` bytes may have changed, in order.
+    """Return the ranges of a column's first ``length`` bytes that may have changed, in order.
 
     ``new`` and ``old`` fill the column in both steps; ``same[rank]`` says of each 128 KiB of a
-    rank's block whether both blocks have the very same bytes there. What lies elsewhere in its
-    block than before counts as changed; what neither step fills does not.
+    rank's block whether both blocks have the very same bytes there. Bytes at another position in
+    their block count as changed; bytes that neither step fills do not.
     """
     equal = [part for one in new for other in old for part in _equal(one, other, same)]
     filled = [(span.into, span.into + span.nbytes) for span in (*new, *old)]
@@ -39,7 +39,7 @@ def _equal(one: Span, other: Span, same: Mapping[int, Flags]) -> Iterator[Range]
 
 
 def _gaps(covered: Iterable[Range], length: int) -> Iterator[Range]:
-    """Yield what of ``0 … length`` is not covered."""
+    """Yield the uncovered ranges of ``0 … length``."""
     at = 0
     for lo, hi in sorted(covered):
         if at < min(lo, length):
@@ -50,7 +50,7 @@ def _gaps(covered: Iterable[Range], length: int) -> Iterator[Range]:
 
 
 def are_disjoint(ranges: Iterable[Range]) -> bool:
-    """Return whether ranges are in order, apart, not empty, and nowhere negative."""
+    """Return whether ranges are in order, disjoint, not empty, and nowhere negative."""
     at = 0
     for lo, hi in ranges:
         if not at <= lo < hi:

@@ -1,7 +1,7 @@
-"""The data columns this node owns, for the holders of parity rows.
+"""The data columns that this node owns, served to the holders of parity rows.
 
-A holder asks where a column's bytes are. On this host it maps the slots itself and reads them
-there; from another host it asks for the bytes, or for what they differ by from an earlier step's.
+A holder asks for the location of a column's bytes. On this host it maps the slots itself and reads
+them there; from another host it requests the bytes, or their differences from an earlier step's.
 All answers can be repeated: the holder alone decides when its row is complete.
 """
 
@@ -31,7 +31,7 @@ from holdfast.ckpt.transport import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """What fills a column in one step: spans, and the pinned slot of each."""
+    """The contents of a column in one step: spans, and the pinned slot of each."""
 
     spans: tuple[Span, ...]
     slots: tuple[Slot, ...]
@@ -40,21 +40,21 @@ class _Filling:
 
 @dataclass(slots=True, kw_only=True)
 class _ColumnStep:
-    """What is kept of a snapshot: its stripes, and what was found equal to an earlier step."""
+    """The cached facts of a snapshot: its stripes, and the runs equal to an earlier step's."""
 
     geometry: Geometry
     same: dict[tuple[int, int], Flags] = field(default_factory=dict)
 
 
 class Columns:
-    """Answers for the columns of this node's blocks."""
+    """Serves the columns of this node's blocks."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._steps: dict[SnapshotKey, _ColumnStep] = {}
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {"column": (AskColumn, self._column), "column_bytes": (AskBytes, self._bytes)}
 
     def geometry(self, snapshot: Snapshot) -> Geometry:
@@ -120,7 +120,7 @@ class Columns:
 
     @staticmethod
     def _check_ranges(body: AskBytes) -> None:
-        """Refuse what adds bytes twice, or is too much at once."""
+        """Refuse ranges that overlap, which would be added twice, or that are too large."""
         if not are_disjoint(body.ranges) or _size(body.ranges) > PART_BYTES:
             raise MismatchError(
                 f"the ranges {body.ranges[:4]} … are not in order, or of more than "
@@ -137,7 +137,7 @@ class Columns:
         return all(self._core.slots.holding((*key, rank)) for rank in ranks)
 
     def _fill(self, key: SnapshotKey, stripe: int, column: int) -> _Filling:
-        """Return what fills a column, its slots pinned; called under the lock."""
+        """Return the contents of a column, its slots pinned; called under the lock."""
         core, book = self._core, self._core.book
         book.require(key[0])
         if book.is_gone(key):
@@ -168,7 +168,7 @@ class Columns:
                     self._core.unpin(*filling.slots)
 
     def _sums(self, slot: Slot) -> Sums:
-        """Return a block's sums, from its seal, or verified now where an earlier process sealed."""
+        """Return a block's sums: from its seal, or verified now where an earlier process sealed."""
         if slot.sums is None:
             if slot.entry is None:
                 raise GivenUpError(f"slot {slot.number} was released")
@@ -188,7 +188,7 @@ class Columns:
     # -- bytes -----------------------------------------------------------------------------------
 
     def _compare(self, new: _Filling, old: _Filling) -> dict[int, Flags]:
-        """Return which runs of each rank's block are the same in both steps."""
+        """Return the runs of each rank's block that are the same in both steps."""
         before = {span.rank: slot for span, slot in zip(old.spans, old.slots, strict=True)}
         found: dict[int, Flags] = {}
         for span, slot in zip(new.spans, new.slots, strict=True):
@@ -208,7 +208,7 @@ class Columns:
         return found
 
     def _gather(self, filling: _Filling, ranges: Sequence[tuple[int, int]]) -> Bytes:
-        """Return bytes of a column, checked against what was sealed; gaps are zeros."""
+        """Return bytes of a column, checked against the sealed sums; gaps are zeros."""
         data = np.zeros(_size(ranges), dtype=np.uint8)
         at = 0
         blocks = [

@@ -1,7 +1,7 @@
-"""A parity row of a single column is a copy of it: made and checked in one pass.
+"""Parity rows of a single column, which are copies of it: made and checked in one pass.
 
-Every run of the column is copied past the cache, checksummed on the way, and that checksum is
-compared with the owner's. So what is checked is what arrived, and no byte is read a second time.
+Every run of the column is copied past the cache and checksummed on the way, and that checksum is
+compared with the owner's. So the check covers the bytes that arrived, and each is read once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.ckpt.sidecar.parity.row_build import Build, MovedError, cut_row
 
 
 class Mirroring:
-    """One pass over the mapped column of a row: ``parts`` of the row side by side."""
+    """One pass over the mapped column of a row: ``parts`` of the row in parallel."""
 
     def __init__(self, build: Build, columns: dict[int, MappedColumn], runs: ColumnRuns) -> None:
         self._build, self.columns, self._runs = build, columns, runs
@@ -29,7 +29,7 @@ class Mirroring:
         self._done: list[tuple[Lengths, Lengths, Sums]] = []
 
     def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
-        """Copy the runs that begin in a part, and clear the gaps; as `Encoding.encode`."""
+        """Copy the runs that begin in a part, and clear the gaps; see `Encoding.encode`."""
         runs, row = self._runs, self._build.buffer()
         first, last = np.searchsorted(runs.into, [lo, hi])
         start = np.uint64(address_of(row))
@@ -53,7 +53,7 @@ class Mirroring:
         return int(runs.nbytes[first:last].sum()), self._note(done)
 
     def _clear(self, lo: int, hi: int) -> tuple[Lengths, Lengths]:
-        """Write zeros where no run goes; return where, and how many."""
+        """Write zeros where no run goes; return the positions and lengths."""
         row = np.frombuffer(self._build.buffer(), dtype=np.uint8)
         found = [(max(a, lo), min(b, hi)) for a, b in self._gaps if max(a, lo) < min(b, hi)]
         for a, b in found:
@@ -62,7 +62,7 @@ class Mirroring:
         return ranges[:, 0], ranges[:, 1] - ranges[:, 0]
 
     def _note(self, done: tuple[Lengths, Lengths, Sums]) -> int | None:
-        """Return the checksum of the row, if this was the last of its parts."""
+        """Return the checksum of the row after the last of its parts, else None."""
         with self._lock:
             self._done.append(done)
             if len(self._done) < len(self.parts):
@@ -75,7 +75,7 @@ class Mirroring:
 
 
 def _gaps(runs: ColumnRuns, nbytes: int) -> list[tuple[int, int]]:
-    """Return what of a row no run fills."""
+    """Return the ranges of a row that no run fills."""
     ends = np.concatenate([[0], runs.into + runs.nbytes])
     begins = np.concatenate([runs.into, [nbytes]])
     wide = np.flatnonzero(begins > ends)

@@ -1,6 +1,6 @@
-"""Which bytes of a block differ from the same rank's block of an earlier step.
+"""The ranges of a block that differ from the same rank's block of an earlier step.
 
-For whoever follows a rank's blocks from another host: what has not changed need not travel again.
+A reader that follows a rank's blocks from another host need not fetch unchanged bytes again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Differences:
         self._core = core
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {"changed": (AskChanged, self._changed)}
 
     def _changed(self, request: Request, body: AskChanged) -> None:
@@ -55,7 +55,7 @@ def _sums(slot: Slot) -> Sums:
 
 
 def _ranges(same: Flags, *, nbytes: int) -> list[tuple[int, int]]:
-    """Return the bytes of the runs that are not the same, as ``(offset, length)``."""
+    """Return the bytes of the runs that differ, as ``(offset, length)``."""
     return [
         (low * SUM_BYTES, min(high * SUM_BYTES, nbytes) - low * SUM_BYTES)
         for low, high in set_runs(~same)

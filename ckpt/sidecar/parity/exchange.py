@@ -1,8 +1,8 @@
-"""How the sidecars of a group tell each other what is sealed, and get its parity built.
+"""Gossip between the sidecars of a group about sealed blocks, and the building of their parity.
 
-Every message is repeated until it is answered or its generation is over, and may arrive twice.
-Each peer has queues of its own, so a slow or dead one holds up nobody else. The bytes of columns
-are not pushed: whoever holds a parity row asks for them (`holdfast.ckpt.sidecar.parity.builder`).
+Every message is repeated until it is answered or its generation is over, and may arrive twice. Each
+peer has queues of its own, so a slow or dead one delays no other. The bytes of columns are not
+pushed: the holder of a parity row requests them (`holdfast.ckpt.sidecar.parity.builder`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.ckpt.transport import Request
 from holdfast.ckpt.types import Json
 
 FRAGMENT_LANES = 2
-"""Requests for fragments that are under way to one peer at a time."""
+"""The number of fragment requests in flight to one peer at a time."""
 
 
 class ParityExchange:
@@ -37,10 +37,10 @@ class ParityExchange:
         self._links: dict[tuple[str, str], PeerQueue] = {}
         self._sealed_at_s: dict[SnapshotKey, float] = {}
         self._protect_s: deque[float] = deque(maxlen=64)
-        self._restorable_s: float | None = None  # since when: the seal of what was protected last
+        self._restorable_s: float | None = None  # seal time of the last protected snapshot
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "sealed": (Sealed, self._hear_sealed),
             "given_up": (Key, self._hear_given_up),
@@ -56,7 +56,7 @@ class ParityExchange:
         return tuple(p for p in (world.peers if world else ()) if p.node != self._core.node)
 
     def link(self, peer: SidecarPeer, *, purpose: str, lanes: int = 1) -> PeerQueue:
-        """Return the queue to a peer for a purpose; made when first needed."""
+        """Return the queue to a peer for a purpose; made at the first need."""
         at = (peer.node, purpose)
         if at not in self._links:
             self._links[at] = PeerQueue(peer, self._core.key, purpose=purpose, lanes=lanes)
@@ -73,7 +73,7 @@ class ParityExchange:
     def tell_all(self, op: str, message: Message, *, about: SnapshotKey | None = None) -> None:
         """Send a message to every peer, until each has answered or the generation ends.
 
-        What is ``about`` a snapshot is not sent any more once that is released.
+        A message ``about`` a snapshot is no longer sent once that is released.
         """
         body, book = unparse(message), self._core.book
         for peer in self.peers():
@@ -83,7 +83,7 @@ class ParityExchange:
             )
 
     def close(self) -> None:
-        """End all queues, and build nothing more."""
+        """End all queues, and build no more."""
         self.builder.close()
         self._end_links()
 

@@ -1,8 +1,9 @@
-"""Data columns of other sidecars on this host, read where they lie: no copy, no cipher.
+"""Data columns of other sidecars on this host, read by mapping: no copy, no encryption.
 
-The owner may give a slot to the next snapshot at any time. So a reader looks at the slot's header
-before it begins and after it has ended, as with a sequence lock: if both times it names the block
-that was meant, nobody wrote in between. Every run read is checked against the owner's sums.
+The owner may reuse a slot for the next snapshot at any time. So a reader checks the slot's header
+before it begins and after it has ended, as with a sequence lock: if the header names the wanted
+block both times, no process wrote in between. Every run that is read is checked against the owner's
+sums.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class _MappedPart:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ColumnRuns:
-    """Runs that fill a column, in order: addresses, where in it they go, and the owner's sums.
+    """Runs that fill a column, in order: addresses, positions in the column, and the owner's sums.
 
-    The addresses are good as long as ``views`` are kept.
+    The addresses are valid as long as ``views`` are kept.
     """
 
     views: tuple[memoryview, ...]
@@ -47,7 +48,7 @@ class ColumnRuns:
     node: str
 
     def describe(self, run: int) -> str:
-        """Return in words that a run is not what it was."""
+        """Return in words that a run differs from the sealed one."""
         return (
             f"node {self.node}, rank {self.ranks[run]}: bytes {self.into[run]:,}+"
             f"{self.nbytes[run]:,} of the column are not what was sealed; use another copy"
@@ -64,7 +65,7 @@ class MappedColumn:
     def open(
         cls, column: Column, sums: Sums, maps: SlotMaps, *, node: str, run: bytes
     ) -> MappedColumn | None:
-        """Map the blocks of a column of this host; None where they cannot be had that way."""
+        """Map the blocks of a column of this host; None if that is not possible."""
         parts, at = [], 0
         for span in column.spans:
             if not span.file.is_here():
@@ -81,7 +82,7 @@ class MappedColumn:
         return mapped if mapped.is_current() else None
 
     def is_current(self) -> bool:
-        """Return whether every slot still holds the block that was meant."""
+        """Return whether every slot still holds the wanted block."""
         for part in self._parts:
             try:
                 header = part.slot.read_header(run=self._run)
@@ -92,9 +93,9 @@ class MappedColumn:
         return True
 
     def runs(self) -> ColumnRuns | None:
-        """Return the runs that fill the column, None where it has one of them only in part.
+        """Return the runs that fill the column, None if it has one of them only in part.
 
-        Raises ``ValueError`` where a file was removed meanwhile.
+        Raises ``ValueError`` if a file was removed meanwhile.
         """
         sources, into, nbytes, ranks = [], [], [], []
         views = [part.slot.block(block_bytes(part.span.entry)) for part in self._parts]
@@ -138,15 +139,15 @@ class MappedColumn:
 
 
 class ColumnReader:
-    """Reads on through a column."""
+    """Reads a column sequentially."""
 
     def __init__(self, blocks: list[tuple[ColumnSpan, memoryview, CheckedBlock]]) -> None:
         self._blocks = blocks
 
     def adjacent(self, lo: int, hi: int) -> memoryview | None:
-        """Return what fills bytes ``lo … hi`` if it lies together, up to zeros at the end.
+        """Return bytes ``lo … hi`` if they are adjacent, without zeros at the end; else None.
 
-        It is to be checked (`check`) before it is used.
+        Call `check` before using them.
         """
         found = [
             (a - lo, view[span.at + a - span.into : span.at + b - span.into])
@@ -158,14 +159,14 @@ class ColumnReader:
         return found[0][1] if len(found) == 1 and found[0][0] == 0 else None
 
     def check(self, lo: int, hi: int) -> None:
-        """Raise ``CorruptError`` for bytes that are not what was sealed."""
+        """Raise ``CorruptError`` for bytes that differ from the sealed ones."""
         for _ in self.parts(lo, hi):
             pass
 
     def parts(self, lo: int, hi: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield what fills bytes ``lo … hi``: where it begins in the column, and the bytes.
+        """Yield the contents of bytes ``lo … hi``: positions in the column, and the bytes.
 
-        Raises ``CorruptError`` for bytes that are not what was sealed.
+        Raises ``CorruptError`` for bytes that differ from the sealed ones.
         """
         for span, _, block in self._blocks:
             a, b = max(span.into, lo), min(span.into + span.nbytes, hi)

@@ -1,4 +1,4 @@
-"""A parity row while it is built: what is known of its columns, its bytes, what is missing."""
+"""A parity row while it is built: its described columns, its bytes, and the missing ranges."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from holdfast.ckpt.sidecar.parity.rows import ParityRow, RowPlace
 from holdfast.ckpt.types import Json
 
 WINDOW_BYTES = 32 * SUM_BYTES
-"""What is handed to the codec at a time, which goes through it by pieces that stay in the cache."""
+"""The bytes given to the codec at a time; it processes them in pieces that stay in the cache."""
 
 _COPY_BYTES = 1 << 20
 
 
 class MovedError(CkptError):
-    """A slot was given away while it was read by mapping: get the bytes another way."""
+    """A slot was reused while it was read by mapping: get the bytes another way."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,13 +60,13 @@ class Build:
         return self.geometry.row_bytes(self.place[0])
 
     def buffer(self) -> memoryview:
-        """Return the bytes of the row; they stay mapped when its file was removed meanwhile."""
+        """Return the bytes of the row; they stay mapped even if its file was removed meanwhile."""
         if self.view is None:
             raise FencedError(f"parity row {self.place} was given up")
         return self.view
 
     def begin_as(self, base: ParityRow) -> bool:
-        """Begin as a copy of an earlier row; False where that is gone or damaged."""
+        """Begin as a copy of an earlier row; return False if that is gone or damaged."""
         with base.lock:
             if base.buffer is None:
                 return base.nbytes == 0 and self._clear_from(0)
@@ -95,7 +95,7 @@ def parse_column(
 ) -> tuple[Column, Sums]:
     """Return an owner's answer about a column, and the sums of its spans.
 
-    Raises ``PeerError`` for one that does not describe this very column.
+    Raises ``PeerError`` for an answer that does not describe this very column.
     """
     try:
         found = msgspec.convert(answer, Column)
@@ -125,13 +125,13 @@ def _malformed(why: str) -> PeerError:
 
 
 def cut_row(nbytes: int) -> list[tuple[int, int]]:
-    """Cut a row into the parts that threads make side by side."""
+    """Cut a row into the parts that threads make in parallel."""
     size = align(max(-(-nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
     return [(lo, min(lo + size, nbytes)) for lo in range(0, nbytes, size)]
 
 
 class Encoding:
-    """One pass over mapped columns: ``parts`` of the row side by side, each in windows."""
+    """One pass over mapped columns: ``parts`` of the row in parallel, each in windows."""
 
     def __init__(self, build: Build, columns: dict[int, MappedColumn]) -> None:
         self._build, self.columns = build, columns
@@ -142,8 +142,8 @@ class Encoding:
     def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
         """Encode a part; return the bytes read and, from the last part to end, the row's CRC.
 
-        Raises ``MovedError`` when a slot was given away meanwhile, ``GivenUpError`` naming the
-        node and rank whose bytes are not what was sealed.
+        Raises ``MovedError`` when a slot was reused meanwhile, ``GivenUpError`` naming the node and
+        rank whose bytes differ from the sealed ones.
         """
         build, checksum, read = self._build, 0, 0
         row, readers, number = build.buffer(), self._readers(), build.place[1]
@@ -164,7 +164,7 @@ class Encoding:
     def _readers(self) -> dict[int, ColumnReader]:
         try:
             return {column: each.reader() for column, each in self.columns.items()}
-        except ValueError as error:  # unmapped, for its file was removed
+        except ValueError as error:  # unmapped, because its file was removed
             raise MovedError(f"a column of step {self._build.key[1]} was removed") from error
 
     def _note(self, lo: int, checksum: int) -> int | None:
@@ -181,7 +181,7 @@ class Encoding:
 def _window(
     readers: Mapping[int, ColumnReader], at: int, nbytes: int
 ) -> tuple[dict[int, memoryview], list[ColumnReader]]:
-    """Return ``nbytes`` of each column from ``at``, and which are to be checked as they are used.
+    """Return ``nbytes`` of each column from ``at``, and the readers to check during use.
 
     Zeros at the end may be left out. Raises ``GivenUpError``.
     """
@@ -206,7 +206,7 @@ def _checking(readers: Sequence[ColumnReader], at: int) -> Callable[[int, int], 
 
 
 def _gathered(reader: ColumnReader, at: int, nbytes: int) -> memoryview:
-    """Return a copy of some of a column, with zeros in the gaps."""
+    """Return a copy of a range of a column, with zeros in the gaps."""
     data = np.zeros(nbytes, dtype=np.uint8)
     try:
         for start, part in reader.parts(at, at + nbytes):

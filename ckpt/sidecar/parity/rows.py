@@ -1,7 +1,7 @@
-"""The parity rows a node holds, in files of its arena: they outlive the sidecar.
+"""The parity rows that a node holds, in files of its arena, which outlive the sidecar.
 
-A row is *built* by whoever took its file, and enters the table when it is sealed. Files of rows
-that are not needed any more are used again for the next ones.
+The builder takes a file and fills the row; the row enters the table when it is sealed. Files of
+rows that are no longer needed are reused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RowPlace: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ParityRow:
-    """A sealed parity row. ``lock`` is held by whoever reads ``buffer``.
+    """A sealed parity row. A reader of ``buffer`` holds ``lock``.
 
-    ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped. What has
+    ``file`` and ``buffer`` are None for a row of no bytes, and once the row was dropped. A row with
     ``pins`` keeps its bytes until it has none.
     """
 
@@ -43,7 +43,7 @@ class ParityRow:
         return self.entry.nbytes
 
     def part(self, at: int, nbytes: int) -> bytes:
-        """Return a copy of some bytes; ask under ``lock``. Raises ``NotFoundError``."""
+        """Return a copy of some bytes; call it under ``lock``. Raises ``NotFoundError``."""
         if self.buffer is None and self.nbytes:
             raise NotFoundError(f"parity row {self.place} of step {self.key[1]} was released")
         return b"" if self.buffer is None else self.buffer[at : at + nbytes].tobytes()
@@ -65,15 +65,15 @@ class Parities:
     # -- files -----------------------------------------------------------------------------------
 
     def expect(self, sizes: Sequence[int], *, keep: int) -> None:
-        """Note the lengths of a snapshot's rows here, and how many snapshots are kept."""
+        """Record the lengths of a snapshot's rows here, and the number of kept snapshots."""
         with self._lock:
             self._sizes, self._keep = tuple(size for size in sizes if size), keep
 
     def missing_bytes(self) -> int:
-        """Return for which length a file is missing, 0 for none.
+        """Return the length for which a file is missing, 0 for none.
 
-        There are to be as many as hold the kept snapshots and one more, in all: where the lengths
-        have changed, those of the other length make room first.
+        The target is as many files in all as hold the kept snapshots and one more. Where the
+        lengths have changed, files of other lengths must go first.
         """
         with self._lock:
             capacities = [file.capacity for file in (*self._held(), *self._free, *self._building)]
@@ -132,13 +132,13 @@ class Parities:
                 continue
 
     def give_back(self, file: RowFile) -> None:
-        """Drop a file that was being built in; somebody may still write to what it maps."""
+        """Drop a file of a row in progress; a thread may still write to its mapping."""
         with self._lock:
             self._building.discard(file)
         file.discard()
 
     def seal(self, file: RowFile | None, entry: ParityEntry) -> ParityRow:
-        """Label a complete row and take it into the table."""
+        """Label a complete row and enter it in the table."""
         key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
         row = ParityRow(key=key, place=place, entry=entry, file=file)
         if file is not None:
@@ -151,7 +151,7 @@ class Parities:
         return row
 
     def mark_protected(self, key: SnapshotKey) -> None:
-        """Note in the rows of a snapshot that it is protected, for a restarted sidecar."""
+        """Mark in the rows of a snapshot that it is protected, for a restarted sidecar."""
         for row in self.sealed(key):
             if row.file is not None:
                 row.file.mark_protected()
@@ -159,8 +159,8 @@ class Parities:
     def readopt(self, worlds: Mapping[int, SnapshotWorld]) -> list[tuple[ParityEntry, bool]]:
         """Take over the sealed rows that an earlier process left; remove the other files.
 
-        ``worlds`` are the groups by generation. Returns the rows' entries, and whether the whole
-        snapshot was known to be protected.
+        ``worlds`` are the groups by generation. Returns the rows' entries, each with whether the
+        whole snapshot was known to be protected.
         """
         found = []
         for path in sorted(self._arena.directory.glob(f"*{ROW_SUFFIX}")):
@@ -178,7 +178,7 @@ class Parities:
         return found
 
     def seal_again(self, file: RowFile, entry: ParityEntry) -> None:
-        """Take a labelled file into the table as it is."""
+        """Enter a labelled file in the table unchanged."""
         key, place = (entry.generation, entry.step), (entry.stripe, entry.row)
         row = ParityRow(key=key, place=place, entry=entry, file=file, buffer=file.row(entry.nbytes))
         with self._lock:
@@ -196,7 +196,7 @@ class Parities:
             return [row for row in self._rows.values() if key in (None, row.key)]
 
     def drop(self, key: SnapshotKey) -> None:
-        """Forget a snapshot's rows; their files are free, or removed where they fit no more."""
+        """Forget a snapshot's rows; their files become free, or are removed if they do not fit."""
         with self._lock:
             dropped = [self._rows.pop(each) for each in list(self._rows) if each[0] == key]
             self._leaving += [row for row in dropped if row.pins]
@@ -205,7 +205,7 @@ class Parities:
             self._free_file(row)
 
     def pin(self, key: SnapshotKey) -> list[ParityRow]:
-        """Return a snapshot's rows, whose bytes stay until `unpin`, also when they are dropped."""
+        """Return a snapshot's rows; their bytes stay until `unpin`, even if rows are dropped."""
         with self._lock:
             rows = [row for row in self._rows.values() if row.key == key]
             for row in rows:
@@ -213,7 +213,7 @@ class Parities:
             return rows
 
     def unpin(self, rows: Sequence[ParityRow]) -> None:
-        """Let go of rows that were pinned."""
+        """Release pinned rows."""
         with self._lock:
             for row in rows:
                 row.pins -= 1
@@ -227,7 +227,7 @@ class Parities:
         if file is None:
             return
         if not row.lock.acquire(blocking=False):
-            file.discard()  # somebody is reading it: not to be written to
+            file.discard()  # a reader has it: it must not be overwritten
             return
         row.buffer, row.file = None, None
         row.lock.release()
@@ -243,7 +243,7 @@ class Parities:
         return len(self._sizes) * (self._keep + 1)
 
     def nbytes(self) -> int:
-        """Return the shared memory in use, files being built in and free ones included."""
+        """Return the shared memory in use, including files of rows in progress and free ones."""
         with self._lock:
             files = (*self._held(), *self._free, *self._building)
             return sum(HEADER_BYTES + file.capacity for file in files)

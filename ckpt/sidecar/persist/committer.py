@@ -1,4 +1,4 @@
-"""The node that commits the checkpoints of a generation: rank 0's. Who it is, what it is told."""
+"""The node of rank 0, which commits the checkpoints of a generation, and the messages to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from holdfast.ckpt.types import Json
 
 
 class Committer:
-    """The way to it from this node."""
+    """This node's access to the committing node."""
 
     def __init__(self, core: Core, exchange: ParityExchange) -> None:
         self._core, self._exchange = core, exchange
 
     @property
     def node(self) -> str:
-        """Its name; empty before the first generation."""
+        """The committing node's name; "" before the first generation."""
         world = self._core.book.world
         return world.rank_nodes[0] if world and world.rank_nodes else ""
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this node."""
+        """True if this node is the committing node."""
         return self.node == self._core.node
 
     def tell(self, op: str, message: Message) -> None:
@@ -39,7 +39,7 @@ class Committer:
     def persisted(
         self, job: CheckpointJob, rank: int, *, receipt: Json, error: str | None
     ) -> Persisted:
-        """Return what it is to know of a rank's pack."""
+        """Return the message about a rank's pack."""
         return Persisted(
             sent_in=self._core.book.generation,
             generation=job.key[0],
@@ -50,7 +50,7 @@ class Committer:
         )
 
     def progress(self, job: CheckpointJob) -> PersistProgress:
-        """Return how far this node is with a checkpoint."""
+        """Return the message about this node's progress with a checkpoint."""
         return PersistProgress(
             sent_in=self._core.book.generation,
             generation=job.key[0],

@@ -1,4 +1,4 @@
-"""How checkpoints ended, as every node of the group knows it, and who waits for that."""
+"""Outcomes of checkpoints, as every node of the group knows them, and requests waiting for one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS_KEPT: Final = 1000
 
 
 class Outcomes:
-    """Which steps are durable, and why others are not; guarded by the lock."""
+    """The durable steps, and the errors of the others; guarded by the lock."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -30,7 +30,7 @@ class Outcomes:
         self._errors: dict[int, str] = {}
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {"durable_step": (Await, self._durable_step)}
 
     def status(self) -> dict[str, Json]:
@@ -44,7 +44,7 @@ class Outcomes:
         }
 
     def note(self, message: Durable) -> None:
-        """Take in how one ended."""
+        """Record the outcome of a checkpoint."""
         if message.error is not None:
             self._errors[message.step] = message.error
             self.failed_in_a_row += not message.given_up
@@ -58,12 +58,12 @@ class Outcomes:
             del self._persisted[:-_STEPS_KEPT]
 
     def skip(self, step: int) -> None:
-        """Note that a step was not written because a newer one was due."""
+        """Record that a step was not written because a newer one was due."""
         self._skipped.append(step)
         del self._skipped[:-_STEPS_KEPT]
 
     def try_again(self, step: int) -> None:
-        """Forget that a step failed: it is wanted once more."""
+        """Forget that a step failed: it is wanted again."""
         self._errors.pop(step, None)
 
     def has_failed(self, step: int) -> bool:
@@ -71,7 +71,7 @@ class Outcomes:
         return step in self._errors
 
     def is_fatal(self, message: Durable, target: CheckpointTarget) -> bool:
-        """Say whether the job is to end for a failure that was noted just now."""
+        """Say whether the job must end for a failure that was just recorded."""
         allowed = target.failures_allowed
         return not message.given_up and allowed is not None and self.failed_in_a_row > allowed
 

@@ -1,4 +1,4 @@
-"""How a sidecar writes: at low priority, at the set pace, again after a failure."""
+"""A sidecar's way of writing: at low priority, at the set pace, with retries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from holdfast.ckpt.native.priority import yield_to_others
 from holdfast.ckpt.sidecar.persist.bandwidth import Bucket
 
 PACK_THREADS: Final = 1
-"""Besides the one that writes, for what is compressed or in a hurry; else none.
+"""The threads besides the writing one, for compressed or urgent writes; otherwise none.
 
-A thread that computes checksums ahead has a pack durable sooner, and costs trainers more: bytes
-are no longer in the cache when they are sent. What goes to a local disk as it is has nothing to be
-done ahead: it is checksummed as it is copied to the disk's buffer.
+A thread that computes checksums ahead makes a pack durable sooner, and costs trainers more: bytes
+are no longer in the cache when they are sent. Uncompressed bytes for a local disk need no work
+ahead: they are checksummed as they are copied to the disk's buffer.
 """
 
 BACKOFF_S: Final = (0.5, 15.0)
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class PacedWriter:
-    """Shared by the threads that write this node's part of checkpoints."""
+    """Pace, priority and retries of the threads that write this node's part of checkpoints."""
 
     def __init__(self) -> None:
         self.priority = ""
@@ -39,12 +39,12 @@ class PacedWriter:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End every pause; what is being written ends with ``GivenUpError``."""
+        """End every pause; writes in progress end with ``GivenUpError``."""
         self._closing.set()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is to be written any more."""
+        """True if `close` was called."""
         return self._closing.is_set()
 
     def yield_to_others(self) -> None:
@@ -71,7 +71,7 @@ class PacedWriter:
     ) -> _T:
         """Do ``work``, up to ``target.retries`` times more when the store refuses.
 
-        ``failed(attempt, error)`` is told of each failure that is tried again, and may raise.
+        ``failed(attempt, error)`` is called at each failure that is retried, and may raise.
         """
         pause_s, longest_s = BACKOFF_S
         for attempt in range(1, target.retries + 1):

@@ -1,4 +1,4 @@
-"""The work of checkpoints, on threads: a rank's pack, a manifest."""
+"""Thread work of checkpoints: write a rank's pack, publish a manifest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class Packing:
-    """Writes packs and manifests, and tells how it went; what it tells is told under the lock.
+    """Writes packs and manifests, and reports through callbacks.
 
-    ``written(job, rank, receipt, error)`` and ``committed(job, error)`` end each piece of work,
-    ``progressed(job)`` is told of every few bytes, ``retried(job, attempt, error)`` of failures
-    that are tried again.
+    ``written(job, rank, receipt, error)`` and ``committed(job, error)`` end each piece of work, and
+    ``retried(job, attempt, error)`` reports failures that are tried again; all three are called
+    under the lock. ``progressed(job)`` is called after every few bytes, without the lock.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Packing:
         self._on_progress, self._on_retry = progressed, retried
 
     def write(self, job: CheckpointJob, rank: int, slot: Slot, *, base: int | None) -> None:
-        """Have a rank's pack written, against the durable step ``base`` if there is one."""
+        """Write a rank's pack on a thread, against the durable step ``base`` if there is one."""
         self._submit(job, functools.partial(self._write, job, rank, slot, base))
 
     def commit(self, job: CheckpointJob, receipts: tuple[Json, ...]) -> None:
-        """Have the manifest published."""
+        """Publish the manifest on a thread."""
         self._submit(job, functools.partial(self._commit, job, receipts))
 
     def _submit(self, job: CheckpointJob, work: Callable[[], None]) -> None:
-        """Run ``work`` on threads that yield to the trainers, unless there are none any more."""
+        """Run ``work`` on threads that yield to the trainers, unless no trainer is left."""
         if job.urgent:
             self._core.submit(None, work, kind=WaitingWork.STORE)
             return
@@ -101,7 +101,7 @@ class Packing:
         return msgspec.to_builtins(receipt)
 
     def _watch(self, job: CheckpointJob, nbytes: int) -> None:
-        """Account for bytes that went to the store, and keep the pace."""
+        """Count bytes that went to the store, and keep the pace."""
         self._require(job)
         job.written_bytes += nbytes
         self._on_progress(job)
@@ -146,5 +146,5 @@ class Packing:
 
 
 def words(error: Exception | str, job: CheckpointJob) -> str:
-    """Return what is said of a checkpoint that failed."""
+    """Return the message about a checkpoint that failed."""
     return f"checkpoint of step {job.step} to {job.target.root} failed: {error}"

@@ -1,7 +1,7 @@
-"""What one node knows of the checkpoints that are not durable yet, also across its own death.
+"""A node's list of checkpoints that are not durable yet; it survives the sidecar's death.
 
-The list lies beside the slots, in the arena's directory, so that a restarted sidecar goes on with
-what its predecessor was writing.
+The list lies beside the slots, in the arena's directory, so that a restarted sidecar continues the
+writes of its predecessor.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NOTE: Final = "checkpoints"
 class CheckpointJob:
     """A checkpoint as this node sees it.
 
-    ``ranks`` are those whose blocks this node writes, ``slots`` their slots, pinned until they
-    are written; ``busy`` those that a thread is at; ``receipts`` those that are on the store (on
-    the committing node: of all ranks). ``due`` once the snapshot is protected, ``begun`` once it
-    is to be written in this generation, ``over`` when it ended, however that was; ``urgent`` where
-    nobody trains any more.
+    ``ranks`` are those whose blocks this node writes. ``slots`` are their slots, pinned until
+    written. ``busy`` are the ranks that a thread is writing. ``receipts`` are those of packs on the
+    store (on the committing node: of all ranks). It is ``due`` once the snapshot is protected,
+    ``begun`` once it is to be written in this generation, ``over`` when it has ended in any way,
+    and ``urgent`` if no trainer is left.
     """
 
     world: SnapshotWorld
@@ -60,7 +60,7 @@ class CheckpointJob:
 
     @property
     def group_bytes(self) -> int:
-        """What all nodes together are known to have written."""
+        """The bytes that all nodes together are known to have written."""
         return self.written_bytes + sum(self.others_bytes.values())
 
     def is_past(self, restore: RestorePoint | None) -> bool:
@@ -70,7 +70,7 @@ class CheckpointJob:
         return self.step <= restore.step and self.world.generation <= restore.world.generation
 
     def pending(self) -> PendingCheckpoint:
-        """Return what is stored, and told to who commits."""
+        """Return the record to store, and to send to the committing node."""
         return PendingCheckpoint(
             world=self.world,
             step=self.step,
@@ -83,7 +83,7 @@ class CheckpointJob:
 
     @classmethod
     def of(cls, pending: PendingCheckpoint) -> CheckpointJob:
-        """Return the job a node told of."""
+        """Return the job of a node's record."""
         return cls(
             world=pending.world,
             step=pending.step,
@@ -96,17 +96,17 @@ class CheckpointJob:
 
 
 def writer_of(receipt: Json) -> int:
-    """Return the rank whose pack a receipt is of."""
+    """Return the rank of the pack that a receipt confirms."""
     return int(receipt["files"]["writer"])
 
 
 def store(note: Note, jobs: Iterable[CheckpointJob]) -> None:
-    """Write the list. Raises ``OSError`` where there is no room for it."""
+    """Write the list. Raises ``OSError`` if there is no room for it."""
     note.write(msgspec.json.encode([job.pending() for job in jobs]))
 
 
 def load(note: Note) -> list[CheckpointJob]:
-    """Return the list an earlier process left; nothing where there is none, or none to be read."""
+    """Return the list of an earlier process; empty if there is none, or it is unreadable."""
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
         if text := note.read():
             found = msgspec.json.decode(text, type=list[PendingCheckpoint])

@@ -1,9 +1,9 @@
-"""Write protected snapshots to the store: every sidecar its ranks' packs, rank 0's the commit.
+"""Writing of protected snapshots to the store: packs by all sidecars, the commit by rank 0's node.
 
-What goes wrong here (disk full, say) is reported and hurts nothing else: the snapshot stays in
-memory as long as any other. A checkpoint under way when the generation changes, or when a sidecar
-is killed, is carried over: every node tells the one that commits now what it has written and what
-it still holds, and what nobody holds is rebuilt from parity. There is no other path.
+A failure here (a full disk, say) is reported and harms nothing else: the snapshot stays in memory
+as long as any other. A checkpoint in progress when the generation changes, or when a sidecar is
+killed, is carried over: every node tells the committing node which packs it has written and which
+blocks it still holds, and lost blocks are rebuilt from parity. There is no other path.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from holdfast.ckpt.types import Json
 _log = logging.getLogger(__name__)
 
 PROGRESS_S: Final = 2.0
-"""How often a node tells how far it is."""
+"""The seconds between two progress messages of a node."""
 
 
 class Persistence:
     """Checkpoints that are wanted, being written, or done; its state is guarded by the lock.
 
-    ``rebuild(request, answer, refusable)`` brings back a block that is lost.
+    ``rebuild(request, answer, refusable)`` rebuilds a lost block.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Persistence:
             self._jobs[job.key] = job
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "persisted": (Persisted, self._hear_persisted),
             "persist_progress": (PersistProgress, self._hear_progress),
@@ -101,11 +101,11 @@ class Persistence:
         }
 
     def close(self) -> None:
-        """Write no more; what is being written ends at its next piece."""
+        """Write no more; writes in progress end at their next piece."""
         self._packing.pen.close()
 
     def status(self) -> dict[str, Json]:
-        """Return what is done, what is under way, and the last error."""
+        """Return the finished checkpoints, those in progress, and the last error."""
         return {
             **self._outcomes.status(),
             "persist_priority": self._packing.pen.priority,
@@ -123,7 +123,7 @@ class Persistence:
         }
 
     def want(self, entry: BlockEntry, target: CheckpointTarget) -> None:
-        """Note that a block sealed here is to be written once it is protected."""
+        """Record that a block sealed here must be written once it is protected."""
         world = self._core.book.require(entry.generation)
         key = (entry.generation, entry.step)
         job = self._jobs.setdefault(key, CheckpointJob(world=world, step=entry.step, target=target))
@@ -158,7 +158,7 @@ class Persistence:
             self._committer.tell("persist_pending", told)
 
     def _carry(self, job: CheckpointJob, restore: RestorePoint | None) -> None:
-        """Hold on to a checkpoint, if its snapshot was complete and was not rolled back."""
+        """Keep a checkpoint, if its snapshot was complete and was not rolled back."""
         snapshot = self._core.book.snapshots.get(job.key)
         job.due = job.due or (snapshot is not None and snapshot.phase is not SnapshotPhase.SEALING)
         job.begun = False
@@ -201,7 +201,7 @@ class Persistence:
             self._begin_due(job)
 
     def _merged(self) -> Iterable[tuple[CheckpointJob, set[int]]]:
-        """Yield what is to be carried over, oldest first, and the ranks nobody has blocks of."""
+        """Yield the checkpoints to carry over, oldest first, and the ranks with lost blocks."""
         told = [each for checkpoints in self._heard.values() for each in checkpoints]
         for key in sorted({(each.world.generation, each.step) for each in told}):
             parts = [
@@ -215,7 +215,7 @@ class Persistence:
             yield job, set(range(len(job.world.rank_nodes))) - held - set(job.receipts)
 
     def _recover(self, job: CheckpointJob, rank: int) -> None:
-        """Bring back a block that no living node has, and write it from here."""
+        """Rebuild a block that no living node has, and write it from here."""
         job.ranks.add(rank)
         if self._core.slots.holding((*job.key, rank)) is not None:
             self._pin(job)
@@ -263,7 +263,7 @@ class Persistence:
         self._carry_out(self._queue.due(job.key, ranks=ranks, receipts=job.receipts))
 
     def _pin(self, job: CheckpointJob) -> None:
-        """Keep the blocks that are still to be written, whatever is released meanwhile."""
+        """Pin the blocks that are still to be written, so that they survive a release."""
         for rank in job.ranks - set(job.receipts) - set(job.slots) - job.busy:
             slot = self._core.slots.holding((*job.key, rank))
             if slot is not None:
@@ -291,7 +291,7 @@ class Persistence:
         if not job.due:  # a rank gave it up
             self._drop(job)
         elif book.newest(SnapshotPhase.PROTECTED, generation=book.generation) < 0:
-            self._roll_back(job)  # nothing superseded it: the ranks went on from an older step
+            self._roll_back(job)  # not superseded: the ranks continued from an older step
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for each in decisions:
@@ -334,7 +334,7 @@ class Persistence:
             job.began_s = job.told_s = monotonic()
             if self._committer.is_here:
                 self.news.add("checkpoint_started", step=job.step, bytes=job.total_bytes)
-        for rank in job.ranks & set(job.receipts):  # written before a change of who commits
+        for rank in job.ranks & set(job.receipts):  # written before the committing node changed
             self._send_persisted(job, rank, receipt=job.receipts[rank])
         self._pin(job)
         self._start(job)
@@ -368,7 +368,7 @@ class Persistence:
             self._store()
         self._send_persisted(job, rank, receipt=receipt, error=failed)
 
-    # -- telling who commits ---------------------------------------------------------------------
+    # -- messages to the committing node ---------------------------------------------------------
 
     def _send_persisted(
         self, job: CheckpointJob, rank: int, *, receipt: Json = None, error: str | None = None
@@ -426,7 +426,7 @@ class Persistence:
             self._report(job.key, error=error)
 
     def _report(self, key: SnapshotKey, *, error: str | None, given_up: bool = False) -> None:
-        """Note the outcome here, tell the group and people, and begin the next."""
+        """Record the outcome, tell the group, add the event, and begin the next checkpoint."""
         job = self._jobs.get(key)
         message = Durable(generation=key[0], step=key[1], error=error, given_up=given_up)
         self._end(message)
@@ -463,7 +463,7 @@ class Persistence:
         request.reply()
 
     def _end(self, message: Durable) -> None:
-        """Take note of how a checkpoint ended, and let go of its blocks."""
+        """Record how a checkpoint ended, and release its blocks."""
         self._outcomes.note(message)
         if message.error is None and message.generation < self._core.book.generation:
             self._carried.add(message.step)
@@ -471,7 +471,7 @@ class Persistence:
             self._drop(job)
 
     def _drop(self, job: CheckpointJob) -> None:
-        """Let go of a checkpoint; a block that a thread is at is let go of by the thread."""
+        """Release a checkpoint; a thread that is writing a block releases that one itself."""
         job.over = True
         self._jobs.pop(job.key, None)
         for rank in set(job.slots) - job.busy:
@@ -480,11 +480,11 @@ class Persistence:
 
 
 class _Recovery:
-    """Stands for the request of a rebuild that this node asks for itself."""
+    """Stands for the request of a rebuild that this node itself starts."""
 
     def __init__(self, refused: Callable[[Exception], None]) -> None:
         self._refused = refused
 
     def refuse(self, error: Exception) -> None:
-        """Take the error."""
+        """Handle the error."""
         self._refused(error)

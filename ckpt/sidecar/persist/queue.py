@@ -1,7 +1,7 @@
-"""Which checkpoint of a group is being written, which waits, and what follows. Pure.
+"""The queue of a group's checkpoints: one being written, at most one waiting. Pure.
 
-The node of rank 0 decides for all, so that every node writes the same ones: at most one is being
-written and one waits, the newest. A waiting one that is superseded is skipped; training goes on.
+The node of rank 0 decides for all, so that every node writes the same ones. Only the newest waits:
+one that is superseded while it waits is skipped, and training continues.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _ENDED_KEPT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginWriting:
-    """Every node writes its packs of this one now."""
+    """Every node writes its packs of this checkpoint now."""
 
     key: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """A newer one is due before this one could begin."""
+    """A newer checkpoint is due before this one could begin."""
 
     key: SnapshotKey
     newer: SnapshotKey
@@ -34,7 +34,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Every rank's pack is there: publish the manifest."""
+    """Every rank's pack is on the store: publish the manifest."""
 
     key: SnapshotKey
     receipts: tuple[Json, ...]
@@ -61,7 +61,7 @@ class Queue:
     def due(
         self, key: SnapshotKey, *, ranks: int, receipts: Mapping[int, Json] | None = None
     ) -> list[Decision]:
-        """Take in a checkpoint of so many ``ranks``, some of whose packs may be there already."""
+        """Add a checkpoint of ``ranks`` ranks; some of their packs may be on the store already."""
         if key in self._due or key in self._ended:
             return []
         self._due[key] = _Due(ranks=ranks, receipts=dict(receipts or {}))
@@ -76,7 +76,7 @@ class Queue:
         return [Skip(key=older, newer=self.waiting)]
 
     def receive(self, key: SnapshotKey, rank: int, receipt: Json) -> list[Decision]:
-        """Note that a rank's pack is there; late and repeated news change nothing."""
+        """Record that a rank's pack is on the store; late and repeated messages change nothing."""
         due = self._due.get(key)
         if due is None or rank in due.receipts:
             return []
@@ -84,7 +84,7 @@ class Queue:
         return self._complete(key) if key == self.active else []
 
     def end(self, key: SnapshotKey) -> list[Decision]:
-        """Note that a checkpoint is durable, or will never be: the one that waits begins."""
+        """Record that a checkpoint is durable, or will never be; the waiting one begins."""
         self._close(key)
         if key == self.waiting:
             self.waiting = None

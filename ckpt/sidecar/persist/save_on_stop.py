@@ -1,4 +1,4 @@
-"""What is still saved when a job is stopped: its newest protected step, within the time given."""
+"""The last save of a stopped job: its newest protected step, within the allowed time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from holdfast.ckpt.transport import Request
 
 
 class LateSave:
-    """The committing node chooses the step; ``begin(job)`` has it written there, as any other.
+    """Saves the newest protected step when the job is stopped. Used under the lock.
 
-    ``want(job)`` takes a checkpoint in, at every node. Used under the lock.
+    The committing node chooses the step; ``begin(job)`` has it written there, as any other.
+    ``want(job)`` registers the checkpoint, at every node.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class LateSave:
         self._step: int | None = None
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "persist_to": (PersistTo, self._hear_target),
             "persist_late": (PersistLate, self._hear_late),
         }
 
     def save_newest(self) -> float:
-        """Begin to save the newest protected step; return for how many seconds to wait for it."""
+        """Begin to save the newest protected step; return how many seconds to wait for it."""
         book, target = self._core.book, self._target
         if target is None:
             return 0.0
@@ -61,7 +62,7 @@ class LateSave:
         return target.grace_s
 
     def has_saved(self) -> bool:
-        """Return whether there is nothing to wait for any more."""
+        """Return whether nothing is left to wait for."""
         step, outcomes = self._step, self._outcomes
         return step is not None and (step <= outcomes.durable or outcomes.has_failed(step))
 
@@ -88,5 +89,5 @@ class LateSave:
 
 
 def _prepare() -> None:
-    """Import what writing needs now: that would take much of the time at the end."""
+    """Import the modules for writing now: at the end, that would take much of the time."""
     import holdfast.ckpt.checkpoints.commit  # noqa: F401

@@ -1,7 +1,7 @@
-"""Decode a lost block, or some of it, from any k fragments a part, and prove what came out.
+"""Decoding of a lost block, or some of it, from any k fragments per part, with verification.
 
-The index is decoded first: it says what the checksums of everything else are to be. These are made
-as the bytes are stored, so that the block is not read again to be verified.
+The index is decoded first: it holds the expected checksums of everything else. The actual ones are
+computed as the bytes are stored, so that the block is not read again for verification.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRange:
-    """Bytes ``lo … hi`` of a lost block, all of which one recovery decodes ``into`` a buffer."""
+    """Bytes ``lo … hi`` of a lost block, which one recovery decodes ``into`` a buffer."""
 
     recovery: BlockRecovery
     lo: int
@@ -41,10 +41,10 @@ class DecodedRange:
 def parts_of(
     plan: Sequence[BlockRecovery], size: int, wanted: Iterable[tuple[int, memoryview]]
 ) -> list[DecodedRange]:
-    """Cut what is wanted of a block into parts of at most ``size`` bytes.
+    """Cut the wanted ranges of a block into parts of at most ``size`` bytes.
 
-    ``wanted`` are the first bytes of ranges, and the buffers to be filled from there on. Parts end
-    at multiples of ``size`` in the block, and where a recovery does.
+    ``wanted`` are the first bytes of ranges, each with the buffer to fill from there on. Parts end
+    at multiples of ``size`` in the block, and where a recovery ends.
     """
     found = []
     for first, into in wanted:
@@ -76,7 +76,7 @@ class Decoding:
         self._origin = f"rebuilt block of rank {entry.rank}"
 
     def plan(self, left_out: Iterable[str]) -> tuple[BlockRecovery, ...] | None:
-        """Plan without some nodes, once all have said what they hold; None if that is too few."""
+        """Plan without some nodes, after all have answered; None if too few fragments are left."""
         for found in self._outstanding:
             self._found = found
         rest = {node: each for node, each in self._found.items() if node not in left_out}
@@ -91,11 +91,11 @@ class Decoding:
     def decode(self, plan: Sequence[BlockRecovery], block: memoryview) -> Verified:
         """Decode the whole block and verify it.
 
-        Raises ``CorruptError`` when it is not what was sealed, ``PeerError`` or ``NotFoundError``
-        when a fragment cannot be had.
+        Raises ``CorruptError`` when it differs from the sealed one, ``PeerError`` or
+        ``NotFoundError`` when a fragment is unavailable.
         """
         at = index_offset(self.entry.payload_bytes)
-        at -= at % ALIGN_BYTES  # what the processor likes
+        at -= at % ALIGN_BYTES  # aligned for the processor
         self.read(plan, [(at, block[at:])])
         check = BlockCheck(block, self.entry, origin=self._origin)
         proof = _Proof(check, len(block), cuts=[each.at for each in plan])
@@ -112,16 +112,16 @@ class Decoding:
         return bytes(text)
 
     def read(self, plan: Sequence[BlockRecovery], wanted: Iterable[tuple[int, memoryview]]) -> None:
-        """Decode some bytes, which nothing here checks: the caller does.
+        """Decode some bytes without a check; the caller checks them.
 
-        Raises ``PeerError`` or ``NotFoundError`` when a fragment cannot be had.
+        Raises ``PeerError`` or ``NotFoundError`` when a fragment is unavailable.
         """
         self._sources.connect(nodes_of(plan), self._found)
         self._run(parts_of(plan, self._sources.size(plan), wanted), None)
         self._sources.check_current()
 
     def _run(self, parts: Sequence[DecodedRange], proof: _Proof | None) -> None:
-        """Decode parts, some side by side; on return or raise nobody writes to the block."""
+        """Decode parts, some in parallel; after return or raise no thread writes to the block."""
         failed = threading.Event()
         lanes = max(min(self._sources.lanes(part.recovery for part in parts), len(parts)), 1)
 
@@ -130,7 +130,7 @@ class Decoding:
                 for part in parts[lane::lanes]:
                     if not failed.is_set():
                         self._part(part, proof)
-            except Exception:  # whatever it was, the others need not go on; raised again
+            except Exception:  # on any error the others stop; raised again
                 failed.set()
                 raise
 
@@ -166,7 +166,7 @@ class Decoding:
 
 
 class _Proof:
-    """The checksums of a block's bytes between all places where a sum or a chunk begins or ends."""
+    """The checksums of a block between all positions where a sum or a chunk begins or ends."""
 
     def __init__(self, check: BlockCheck, nbytes: int, *, cuts: Sequence[int]) -> None:
         self._check, self._nbytes = check, nbytes
@@ -178,17 +178,17 @@ class _Proof:
         self._grid = grid
 
     def cuts(self, lo: int, hi: int) -> Lengths:
-        """Return where bytes ``lo … hi`` are to be cut, counted from ``lo``."""
+        """Return the positions at which to cut bytes ``lo … hi``, counted from ``lo``."""
         first, last = np.searchsorted(self._edges, [lo, hi])
         return self._edges[first + 1 : last] - lo
 
     def note(self, lo: int, sums: Sums) -> None:
-        """Take the checksums of the parts from ``lo`` on."""
+        """Store the checksums of the parts from ``lo`` on."""
         first = int(np.searchsorted(self._edges, lo))
         self._sums[first : first + len(sums)] = sums
 
     def verified(self) -> Verified:
-        """Compare with what is to be, once all is noted. Raises ``CorruptError``."""
+        """Compare with the expected checksums, once all are stored. Raises ``CorruptError``."""
         return self._check.verified(
             self._over(self._grid, np.append(self._grid[1:], self._nbytes)),
             self._over(self._first, self._last),
@@ -199,7 +199,7 @@ class _Proof:
         return combined(self._sums, np.diff(self._edges), starts=first, ends=last)
 
 
-# -- what nodes have -----------------------------------------------------------------------------
+# -- inventories of nodes ------------------------------------------------------------------------
 
 
 def nodes_of(plan: Iterable[BlockRecovery]) -> set[str]:
@@ -213,7 +213,7 @@ def nodes_of(plan: Iterable[BlockRecovery]) -> set[str]:
 def entries_of(
     found: Mapping[str, SnapshotHoldings], key: Key, ranks: range
 ) -> dict[int, BlockEntry]:
-    """Return the blocks that nodes know of, by rank. Raises ``CorruptError`` where they differ."""
+    """Return the blocks that nodes know, by rank. Raises ``CorruptError`` if they differ."""
     entries: dict[int, BlockEntry] = {}
     for holdings in found.values():
         for entry in (*holdings.sealed, *holdings.blocks):

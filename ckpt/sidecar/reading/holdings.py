@@ -1,4 +1,4 @@
-"""What a node has of one snapshot, and the files where readers on its host find it."""
+"""A node's contents of one snapshot, and the files that readers on its host may map."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow
 
 
 def holdings_of(core: Core, parities: Parities, body: Key) -> SnapshotHoldings:
-    """Return what this node has of a snapshot; called under the lock."""
+    """Return this node's contents of a snapshot; called under the lock."""
     key = (body.generation, body.step)
     slots = [slot for slot in core.slots.of(key) if slot.entry and not slot.leaving]
     rows = parities.sealed(key)

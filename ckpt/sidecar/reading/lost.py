@@ -1,4 +1,4 @@
-"""A lost block that is found: who has the fragments, and what of it was asked for so far."""
+"""A lost block whose fragments are found, and the count of bytes requested of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.ckpt.sidecar.reading.sources import Sources
 class LostBlock:
     """A block that can be decoded, whole or in parts, while the nodes of its ``plan`` live.
 
-    ``index`` is its index JSON, once decoded; ``asked_bytes`` is for whoever decides when parts
-    cost more than the whole. `close` may be called while a part is read.
+    ``index`` is its index JSON, once decoded. ``asked_bytes`` tells the caller when parts cost more
+    than the whole. `close` may be called while a part is read.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class LostBlock:
 
     @property
     def entry(self) -> BlockEntry:
-        """What was sealed."""
+        """The entry of the sealed block."""
         return self.work.entry
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Decode ``(offset, length)`` ranges; the reader checks them against the chunks' checksums.
 
-        Raises ``NotFoundError`` for what is outside the block, and that or ``PeerError`` when a
-        fragment cannot be had any more.
+        Raises ``NotFoundError`` for a range outside the block, and that or ``PeerError`` when a
+        fragment is no longer available.
         """
         limit, at = block_bytes(self.entry), 0
         data = memoryview(bytearray(sum(max(nbytes, 0) for _, nbytes in ranges)))
@@ -66,7 +66,7 @@ class LostBlock:
         return parts
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:

@@ -1,7 +1,7 @@
-"""Operations of whoever reads: locate, open, read, what is held, the inventory.
+"""Operations of readers: locate, open, read, list holdings, take an inventory.
 
-Nothing is looked at ahead of time: every byte is checked by whoever copies it or decodes from it,
-and what is found damaged is rebuilt, or an older point taken. All ranks wait for an inventory.
+Nothing is verified ahead of time: every reader checks the bytes it copies or decodes. A damaged
+block is rebuilt, or an older point is used. All ranks wait for an inventory, so it must be quick.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.ckpt.transport import Request
 
 
 class ReadOperations:
-    """Serves blocks and parity rows; ``rebuild`` answers for lost blocks."""
+    """Serves blocks and parity rows; ``rebuild`` serves lost blocks."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ReadOperations:
         self._core, self._parities, self._rebuild = core, parities, rebuild
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "locate": (Locate, self._locate),
             "open": (OpenBlock, self._open),
@@ -202,7 +202,7 @@ class ReadOperations:
 
 
 def is_intact(slot: Slot) -> bool:
-    """Say whether every byte of a slot's block is what its checksums say."""
+    """Say whether every byte of a slot's block matches its checksums."""
     if slot.entry is None:
         return False
     try:

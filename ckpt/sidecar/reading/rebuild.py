@@ -1,6 +1,6 @@
-"""Bring a lost rank's block back: ask who has what, get k fragments a part, decode, verify.
+"""Rebuild of a lost rank's block: find its fragments, get k per part, decode, verify.
 
-A block that comes out wrong is decoded again from other fragments, where there are any.
+A block that fails its check is decoded again from other fragments, if there are any.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from holdfast.ckpt.transport import Request
 _log = logging.getLogger(__name__)
 
 MAX_TRIES = 16
-"""Of other sets of fragments, when a rebuilt block fails its check."""
+"""The most other sets of fragments that are tried when a rebuilt block fails its check."""
 
 MAX_IN_PARTS = 64
-"""Lost blocks whose fragments are kept at hand."""
+"""The most lost blocks whose fragments stay available for reads in parts."""
 
 
 class Rebuild:
-    """Answers for blocks that are to be rebuilt; one rebuild per block, however many ask.
+    """Serves blocks that must be rebuilt; one rebuild per block, however many callers wait.
 
-    A block of which little is wanted stays lost: it is read *in parts*, decoded when asked for.
+    A block of which little is wanted stays lost: it is read *in parts*, each decoded on request.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Rebuild:
         self._in_parts: dict[BlockKey, LostBlock] = {}
 
     def request(self, body: OpenBlock, answer: Callable[[Slot], None], request: Refusable) -> None:
-        """Rebuild a block and ``answer`` with its slot, or refuse ``request``."""
+        """Rebuild a block and call ``answer`` with its slot, or refuse ``request``."""
         key = (body.world.generation, body.step, body.rank)
         if not 0 <= body.rank < len(body.world.rank_nodes):
             raise NotFoundError(f"generation {key[0]} has no rank {body.rank}")
@@ -81,7 +81,7 @@ class Rebuild:
     ) -> None:
         """Decode the index of a block and reply with it; parts of the block are read afterwards.
 
-        Where that fails, or the block is being rebuilt already, it is as `request`.
+        If that fails, or the block is being rebuilt already, it acts as `request` does.
         """
         key = (body.world.generation, body.step, body.rank)
         if key in self._waiting or not 0 <= body.rank < len(body.world.rank_nodes):
@@ -100,7 +100,7 @@ class Rebuild:
                 except CkptError:
                     lost.close()
                     raise
-            except CkptError:  # the whole says why, and tries other fragments
+            except CkptError:  # the rebuild of the whole block reports it
                 self._request_again(body, answer, request)
                 return
             with self._core.lock:
@@ -115,7 +115,7 @@ class Rebuild:
         request.reply(unparse(opened), [lost.index])
 
     def _keep_in_parts(self, key: BlockKey, lost: LostBlock) -> None:
-        if key in self._in_parts:  # two asked at once; the other may be in use
+        if key in self._in_parts:  # opened by a concurrent request
             lost.close()
             return
         while len(self._in_parts) >= MAX_IN_PARTS:
@@ -123,10 +123,10 @@ class Rebuild:
         self._in_parts[key] = lost
 
     def read(self, body: Read, answer: Callable[[Slot], None], request: Request) -> bool:
-        """Reply with ranges of a block that was opened in parts; False where that is not so.
+        """Reply with ranges of a block that was opened in parts; return False if it was not.
 
-        Once more than half of it was asked for, or a fragment cannot be had any more, the whole
-        is rebuilt and ``answer`` called with its slot. Called under the lock.
+        Once more than half of it was requested, or a fragment is no longer available, the whole
+        block is rebuilt and ``answer`` called with its slot. Called under the lock.
         """
         key = (body.generation, body.step, body.rank)
         if (lost := self._in_parts.get(key)) is None:
@@ -152,7 +152,7 @@ class Rebuild:
     def _request_again(
         self, body: OpenBlock, answer: Callable[[Slot], None], request: Request
     ) -> None:
-        """As `request`, unless the block was rebuilt meanwhile."""
+        """Act as `request`, unless the block was rebuilt meanwhile."""
         with self._core.lock:
             key = (body.world.generation, body.step, body.rank)
             if (slot := self._core.slots.holding(key)) is None:
@@ -196,7 +196,7 @@ class Rebuild:
                     request.refuse(error)
 
     def _peers(self, world: SnapshotWorld) -> tuple[SidecarPeer, ...]:
-        """Return whom to ask: the present group, or the saving one where there is none."""
+        """Return the peers to ask: the present group, or the saving one if there is none."""
         with self._core.lock:
             if self._core.book.world is not None:
                 return self._exchange.peers()
@@ -209,21 +209,21 @@ class Rebuild:
                 nbytes = block_bytes(lost.entry)
                 with self._core.meters.timed("rebuild", nbytes):
                     slot.sums = self._recover(lost.work, lost.plan, slot.file.block(nbytes))
-            except Exception:  # whatever it was, the half-built slot must not stay; raised again
+            except Exception:  # on any error the half-built slot goes; raised again
                 with self._core.lock:
                     self._core.slots.discard(slot)
                 raise
         return self._keep(slot, body.world, lost.entries, key)
 
     def _find(self, body: OpenBlock) -> LostBlock:
-        """Find the fragments of a block. Raises ``NotFoundError`` where there are too few."""
+        """Find the fragments of a block. Raises ``NotFoundError`` if there are too few."""
         step = Key(generation=body.world.generation, step=body.step)
         peers, maps = self._peers(body.world), self._exchange.builder.maps
         sources = Sources(self._core, self._parities, peers=peers, maps=maps, run=body.world.run)
         try:
             asked = sources.holdings(step)
             geometry, entries, found, plan = self._plan(body, asked, step)
-        except Exception:  # whatever it was, no connection stays; raised again
+        except Exception:  # on any error close all connections; raised again
             sources.close()
             raise
         work = Decoding(sources, geometry, step, (found, asked), entries[body.rank])
@@ -232,7 +232,7 @@ class Rebuild:
     def _recover(self, work: Decoding, plan: Sequence[BlockRecovery], block: memoryview) -> Sums:
         """Decode, and decode again without one node or another while the result is wrong.
 
-        What cannot be had right from any fragments is remembered, so that nobody is promised it.
+        A block that no fragments decode correctly is recorded, so that it is not offered.
         """
         wrong: CorruptError | None = None
         missed: CkptError | None = None
@@ -245,7 +245,7 @@ class Rebuild:
             except CorruptError as error:
                 wrong = wrong or error
                 continue
-            except (PeerError, NotFoundError) as error:  # a node went away: others may do
+            except (PeerError, NotFoundError) as error:  # a node is gone: try others
                 missed = missed or error
                 continue
             if wrong is not None:
@@ -271,7 +271,7 @@ class Rebuild:
     ) -> tuple[
         Geometry, dict[int, BlockEntry], dict[str, SnapshotHoldings], tuple[BlockRecovery, ...]
     ]:
-        """Plan as soon as enough peers have answered; the dead are not waited for."""
+        """Plan as soon as enough peers have answered, without waiting for dead ones."""
         why, asked = "", []
         for found in answers:
             asked = sorted(found)
@@ -292,7 +292,7 @@ class Rebuild:
         )
 
     def _slot_for(self, entry: BlockEntry, key: BlockKey) -> Slot:
-        """Return a slot to decode into: a free one, whose pages are there, or a new one."""
+        """Return a slot to decode into: a free one with its pages present, or a new one."""
         size_bytes = block_bytes(entry)
         with self._core.lock:
             if (free := self._core.slots.take_free(size_bytes)) is not None:
@@ -330,7 +330,7 @@ class Rebuild:
 
 
 def _exclusions(nodes: Iterable[str], most: int) -> Iterator[frozenset[str]]:
-    """Yield which nodes to do without: none, then one, then two …, a bounded number of times."""
+    """Yield sets of nodes to leave out: none, then one, then two …, at most `MAX_TRIES` sets."""
     names = sorted(nodes)
     sets = chain.from_iterable(combinations(names, size) for size in range(most + 1))
     return (frozenset(each) for each in islice(sets, MAX_TRIES))

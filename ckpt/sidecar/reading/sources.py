@@ -1,4 +1,4 @@
-"""Where a rebuild gets its fragments: this node, memory of others on this host, the wire."""
+"""The sources of a rebuild's fragments: this node, memory of others on this host, the network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FETCH_TIMEOUT_S = 15.0
 FETCH_THREADS = 8
 LOCAL_BYTES = 2 << 20
 LANES = 2
-"""Connections to a node, so that one part travels while another is decoded."""
+"""The connections to a node, so that one part travels while another is decoded."""
 
 _HELD = (SlotState.SEALED, SlotState.COMMITTED)
 _BlockAt: TypeAlias = tuple[str, int]
@@ -42,7 +42,7 @@ _RowAt: TypeAlias = tuple[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Local:
-    """Memory of this host that is read while its header says that it holds what was meant."""
+    """Memory of this host, readable while its header names the wanted contents."""
 
     view: memoryview
     is_current: Callable[[], bool]
@@ -50,16 +50,16 @@ class _Local:
 
 
 class _FragmentScratch(threading.local):
-    """Room of a thread for a part of each fragment."""
+    """A thread's buffers for a part of each fragment."""
 
     def __init__(self) -> None:
         self.rooms: dict[int, bytearray] = {}
 
 
 class Sources:
-    """What a rebuild reads from. Fragments of this host are read where they lie, by mapping.
+    """The sources from which a rebuild reads. Fragments on this host are read by mapping.
 
-    ``run`` is the one that sealed them: an earlier one, where they lie on disks.
+    ``run`` is the run that sealed them: an earlier one, where they are on disks.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sources:
         self.pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
 
     def close(self) -> None:
-        """Close connections and files; who has not answered yet is not waited for."""
+        """Close connections and files without waiting for open answers."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         for client in self._opened:
             client.close()
@@ -91,7 +91,7 @@ class Sources:
             local.close()
 
     def holdings(self, key: Key) -> Iterator[dict[str, SnapshotHoldings]]:
-        """Yield what is known to be held of a snapshot, again after each peer's answer."""
+        """Yield the known holdings of a snapshot, again after each peer's answer."""
         with self._core.lock:
             found = {self._core.node: holdings_of(self._core, self._parities, key)}
         yield found
@@ -154,13 +154,13 @@ class Sources:
                     self._rows[at] = local
 
     def size(self, plan: Iterable[BlockRecovery]) -> int:
-        """Return how many bytes to decode at a time."""
+        """Return the number of bytes to decode at a time."""
         return LOCAL_BYTES if self._is_here(plan) else PART_BYTES
 
     def lanes(self, plan: Iterable[BlockRecovery]) -> int:
-        """Return how many parts to decode side by side.
+        """Return the number of parts to decode in parallel.
 
-        What lies on this host is limited by the processors, what travels by the way.
+        The processors limit fragments on this host, the network limits the others.
         """
         return THREADS if self._is_here(plan) else FETCH_THREADS
 
@@ -173,7 +173,7 @@ class Sources:
         return True
 
     def check_current(self) -> None:
-        """Raise ``NotFoundError`` if a file that was read is used for something else by now."""
+        """Raise ``NotFoundError`` if a file that was read has been reused meanwhile."""
         for (node, rank), block in self._blocks.items():
             if not block.is_current():
                 raise NotFoundError(f"the block of rank {rank} on node {node} was released")
@@ -182,7 +182,7 @@ class Sources:
                 raise NotFoundError(f"parity row {place} on node {node} was released")
 
     def _room(self, number: int, nbytes: int) -> memoryview:
-        """Return room of this thread for a part of fragment ``number``; used again for the next."""
+        """Return this thread's buffer for a part of fragment ``number``; each part reuses it."""
         rooms = self._scratch.rooms
         if len(rooms.get(number, b"")) < nbytes:
             rooms[number] = bytearray(nbytes)
@@ -191,10 +191,10 @@ class Sources:
     # -- fragments -------------------------------------------------------------------------------
 
     def column(self, read: ColumnRead, window: tuple[int, int], key: Key) -> Buffer:
-        """Return bytes ``window`` of a column, counted from where its spans begin to count.
+        """Return bytes ``window`` of a column, counted from the start of its spans.
 
-        Zeros at the end may be left out. They are good until the same thread asks for the same
-        column again.
+        Zeros at the end may be left out. The bytes are valid until the same thread asks for the
+        same column again.
         """
         lo, hi = window
         parts = [
@@ -240,11 +240,11 @@ class Sources:
             clients.put(client)
         try:
             return split_checked(answer, frames, [nbytes], origin=f"{node}: {op}")[0]
-        except CorruptError as error:  # on the way: not a fragment that is wrong where it lies
+        except CorruptError as error:  # damaged in transfer, not at its source
             raise PeerError(str(error), peer_code=CorruptError.code) from error
 
     def _connections(self, node: str) -> queue.SimpleQueue[Client]:
-        """Return the connections to a node that are not in use, made when first needed."""
+        """Return the idle connections to a node, made at the first need."""
         with self._lock:
             if node not in self._clients:
                 self._clients[node] = queue.SimpleQueue()

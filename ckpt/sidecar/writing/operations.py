@@ -1,4 +1,4 @@
-"""Operations of workers that write: acquire, seal, abandon, and waiting for protection."""
+"""Operations of workers that write: acquire, seal, abandon, and wait for protection."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ from holdfast.ckpt.sidecar.writing.spares import Spares
 from holdfast.ckpt.transport import Request
 
 OVERTAKEN_S = 1.0
-"""How long a rank waits for a slot before those of steps are taken that newer ones have overtaken
-on the way to protection: mostly these are only a little late."""
+"""The wait of a rank for a slot before slots of overtaken steps are released.
+
+Such steps have newer ones protected before them; mostly they are only a little late.
+"""
 
 
 class WriteOperations:
     """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
 
-    One less in the smaller mode (see `SlotRoom`), one more while a checkpoint is being written from
-    one of them and the declared budget holds it.
-    ``on_sealed(entry, persist)`` and ``on_abandoned(generation, step)`` tell the group. ``lease``
-    says until when the node may act, where it holds one: past that nothing is granted or sealed.
+    The limit is one less in the smaller mode (see `SlotRoom`), and one more while a checkpoint is being
+    written from one of them and the declared budget holds it. ``on_sealed(entry, persist)`` and
+    ``on_abandoned(generation, step)`` tell the group. ``lease``, where the node holds one, limits
+    the time in which the node may act: past it nothing is granted or sealed.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class WriteOperations:
         self._spares = Spares(core, room, check=self._check_standing)
 
     def ops(self) -> dict[str, Op]:
-        """Return what this part answers."""
+        """Return the operations of this part."""
         return {
             "acquire": (Acquire, self._acquire),
             "seal": (Seal, self._seal),
@@ -82,9 +84,9 @@ class WriteOperations:
                 self._core.slots.discard(slot)
 
     def _end(self, request: Request, body: FenceSnapshots) -> None:
-        """Refuse whoever waits for a slot of a generation that is over.
+        """Refuse requests that wait for a slot of a generation that is over.
 
-        What is written already may still be sealed and protected, until the inventory is taken.
+        Written slots may still be sealed and protected, until the inventory is taken.
         """
         self._over = max(self._over, body.generation)
         request.reply()
@@ -196,7 +198,7 @@ class WriteOperations:
                 if isinstance(error, CapacityError):
                     self._leave_out(key, error)
             raise
-        with core.lock:  # not let go of before the slot is taken: others look for free ones
+        with core.lock:  # not released before the slot is taken: others look for free ones
             self._created(size_bytes, key)
             slot = core.slots.add(file)
             try:
@@ -217,7 +219,7 @@ class WriteOperations:
         self._reply_grant(request, slot)
 
     def _leave_out(self, key: BlockKey, error: CapacityError) -> None:
-        """Note that nobody is to wait for a step: one rank has no room for it."""
+        """Record a step for which one rank has no room, so that no rank waits for it."""
         self._room.refuse(str(error))
         with contextlib.suppress(FencedError, NotFoundError):
             self._core.book.require_open(key[0])
@@ -242,7 +244,7 @@ class WriteOperations:
         slot = core.slots.get(body.slot_id)
         key = (entry.generation, entry.step, entry.rank)
         if slot.entry == entry:
-            request.reply()  # asked again after a lost answer
+            request.reply()  # repeated after a lost answer
             return
         if slot.key != key or slot.state is not SlotState.WRITING or slot.busy:
             raise CkptError(
@@ -286,7 +288,7 @@ class WriteOperations:
     def _check_block(
         request: Request, block: memoryview, entry: BlockEntry, *, origin: str
     ) -> Sums:
-        """Return the block's sums: the writer's, after a sample was checked, or made anew."""
+        """Return the block's sums: the writer's, after a check of a sample, or new ones."""
         if not request.frames:
             return check_block(block, entry, origin=origin).sums
         return check_sealed(block, entry, request.frames[0], turn=entry.step, origin=origin)

@@ -1,8 +1,9 @@
-"""How many slots a node's shared memory holds: the declared budget, what is free, and the mode.
+"""The number of slots in a node's shared memory, from the declared budget and the free memory.
 
-*Full*: a rank writes a snapshot while the one before is being protected. *Small*, where the memory
-does not hold that: one slot less, so a snapshot waits until the one before is protected. Logs have
-a share of the budget; what they hold is not there for slots, and they grow into what is left.
+*Full mode*: a rank writes a snapshot while the one before is being protected. *Small mode*, where
+the memory does not suffice for that: one slot less, so a snapshot waits until the one before is
+protected. Logs have a share of the budget; their bytes are not available for slots, and they grow
+into the free rest.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from holdfast.ckpt.types import Json
 _log = logging.getLogger(__name__)
 
 _FIRST_GRANTS = 3
-"""A state that grows after so many snapshots of a rank has outgrown what was enough."""
+"""A rank's state that grows after this many snapshots has outgrown memory that sufficed before."""
 
 
 class InFlightMode(StrEnum):
-    """How many snapshots of a rank may be in flight."""
+    """The number of snapshots of a rank that may be in flight."""
 
     FULL = "full"
     SMALL = "small"
@@ -48,7 +49,7 @@ IN_FLIGHT = {InFlightMode.FULL: FULL_IN_FLIGHT, InFlightMode.SMALL: SMALL_IN_FLI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The mode that fits, and the most it needs."""
+    """The mode that fits, and the most memory it needs."""
 
     mode: InFlightMode
     need: MemoryNeed
@@ -57,7 +58,7 @@ class Fit:
 def fit(
     world: SnapshotWorld, lengths: Mapping[int, int], *, node: str, room_bytes: int
 ) -> Fit | MemoryNeed:
-    """Return the larger mode that ``room_bytes`` hold; where none does, what the smaller needs.
+    """Return the larger mode that fits in ``room_bytes``; if none fits, the smaller mode's need.
 
     ``lengths`` are the ranks' block lengths in bytes, as far as they are known.
     """
@@ -72,7 +73,7 @@ def fit(
 class SlotRoom:
     """The memory of this node's slots in one generation; called under the lock.
 
-    ``parity_bytes`` and ``log_bytes`` tell what parity rows and logs take just now.
+    ``parity_bytes`` and ``log_bytes`` return the bytes of parity rows and logs now.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class SlotRoom:
         return (world.keep if world else 0) + IN_FLIGHT[self._mode]
 
     def lengths(self) -> Mapping[int, int]:
-        """Return the block lengths that ranks of this node have asked for."""
+        """Return the block lengths that ranks of this node have requested."""
         return self._lengths
 
     def adopted(self, world: SnapshotWorld) -> None:
@@ -107,10 +108,10 @@ class SlotRoom:
             self._core.slots.discard(slot)
 
     def admit(self, rank: int, size_bytes: int) -> None:
-        """Note what a rank needs.
+        """Record a rank's block length.
 
-        Where this can never be had, raises ``BudgetError`` at the start of a job and
-        ``CapacityError`` later: training that went well is worth more than its snapshots.
+        Where memory can never suffice, raises ``BudgetError`` at the start of a job and
+        ``CapacityError`` later: training that runs well is worth more than its snapshots.
         """
         wanted, before = slot_capacity(size_bytes), self._lengths.get(rank)
         if before == wanted:
@@ -126,11 +127,11 @@ class SlotRoom:
             if before is not None:
                 self._lengths[rank] = before
             raise self._too_little(world, found, rank=rank)
-        else:  # it went well before: go on with what there is, others may make room
+        else:  # it fitted before: continue with this memory, others may make room
             self._enter(Fit(mode=InFlightMode.SMALL, need=found))
 
     def _known(self, world: SnapshotWorld) -> dict[int, int]:
-        """Return the lengths of all ranks that are known, those of peers by what they sealed."""
+        """Return the known lengths of all ranks; those of peers come from their sealed blocks."""
         lengths: dict[int, int] = {}
         for key, snapshot in sorted(self._core.book.snapshots.items()):
             if key[0] == world.generation:
@@ -138,13 +139,13 @@ class SlotRoom:
         return lengths | self._lengths
 
     def _room(self, world: SnapshotWorld) -> int:
-        """What there is: the budget, or less where the file system has less."""
+        """Return the available bytes: the budget, or less where the file system has less."""
         held = self.slot_bytes() + self._parity_bytes()
         there = self._core.arena.free_bytes() + held
         return min(self._budget(world), there) if world.memory_bytes else there
 
     def _budget(self, world: SnapshotWorld) -> int:
-        """Return what of the declared budget is not held by logs; 0 where none is declared."""
+        """Return the declared budget without the bytes of logs; 0 if none is declared."""
         return max(world.memory_bytes - self._log_bytes(), 1) if world.memory_bytes else 0
 
     def _enter(self, found: Fit) -> None:
@@ -180,10 +181,10 @@ class SlotRoom:
         )
 
     def _is_start(self, world: SnapshotWorld, rank: int) -> bool:
-        """Say whether the job has just begun: the first steps make the state of optimizers."""
+        """Say whether the job has just begun: optimizers make their state in the first steps."""
         return world.generation <= 1 and self._grants[rank] < _FIRST_GRANTS
 
-    # -- one slot more ---------------------------------------------------------------------------
+    # -- one more slot ---------------------------------------------------------------------------
 
     def slot_bytes(self) -> int:
         """Return the size of all slot files."""
@@ -204,11 +205,11 @@ class SlotRoom:
         self._coming_bytes += slot_capacity(size_bytes) + HEADER_BYTES
 
     def end(self, size_bytes: int) -> None:
-        """Count it no more: it is in the table, or was not made."""
+        """Stop counting it: the slot is in the table, or was not made."""
         self._coming_bytes -= slot_capacity(size_bytes) + HEADER_BYTES
 
     def trim(self) -> None:
-        """Remove free slots that fit no rank's state any more, once all have said theirs."""
+        """Remove free slots that fit no rank's state, once all ranks have requested one."""
         world = self._core.book.world
         if world is None or len(self._lengths) < world.rank_nodes.count(self._core.node):
             return
@@ -217,7 +218,7 @@ class SlotRoom:
                 self._core.slots.discard(slot)
 
     def make_room(self, size_bytes: int) -> bool:
-        """Remove free slots, and what the budget does not hold; return whether one more fits.
+        """Remove free slots, and snapshots beyond the budget; return whether one more slot fits.
 
         Of older generations only the newest snapshot has to stay: the one restored from.
         """
@@ -233,9 +234,10 @@ class SlotRoom:
         return self.holds(size_bytes)
 
     def make_room_for_rebuilt(self, size_bytes: int) -> None:
-        """Remove free slots until the budget holds one more, which restores what was lost.
+        """Remove free slots until the budget holds one more, for a rebuilt block.
 
-        Where that is not enough it is made all the same: the state is worth more than the budget.
+        If that is not enough, the slot is made nevertheless: the state is worth more than the
+        budget.
         """
         world = self._core.book.world
         budget = world.memory_bytes if world else 0
@@ -264,14 +266,14 @@ class SlotRoom:
     # -- logs --------------------------------------------------------------------------------------
 
     def log_limit(self) -> int:
-        """Return what logs may hold at once."""
+        """Return the most bytes of all logs at once."""
         world = self._core.book.world
         return log_limit(world.memory_bytes if world else 0)
 
     def admit_log(self, nbytes: int) -> None:
-        """Let logs grow by ``nbytes``, into the smaller mode if need be.
+        """Let logs grow by ``nbytes``, switching to the smaller mode if necessary.
 
-        Raises ``CapacityError`` where their share, or what slots and parity leave, is used up.
+        Raises ``CapacityError`` if their share, or the rest beside slots and parity, is used up.
         """
         held, world = self._log_bytes(), self._core.book.world
         memory = f"memory={world.memory_bytes:,}" if world and world.memory_bytes else ""
@@ -308,24 +310,24 @@ class SlotRoom:
         self._core.counters["log_refused"] += 1
         raise CapacityError(self._log_refusal)
 
-    # -- what others are told ----------------------------------------------------------------------
+    # -- reports to others -------------------------------------------------------------------------
 
     def refuse(self, reason: str) -> None:
-        """Note that a snapshot found no room."""
+        """Record that a snapshot found no room."""
         if not self._refusal:
             _log.warning("%s: snapshots are left out: %s", self._core.node, reason)
         self._core.counters["left_out"] += 1
         self._refusal = reason
 
     def granted(self, rank: int) -> None:
-        """Note that a snapshot of ``rank`` found room."""
+        """Record that a snapshot of ``rank`` found room."""
         self._grants[rank] += 1
         if self._refusal:
             _log.warning("%s: there is room for snapshots again", self._core.node)
         self._refusal = ""
 
     def status(self) -> dict[str, Json]:
-        """Return the mode, the need in bytes, why snapshots are left out just now, and pages."""
+        """Return the mode, the need in bytes, the reasons of refusals, limits, and huge pages."""
         need = self._fit.need.total if self._fit else 0
         return {
             "memory": {

@@ -1,10 +1,10 @@
 """Slots made ahead, so that the first snapshots of a large state find them ready.
 
-Filling fresh shared memory with pages costs more than copying into it, and the copy is what an
-optimizer step waits for. One is made after each seal, when the ranks do not copy (both at once are
-slower than one after the other), until there are as many as needed in the long run; none where
-shared memory is scarce. When the generation ends it stops at once: a recovery needs the processors,
-and the next generation's blocks may have another length.
+To fill fresh shared memory with pages costs more than to copy into it, and an optimizer step waits
+for the copy. One slot is made after each seal, while the ranks do not copy (both at once are slower
+than one after the other), until there are enough for the long run; none where shared memory is
+scarce. When the generation ends it stops at once: a recovery needs the processors, and the next
+generation's blocks may have another length.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Spares:
         self._making = False
 
     def is_coming(self, size_bytes: int) -> bool:
-        """Return whether a slot for that is being made just now: it is worth waiting for."""
+        """Return whether a slot of that size is being made now, so that waiting for it pays."""
         return fits(self._coming_bytes, size_bytes)
 
     def sealed(self) -> None:
-        """Note that a block is sealed: make a slot for the next snapshot, if one is missing."""
+        """Make a slot for the next snapshot, if one is missing; called after a block is sealed."""
         if not self._making and self._missing_bytes():
             self._making = True
             self._core.submit(None, self._make, kind=WaitingWork.STORE)
 
     def _missing_bytes(self) -> int:
-        """Return for what length of block a slot is missing and can be had; 0 for none."""
+        """Return the block length for which a slot is missing and can be made; 0 for none."""
         lengths = self._room.lengths().values()
         slots = [slot.file.capacity for slot in self._core.slots.all()]
         wanted = self._room.slots_per_rank - 1
@@ -52,7 +52,7 @@ class Spares:
                 continue
             if not self._room.holds(size_bytes):
                 continue
-            # room for what is asked for meanwhile
+            # room for slots requested meanwhile
             if self._core.arena.free_bytes() >= size_bytes + sum(lengths):
                 return size_bytes
         return 0

@@ -1,4 +1,4 @@
-"""Requests to one S3 server: sent until they succeed, for good reasons, within a deadline."""
+"""Requests to one S3 server: retried after transient errors, within a deadline."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Deadline:
 
 
 class S3Connection:
-    """A client of one server, with its threads. Used by many threads, in one process."""
+    """A client of one server, with its threads; all threads of one process may share it."""
 
     def __init__(self, config: S3Config, timing: S3Timing | None = None) -> None:
         self.config, self.timing = config, timing or S3Timing()
@@ -57,11 +57,11 @@ class S3Connection:
         """For the bytes of files: the signature covers their MD5, and nothing is hashed twice."""
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="holdfast-s3")
         self.quoted_versions: dict[str, bool] = {}
-        """Bucket → whether its server wants the versions in conditions quoted."""
+        """Bucket → whether its server needs the versions in conditions quoted."""
         self.probing = threading.Lock()
 
     def send(self, request: Callable[[Deadline], _T], *, where: str, doing: str) -> _T:
-        """Return what ``request`` returns, calling it again after what may pass.
+        """Return the result of ``request``, calling it again after transient errors.
 
         Pauses have full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015). No attempt
         begins that could stall beyond the deadline. Raises ``NotFoundError`` and ``StoreError``.
@@ -90,10 +90,10 @@ class S3Connection:
         raise AssertionError("unreachable")
 
     def each(self, actions: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Run ``actions`` on the threads and return what they return, in order.
+        """Run ``actions`` on the threads and return their results, in order.
 
-        When one fails the others have ended too before its error is raised, so that nothing
-        touches their buffers afterwards.
+        When one fails, its error is raised after the others have ended too, so that nothing touches
+        their buffers afterwards.
         """
         if len(actions) == 1:
             return [actions[0]()]
@@ -101,7 +101,7 @@ class S3Connection:
 
 
 def settle(futures: Sequence[Future[_T]], *, raising: bool = True) -> list[_T]:
-    """Wait until all have ended and return their results; when one failed, none other begins."""
+    """Wait until all have ended and return their results; after a failure, no other one begins."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, return_when="FIRST_EXCEPTION")
@@ -142,10 +142,10 @@ def _session(config: S3Config) -> Any:
 
 
 def _client(session: Any, config: S3Config, *, sign_bodies: bool) -> Any:
-    """Make a boto3 client that sends each request once: `S3Connection.send` is what tries again.
+    """Make a boto3 client that sends each request once: `S3Connection.send` does the retries.
 
     Newer checksum headers are not used: some servers store them unchecked, others refuse them as
-    trailers. MD5 and signature every server checks.
+    trailers. Every server checks MD5 and signature.
     """
     try:
         return session.client(
@@ -172,7 +172,7 @@ def _client(session: Any, config: S3Config, *, sign_bodies: bool) -> Any:
 
 
 class Body(io.RawIOBase):
-    """Buffers as the body of a request, sent from where they are; a slow send ends in time."""
+    """Buffers as the body of a request, sent without a copy; a slow send ends at the deadline."""
 
     def __init__(self, views: Sequence[memoryview], deadline: Deadline) -> None:
         self._views, self._deadline = views, deadline
@@ -188,16 +188,16 @@ class Body(io.RawIOBase):
                 yield view[at : at + _BLOCK_BYTES]
 
     def read(self, size: int = -1) -> Any:
-        """Return the next bytes as a view, in blocks of our own size: HTTP clients send it."""
+        """Return the next bytes as a view, in blocks of our own size; HTTP clients send it."""
         self._deadline.check()
         return next(iter(self._left), b"")
 
     def seekable(self) -> bool:
-        """Say yes, to the start."""
+        """Return True; only the start can be sought."""
         return True
 
     def tell(self) -> int:
-        """Return 0: asked for before the body is sent only."""
+        """Return 0: clients ask only before they send the body."""
         return 0
 
     def seek(self, offset: int, whence: int = 0) -> int:

@@ -1,9 +1,9 @@
-"""Compare-and-set of a small object, on servers that can do it.
+"""Compare-and-set of a small object, on servers that support it.
 
-A plain PUT with ``If-None-Match: *`` or ``If-Match``. Servers differ: some want the version quoted
-(AWS), some compare it literally and unquoted (Ceph 16), some answer 501, and some take no notice
-and overwrite. So each bucket is asked once, with an object of its own, before anything is entrusted
-to a condition.
+It is a plain PUT with ``If-None-Match: *`` or ``If-Match``. Servers differ: some need the version
+quoted (AWS), some compare it literally and unquoted (Ceph 16), some answer 501, and some ignore the
+condition and overwrite. So each bucket is tested once, with an object of its own, before any commit
+relies on a condition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.ckpt.store.s3.upload import put, put_once
 _log = logging.getLogger(__name__)
 
 PROBE: Final = ".holdfast-probe-"
-"""What the names of the objects begin with that a server is tried with; never listed."""
+"""The prefix of the names of test objects, which are never listed."""
 
 _NO_VERSION: Final = "0" * 32
 _TRYING: Final = b"Holdfast asks whether this server can write on a condition."
@@ -33,11 +33,11 @@ _TRYING: Final = b"Holdfast asks whether this server can write on a condition."
 def replace(
     connection: S3Connection, target: UploadTarget, data: bytes, *, expected: str | None
 ) -> bool:
-    """Publish ``data`` if the object is still at version ``expected``; say whether it is there.
+    """Publish ``data`` if the object is still at version ``expected``; say whether it is in place.
 
-    When a reply is lost the condition fails on the next try, and so it does behind a proxy that
-    tries again by itself. Therefore what is in place then decides: our very bytes count as
-    published by us, anything else as a lost race.
+    When a reply is lost, the condition fails on the next try; the same happens behind a proxy that
+    retries by itself. So after a failed condition the object in place decides: our very bytes count
+    as published by us, any others as a lost race.
     """
     quoted = _quoted(connection, target)
     condition = _is_absent() if expected is None else _is_at(expected, quoted=quoted)
@@ -65,7 +65,7 @@ def _put_if(
     deadline: Deadline,
     condition: dict[str, str],
 ) -> bool:
-    """Write the object in one attempt; say whether the server found the condition to hold."""
+    """Write the object in one attempt; say whether the server found the condition true."""
     try:
         put_once(connection, target, [memoryview(data)], deadline, **condition)
     except ClientError as error:
@@ -85,7 +85,7 @@ def _in_place(connection: S3Connection, target: UploadTarget, deadline: Deadline
 
 
 def _quoted(connection: S3Connection, target: UploadTarget) -> bool:
-    """Return whether the bucket's server wants versions quoted; ask it the first time."""
+    """Return whether the bucket's server needs versions quoted; test it the first time."""
     with connection.probing:
         if (known := connection.quoted_versions.get(target.bucket)) is not None:
             return known
@@ -103,7 +103,7 @@ def _quoted(connection: S3Connection, target: UploadTarget) -> bool:
 
 
 def _probed(connection: S3Connection, probe: UploadTarget) -> bool:
-    """Find out how the server takes conditions. Raises ``StoreError`` if it does not."""
+    """Test how the server treats conditions. Raises ``StoreError`` if it ignores them."""
 
     def takes(condition: dict[str, str]) -> bool:
         return connection.send(

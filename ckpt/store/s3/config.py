@@ -1,4 +1,4 @@
-"""How an S3 server is reached and used. Nothing here needs boto3."""
+"""The configuration of the connection to an S3 server. Nothing here needs boto3."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
-    """Where the server is, who asks, and how hard to try.
+    """The server, its credentials, and the limits of requests.
 
-    What is None is left to boto3's standard chain (environment, shared files, instance role). At
-    most ``part_bytes * threads`` of what is written is under way at once; beyond 2,000 parts
-    (62.5 GiB of 32 MiB parts) parts double in size every 2,000, so that 10,000 of them hold
-    1.9 TiB. One request, its retries included, takes ``deadline_s`` at most; a large file is
-    many requests. A connection that moves nothing for ``stall_s`` is given up. An unfinished upload
-    that took no byte for ``abandoned_s`` is nobody's, and swept.
+    Fields that are None are left to boto3's standard chain (environment, shared files, instance
+    role). At most ``part_bytes * threads`` of the written bytes are in flight at once. Beyond 2,000
+    parts (62.5 GiB of 32 MiB parts) parts double in size every 2,000, so that 10,000 of them hold
+    1.9 TiB. One request, its retries included, takes ``deadline_s`` at most; a large file is many
+    requests. A connection that moves nothing for ``stall_s`` is given up. An unfinished upload that
+    received no part for ``abandoned_s`` counts as abandoned, and is swept.
     """
 
     endpoint_url: str | None = None
@@ -63,7 +63,7 @@ class S3Config:
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> S3Config:
-        """Take what the AWS variables say; an empty one counts as not set."""
+        """Return the configuration of the AWS variables; an empty variable counts as unset."""
 
         def first(*names: str) -> str | None:
             return next((environment[name] for name in names if environment.get(name)), None)
@@ -84,7 +84,7 @@ class S3Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Timing:
-    """Time and chance, so that tests can hold them. Seconds."""
+    """Time and randomness, in seconds; tests replace them."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

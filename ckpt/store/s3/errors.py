@@ -1,4 +1,4 @@
-"""What S3 servers refuse, sorted by what to do about it: try again, or say what is wrong."""
+"""Errors of S3 servers: those to retry, and those to report with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILURES: Final = (
     urllib3.exceptions.HTTPError,
     OSError,
 )
-"""What boto3 raises; streams raise urllib3's own errors and the socket's."""
+"""The errors of boto3; streams raise urllib3's own errors and the socket's."""
 
 _TRANSIENT_CODES: Final = frozenset(
     (
@@ -44,7 +44,7 @@ _TRANSIENT: Final = (
     boto.IncompleteReadError,
     urllib3.exceptions.HTTPError,
     OSError,
-    ResponseParserError,  # a reply that was cut off before it was whole
+    ResponseParserError,  # a truncated reply
 )
 
 _NO_KEYS: Final = (
@@ -109,7 +109,7 @@ def status_of(error: BaseException) -> int:
 
 
 def is_missing(error: BaseException) -> bool:
-    """Say whether the server has no such object (a missing bucket is another matter)."""
+    """Say whether the server has no such object (a missing bucket is another error)."""
     return status_of(error) == 404 and code_of(error) in ("NoSuchKey", "404", "NotFound")
 
 
@@ -126,7 +126,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """Return what went wrong in a few words, without keys, signatures or headers."""
+    """Return the error in a few words, without keys, signatures or headers."""
     if isinstance(error, boto.ClientError):
         found: dict[str, Any] = error.response.get("Error", {})
         message = str(found.get("Message") or "").strip().rstrip(".")
@@ -138,7 +138,7 @@ def said(error: BaseException) -> str:
 
 
 def refusal(error: BaseException, *, where: str, doing: str) -> CkptError:
-    """Return what a caller is told about an error that trying again does not help."""
+    """Return the error for a caller, where a retry does not help."""
     if is_missing(error):
         return NotFoundError(f"{where}: not there (cannot {doing}); check the path")
     return StoreError(f"{where}: cannot {doing}: {said(error)}; {_remedy(error)}")
@@ -160,7 +160,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _region_of(error: BaseException) -> str:
-    """Return the region the bucket is in, where the server tells."""
+    """Return the region of the bucket, where the server names it, else ""."""
     if not isinstance(error, boto.ClientError):
         return ""
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})

@@ -1,4 +1,4 @@
-"""Objects read in ranges, several at once, each going on where it was cut off."""
+"""Objects read in ranges, several at once; each range resumes where it was cut off."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class CutOffError(InternalError, OSError):
 
 
 class Sink:
-    """Buffers filled one after the other; knows how far it got when a reply breaks off."""
+    """Buffers filled one after the other; counts the filled bytes in case a reply breaks off."""
 
     def __init__(self, views: Views) -> None:
         self._left = [view for view in reversed(views) if view.nbytes]
         self.done, self.nbytes = 0, sum(view.nbytes for view in views)
 
     def receive(self, reply: dict[str, Any], deadline: Deadline) -> None:
-        """Take the body of ``reply`` until full. Raises ``CutOffError`` where it ends before."""
+        """Read the body of ``reply`` until full. Raises ``CutOffError`` if it ends before."""
         with reply["Body"] as stream:
             while self.done < self.nbytes:
                 deadline.check()
@@ -55,13 +55,13 @@ class Sink:
 
 
 def _pieces(views: Views, nbytes: int, piece: int) -> Iterator[tuple[int, list[memoryview]]]:
-    """Cut the first ``nbytes`` of ``views`` into pieces: where each starts, and its views."""
+    """Cut the first ``nbytes`` of ``views`` into pieces; yield the start and views of each."""
     start, at, found = 0, 0, list[memoryview]()
     for view in views:
         while view.nbytes and at < nbytes:
             fits = min(view.nbytes, start + piece - at, nbytes - at)
             found.append(view[:fits])
-            view, at = view[fits:], at + fits  # noqa: PLW2901 - what is left of it
+            view, at = view[fits:], at + fits  # noqa: PLW2901 - the rest of it
             if at == start + piece or at == nbytes:
                 yield start, found
                 start, found = at, []
@@ -79,7 +79,7 @@ def fetch(connection: S3Connection, target: UploadTarget) -> tuple[bytes, str]:
 def fetch_once(
     connection: S3Connection, target: UploadTarget, deadline: Deadline
 ) -> tuple[bytes, str]:
-    """As `fetch`, in one attempt: raises what boto3 raises."""
+    """Like `fetch`, in one attempt: raises the errors of boto3."""
     reply = connection.client.get_object(**target.address)
     data = bytearray(reply["ContentLength"])
     Sink([memoryview(data)]).receive(reply, deadline)
@@ -87,7 +87,7 @@ def fetch_once(
 
 
 class S3File:
-    """An object as it was when it was opened; reads fail once it is replaced or removed."""
+    """An object at the version that was opened; reads fail once it is replaced or removed."""
 
     run_bytes = 16 << 20
 
@@ -104,7 +104,7 @@ class S3File:
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
         """Fill ``buffers`` from offset ``at``; return the bytes read.
 
-        Raises ``NotFoundError`` when another object took the place of the one opened.
+        Raises ``NotFoundError`` when another object replaced the opened one.
         """
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         wanted = min(sum(view.nbytes for view in views), max(0, self.nbytes - at))
@@ -124,7 +124,7 @@ class S3File:
         """Do nothing: connections belong to the store."""
 
     def _fill(self, views: Views, at: int) -> None:
-        """Fill ``views`` from ``at``, going on behind what came before a connection broke."""
+        """Fill ``views`` from ``at``; after a broken connection, resume behind received bytes."""
         sink = Sink(views)
         end = at + sink.nbytes
         self._connection.send(
@@ -134,7 +134,7 @@ class S3File:
         )
 
     def _range(self, at: int, end: int) -> dict[str, Any]:
-        """Ask for the bytes from ``at`` to before ``end`` of the very object that was opened."""
+        """Request the bytes from ``at`` to before ``end`` of the very object that was opened."""
         try:
             reply: dict[str, Any] = self._connection.client.get_object(
                 **self._target.address, Range=f"bytes={at}-{end - 1}", IfMatch=self._tag

@@ -1,9 +1,9 @@
 """Checkpoints in a bucket of an S3 server: AWS, Ceph, MinIO and others, by boto3.
 
-S3 publishes whole objects only, so a name shows the old bytes or the new ones. What it lacks is
-made up for here: requests are sent again within a deadline, and what a lost reply did is read back;
-the server checks every byte's MD5; small files are replaced on a condition, after the server proved
-that it heeds conditions. A version is the object's ETag.
+S3 publishes whole objects only, so a name shows the old bytes or the new ones. This module adds the
+rest: it retries requests within a deadline, and reads back the effect of a lost reply; the server
+checks every byte's MD5; small files are replaced on a condition, after the server proved that it
+obeys conditions. A version is the object's ETag.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSING: Final = frozenset(("InternalError", "SlowDown", "ServiceUnavailable"))
 
 
 class S3Store:
-    """What lies below a prefix of a bucket. ``root`` is ``s3://bucket/prefix``."""
+    """The files below a prefix of a bucket. ``root`` is ``s3://bucket/prefix``."""
 
     def __init__(self, root: str, connection: S3Connection | S3Config) -> None:
         match = _URL.fullmatch(root)
@@ -42,11 +42,11 @@ class S3Store:
         self._prefix = (match[2] or "").strip("/")
         self.root = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         self._given = connection
-        _ = self._connection  # what is wrong with it shows now
+        _ = self._connection  # raises now if the configuration is wrong
 
     @property
     def _connection(self) -> S3Connection:
-        """The connection of this process: a forked child's is not its parent's."""
+        """The connection of this process: a forked child makes its own."""
         return connect(self._given) if isinstance(self._given, S3Config) else self._given
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class S3Store:
         return UploadTarget(bucket=self._bucket, key=key, where=self.where(name))
 
     def _folder(self, name: str) -> UploadTarget:
-        """Return the target all of whose files begin with its key."""
+        """Return the target whose key is the prefix of all files in the folder."""
         found = self._file(name)
         key = f"{found.key}/" if found.key else ""
         return UploadTarget(bucket=self._bucket, key=key, where=f"{found.where}/")
@@ -76,7 +76,7 @@ class S3Store:
         return sorted(name for name in names if name and not name.startswith(PROBE))
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None when it is not there."""
+        """Return a file's size in bytes, None when it does not exist."""
         target = self._file(name)
 
         def request(_: Deadline) -> int | None:
@@ -98,7 +98,7 @@ class S3Store:
         return S3File(self._connection, self._file(name))
 
     def write(self, name: str, parts: Iterable[Buffer]) -> int:
-        """Write a file from ``parts``, replacing what was there; return its size in bytes."""
+        """Write a file from ``parts``, replacing any old one; return its size in bytes."""
         return write(self._connection, self._file(name), parts)
 
     def fetch(self, name: str) -> tuple[bytes, str]:
@@ -106,27 +106,27 @@ class S3Store:
         return fetch(self._connection, self._file(name))
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
-        """Publish a small file if its ETag is ``expected``; say whether it was done.
+        """Publish a small file if its ETag is ``expected``; say whether it was published.
 
         A racing writer of the very same bytes counts as this one. Raises ``StoreError`` for a
-        server that takes no notice of conditions.
+        server that ignores conditions.
         """
         return replace(self._connection, self._file(name), data, expected=expected)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are passed over."""
+        """Remove files; missing ones are ignored."""
         left = iter(names)
         while batch := list(islice(left, _AT_ONCE)):
             self._delete([self._file(name).key for name in batch], self.where(batch[0]))
 
     def remove(self, folder: str) -> None:
-        """Sweep it: a folder is there as long as an object is in it."""
+        """Sweep the folder: it exists as long as an object is in it."""
         self.sweep(folder)
 
     def sweep(self, folder: str) -> None:
-        """Remove the unfinished uploads directly below a folder that nobody is writing any more.
+        """Remove the abandoned uploads directly below a folder.
 
-        See `holdfast.ckpt.store.s3.unfinished` for how that is known.
+        See `holdfast.ckpt.store.s3.unfinished` for how they are recognised.
         """
         sweep(self._connection, self._folder(folder))
 
@@ -135,7 +135,7 @@ class S3Store:
         return unpublished(self._connection, self._folder(folder))
 
     def _pages(self, folder: UploadTarget, **more: str) -> Iterator[dict[str, Any]]:
-        """Yield the pages of what lies below a folder."""
+        """Yield the pages of the listing of a folder."""
         while True:
             page: dict[str, Any] = self._connection.send(
                 lambda _, more=dict(more): self._connection.client.list_objects_v2(  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""Uploads that were begun and not completed: seen, taken up, swept.
+"""Unfinished uploads: listing, resuming and sweeping.
 
-An upload's owner cannot be asked whether he lives, so an upload is swept only when he cannot be
-harmed by it, judged by the server's clock alone:
+There is no way to ask whether an upload's owner is alive. So an upload is swept only when that
+cannot harm its owner, judged by the server's clock alone:
 
-- it took no part for ``S3Config.abandoned_s`` (a day): a living writer sends one at least every
+- it received no part for ``S3Config.abandoned_s`` (a day): a living writer sends one at least every
   ``deadline_s`` while it has bytes, or
-- its file was published by somebody after its last part came, so that it is no longer needed. An
-  owner who lives nevertheless finds his very bytes in place, or says that he does not.
+- another writer published its file after the upload's last part, so that it is no longer needed. An
+  owner that is alive nevertheless finds its very bytes in place, or raises an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadTarget:
-    """A file in a bucket; ``where`` is the address people read."""
+    """A file in a bucket; ``where`` is its address for people."""
 
     bucket: str
     key: str
@@ -37,13 +37,13 @@ class UploadTarget:
 
     @property
     def address(self) -> dict[str, str]:
-        """Return bucket and key as requests want them."""
+        """Return bucket and key as keyword arguments of requests."""
         return {"Bucket": self.bucket, "Key": self.key}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """An upload that is not completed, as it was at ``seen`` of the server's clock."""
+    """An upload that is not completed, as listed at ``seen`` of the server's clock."""
 
     target: UploadTarget
     upload_id: str
@@ -54,7 +54,7 @@ class Unfinished:
 def unfinished(
     connection: S3Connection, target: UploadTarget, *, direct: bool = False
 ) -> Iterator[Unfinished]:
-    """Yield the uploads whose keys begin with the target's; ``direct``: with no slash after it."""
+    """Yield uploads whose keys begin with the target's; ``direct``: with no slash after it."""
     more: dict[str, str] = {"Delimiter": "/"} if direct else {}
     while True:
         page = connection.send(
@@ -81,7 +81,7 @@ def unfinished(
 
 
 def parts_of(connection: S3Connection, upload: Unfinished) -> list[dict[str, Any]]:
-    """Return the parts an upload has, as the server describes them; none if it is gone."""
+    """Return the parts of an upload, as the server describes them; none if it is gone."""
     found: list[dict[str, Any]] = []
     more: dict[str, int] = {}
 
@@ -105,7 +105,7 @@ def parts_of(connection: S3Connection, upload: Unfinished) -> list[dict[str, Any
 
 
 def abort(connection: S3Connection, target: UploadTarget, upload_id: str) -> None:
-    """Drop an upload with its parts, in one attempt: what stays is invisible, and swept later."""
+    """Drop an upload with its parts, in one attempt; a rest is invisible, and swept later."""
     try:
         connection.client.abort_multipart_upload(**target.address, UploadId=upload_id)
     except FAILURES as error:
@@ -114,7 +114,7 @@ def abort(connection: S3Connection, target: UploadTarget, upload_id: str) -> Non
 
 
 def sweep(connection: S3Connection, folder: UploadTarget) -> None:
-    """Drop the uploads directly below ``folder`` that nobody is writing any more."""
+    """Drop the abandoned uploads directly below ``folder``."""
     for upload in list(unfinished(connection, folder, direct=True)):
         if _is_abandoned(connection, upload):
             abort(connection, upload.target, upload.upload_id)
@@ -138,7 +138,7 @@ def _is_abandoned(connection: S3Connection, upload: Unfinished) -> bool:
 
 
 def _published(connection: S3Connection, target: UploadTarget) -> datetime | None:
-    """Return when the file in place was published by the server's clock, None without one."""
+    """Return when the file in place was published, by the server's clock; None without a file."""
 
     def request(_: Deadline) -> datetime | None:
         try:

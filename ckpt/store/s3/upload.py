@@ -1,10 +1,10 @@
-"""Files on their way into a bucket: one request for a small one, parts in parallel for others.
+"""Uploads of files to a bucket: one request for a small file, parallel parts for others.
 
-A file shows when its upload is completed, whole or not at all. An upload that a killed writer left
-under the same key is taken up again: parts of it that have the right size and MD5 are not sent a
-second time. Taking up the upload of a writer that still lives is harmless: an upload is completed
-with the MD5 of every part, so whoever completes it gets his own bytes or an error, and the other
-finds the very same file in place, or says that he did not.
+A file appears when its upload is completed, whole or not at all. A writer resumes an upload that a
+killed writer left under the same key: parts with the right size and MD5 are not sent again. To
+resume the upload of a living writer is harmless. An upload is completed with the MD5 of every part,
+so the writer that completes it gets its own bytes or an error; the other one finds the very same
+file in place, or raises an error.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def put_once(
     deadline: Deadline,
     **condition: str,
 ) -> str:
-    """As `put`, in one attempt: raises what boto3 raises. The server checks the bytes' MD5."""
+    """Like `put`, in one attempt: raises the errors of boto3. The server checks the bytes' MD5."""
     body = Body(views, deadline)
     reply = connection.sender.put_object(
         **target.address,
@@ -94,9 +94,9 @@ def _md5(views: Views) -> bytes:
 
 
 def _pieces(parts: Iterable[Buffer], config: S3Config) -> Iterator[Views]:
-    """Group ``parts`` into the parts of an upload, cut where need be, without copying.
+    """Group ``parts`` into the parts of an upload, cut where necessary, without copying.
 
-    Where a piece ends depends on the configuration alone, so that an upload can be taken up.
+    The cuts depend on the configuration alone, so that an upload can be resumed.
     """
     number, piece, room = 1, Views(), config.nbytes_of_part(1)
     for part in parts:
@@ -116,7 +116,7 @@ def _tag_of(parts: list[_UploadPart]) -> str:
     """Return the tag of a completed upload: the MD5 of its parts' MD5s, and their number."""
     try:
         digests = b"".join(bytes.fromhex(part.tag) for part in parts)
-    except ValueError:  # the server has tags of its own, where it encrypts for example
+    except ValueError:  # the server has tags of its own, for example with encryption
         return "unknown"
     return f"{md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
 
@@ -142,7 +142,7 @@ class _Upload:
             while not self._failed.is_set() and (piece := next(pieces, None)):
                 self._submit(piece, futures)
                 del piece
-        except BaseException:  # the source broke: nobody will go on with this upload of ours
+        except BaseException:  # the source broke: this upload will not be resumed
             self._failed.set()
             settle(futures, raising=False)
             if taken_up is None:
@@ -153,7 +153,7 @@ class _Upload:
         return sum(part.nbytes for part in sent)
 
     def _submit(self, piece: Views, futures: list[Future[_UploadPart]]) -> None:
-        """Hand a piece to the threads once fewer than their number are under way."""
+        """Hand a piece to the threads, once fewer pieces than threads are in flight."""
         number = len(futures) + 1
         if number > _MOST_PARTS:
             raise StoreError(
@@ -183,7 +183,7 @@ class _Upload:
             self._window.release()
 
     def _upload_part(self, number: int, body: Body, digest: bytes) -> str:
-        """Send a part; return the tag the server knows it by."""
+        """Send a part; return the server's tag for it."""
         if self._gone.is_set():
             return digest.hex()
         try:
@@ -198,12 +198,12 @@ class _Upload:
         except ClientError as error:
             if code_of(error) != "NoSuchUpload":
                 raise
-            self._gone.set()  # completed by another writer, or swept: the end will show
+            self._gone.set()  # completed by another writer, or swept: checked at the end
             return digest.hex()
         return str(reply["ETag"]).strip('"')
 
     def _complete(self, parts: list[_UploadPart]) -> None:
-        """Publish the file. A lost reply is told from the file that is there."""
+        """Publish the file. After a lost reply, the file in place decides."""
 
         def request(deadline: Deadline) -> None:
             if self._gone.is_set():
@@ -221,7 +221,7 @@ class _Upload:
         self._connection.send(request, where=self._target.where, doing="complete it")
 
     def _must_be_there(self, parts: list[_UploadPart]) -> None:
-        """Raise ``StoreError`` unless the file in place is what was written."""
+        """Raise ``StoreError`` unless the file in place has the written bytes."""
         wanted = (_tag_of(parts), sum(part.nbytes for part in parts))
         try:
             head = self._connection.client.head_object(**self._target.address)
@@ -247,7 +247,7 @@ class _Upload:
         return self._connection.send(request, where=self._target.where, doing="begin to write it")
 
     def _taken_up(self) -> str | None:
-        """Return the newest upload of this key that somebody left, and learn its parts."""
+        """Return the newest upload left for this key, and record its parts."""
         try:
             found = unfinished(self._connection, self._target)
             there = [upload for upload in found if upload.target.key == self._target.key]
