@@ -1,5 +1,8 @@
 from .config import Batch as Batch
+from .config import Checkpoints as Checkpoints
 from .config import Mesh as Mesh
+from .config import Snapshots as Snapshots
+from .config import Timeouts as Timeouts
 from .data.loaders import Loader as Loader
 from .data.order import Weighted as Weighted
 from .errors import ConfigError as ConfigError
@@ -11,4 +14,6 @@ from .errors import Stopped as Stopped
 from .groups.alltoall import all_to_all as all_to_all
 from .loop.generations import resilient as resilient
 from .loop.run import Run as Run
+from .loop.run import session_of as session_of
+from .loop.session import Session as Session
 from .loss import LossGuard as LossGuard

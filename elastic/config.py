@@ -1,25 +1,38 @@
-"""What the decorator is told: mesh, batch and the settings of a run, checked at the door. Pure."""
+"""The values that configure a run; each checks itself when it is made. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.ckpt import sizes
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.groups import GROUP_SIZE
+from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
 
-Exact: TypeAlias = bool | Literal["int64"]
-"""Whether weights must not depend on the world: no, by rounding gradients, or in fixed point."""
+Exact: TypeAlias = Literal["float32", "int64"] | None
+"""How sums of gradients are made independent of the world: by rounding, in fixed point, not."""
+
+OVERRIDABLE: Final = ("snapshots", "checkpoint", "timeouts", "rehearse")
+"""The fields of `Settings` that a launcher may override (`Settings.overridden`)."""
 
 MAX_STOP_GRACE_S = 4.0
 """An agent kills a sidecar that takes longer to end."""
+
+
+def _is_count(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,63 +141,183 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshots:
+    """Copies of the state in host memory, from which a run goes on after a loss.
+
+    ``every`` steps the state is copied; the ``keep`` newest copies stay. Any ``parity`` nodes may
+    be lost of each group of about ``group`` (0: none; ``"replicate"``: one, by a whole copy on
+    another node). ``memory`` (as in ``"12GiB"``) is the host memory that a node may spend on it.
+    ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on every node's own
+    disk. The two newest stay there when the job ends; a later start that is given the same
+    directory goes on from them where no checkpoint is newer.
+    """
+
+    every: int = 1
+    parity: int | Literal["replicate"] = 1
+    group: int = GROUP_SIZE
+    keep: int = 2
+    memory: str | int | None = None
+    disk: str | None = None
+    disk_every: int = 10
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.every, least=1):
+            raise ConfigError(f"Snapshots(every={self.every!r}): give 1 or more steps")
+        self._check_parity()
+        if not _is_count(self.keep, least=1):
+            raise ConfigError(
+                f"Snapshots(keep={self.keep!r}): give 1 or more; one snapshot must stay in memory"
+            )
+        self.memory_bytes()
+        if self.disk is not None and not (isinstance(self.disk, str) and self.disk):
+            raise ConfigError(
+                f"Snapshots(disk={self.disk!r}): give a directory on the nodes' own disks, as a "
+                "string, or None"
+            )
+        if not _is_count(self.disk_every, least=1):
+            raise ConfigError(f"Snapshots(disk_every={self.disk_every!r}): give 1 or more steps")
+
+    def _check_parity(self) -> None:
+        if self.parity != "replicate" and not _is_count(self.parity, least=0):
+            raise ConfigError(
+                f"Snapshots(parity={self.parity!r}): give the number of nodes that may be lost, or "
+                "'replicate' for a whole copy on another node"
+            )
+        if not _is_count(self.group, least=2):
+            raise ConfigError(f"Snapshots(group={self.group!r}): give 2 or more nodes")
+        if self.parity != "replicate" and self.group <= self.parity:
+            raise ConfigError(
+                f"Snapshots(group={self.group}, parity={self.parity}): a group needs more nodes "
+                f"than may be lost of it; give group={self.parity + 1} or more"
+            )
+
+    def memory_bytes(self) -> int:
+        """Return the declared host memory per node, 0 for none. Raises ``ConfigError``."""
+        if self.memory is None:
+            return 0
+        try:
+            return sizes.parse_bytes(str(self.memory))
+        except ValueError as error:
+            raise ConfigError(f"Snapshots(memory={self.memory!r}): {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Durable copies of the state below ``root``, from which a later start goes on.
+
+    ``root`` is a directory or ``s3://bucket/prefix``. A checkpoint is written ``every`` steps and
+    after the last. ``compression`` and ``incremental`` are `ckpt.save`'s ``compression`` and
+    ``base="latest"``. ``bandwidth`` (as in ``"500MB/s"``) limits what a node writes.
+
+    Training never waits for the store: while a checkpoint is being written the newest of the
+    others waits, and older ones are skipped. ``on_error``: ``"retry"`` tries ``retries`` times
+    more, then warns, and ends the job when more than ``failures_allowed`` in a row have failed, or
+    the last one; ``"skip"`` only warns; ``"stop"`` ends the job at the first. At its end the job
+    waits for the last checkpoint, at most ``wait_s``.
+    """
+
+    root: str = field(kw_only=False)
+    every: int = 100
+    compression: Mapping[str, str] = field(default_factory=dict)
+    incremental: bool = False
+    bandwidth: str | int | None = None
+    on_error: Literal["retry", "skip", "stop"] = "retry"
+    retries: int = 3
+    failures_allowed: int = 2
+    wait_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.root, str) or not self.root:
+            raise ConfigError(
+                f"Checkpoints({self.root!r}): give a directory or s3://bucket/prefix, as a string"
+            )
+        if not _is_count(self.every, least=1):
+            raise ConfigError(f"Checkpoints(every={self.every!r}): give 1 or more steps")
+        try:
+            codecs.check(self.compression)
+        except StateError as error:
+            raise ConfigError(f"Checkpoints(compression=...): {error}") from error
+        self.bytes_per_s()
+        if self.on_error not in ("retry", "skip", "stop"):
+            raise ConfigError(
+                f"Checkpoints(on_error={self.on_error!r}): give 'retry', 'skip' or 'stop'"
+            )
+        for name in ("retries", "failures_allowed"):
+            if not _is_count(value := getattr(self, name), least=0):
+                raise ConfigError(f"Checkpoints({name}={value!r}): give 0 or more")
+        if not _is_seconds(self.wait_s):
+            raise ConfigError(f"Checkpoints(wait_s={self.wait_s!r}): give 0 or more seconds")
+
+    def bytes_per_s(self) -> int:
+        """Return how fast a node may write, 0 for no limit. Raises ``ConfigError``."""
+        if self.bandwidth is None:
+            return 0
+        try:
+            return sizes.parse_rate(self.bandwidth)
+        except ValueError as error:
+            raise ConfigError(f"Checkpoints(bandwidth=...): {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Time limits of a run, in seconds.
+
+    ``collective_s``: a collective that takes longer has failed. ``stop_grace_s``: when the job is
+    stopped (SIGTERM, as before a preemption), the newest protected step is saved to
+    `Snapshots.disk` and to `Checkpoints` if that takes no longer.
+    """
+
+    collective_s: float = 1800.0
+    stop_grace_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _is_seconds(self.collective_s) or not self.collective_s:
+            raise ConfigError(f"Timeouts(collective_s={self.collective_s!r}): be positive")
+        if not _is_seconds(self.stop_grace_s) or self.stop_grace_s > MAX_STOP_GRACE_S:
+            raise ConfigError(
+                f"Timeouts(stop_grace_s={self.stop_grace_s!r}): give 0 to {MAX_STOP_GRACE_S:g}"
+            )
+
+
+_GROUPS: Final[dict[str, type]] = {
+    "mesh": Mesh,
+    "batch": Batch,
+    "snapshots": Snapshots,
+    "checkpoint": Checkpoints,
+    "loss_guard": LossGuard,
+    "timeouts": Timeouts,
+}
+_OPTIONAL: Final = ("checkpoint", "loss_guard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything `elastic.resilient` takes; see there."""
+    """The configuration of a run: the arguments of `elastic.resilient`, checked together."""
 
     mesh: Mesh = Mesh()
     batch: Batch = Batch(microbatches=1)
-    snapshot_every: int = 1
-    parity: int | Literal["replicate"] = 1
-    parity_group: int = GROUP_SIZE
-    keep: int = 2
-    memory: str | int | None = None
-    checkpoint: str | None = None
-    checkpoint_every: int = 100
-    checkpoint_compression: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_incremental: bool = False
-    checkpoint_bandwidth: str | int | None = None
-    on_checkpoint_error: Literal["retry", "skip", "stop"] = "retry"
-    checkpoint_retries: int = 3
-    checkpoint_failures_allowed: int = 2
-    checkpoint_wait_s: float = 600.0
-    disk: str | None = None
-    disk_every: int = 10
-    stop_grace_s: float = 0.0
-    exact: Exact = False
+    snapshots: Snapshots = Snapshots()
+    checkpoint: Checkpoints | None = None
+    exact: Exact = None
     seed: int = 0
-    collective_timeout_s: float = 1800.0
     loss_guard: LossGuard | None = None
     rehearse: bool = True
+    timeouts: Timeouts = Timeouts()
 
     def __post_init__(self) -> None:
-        if self.snapshot_every < 1:
-            raise ConfigError(f"snapshot_every={self.snapshot_every!r}: give 1 or more steps")
-        self._check_parity()
-        self.memory_bytes()
-        if self.keep < 1:
-            raise ConfigError(f"keep={self.keep!r}: at least one snapshot must stay in memory")
-        if self.checkpoint_every < 1:
-            raise ConfigError(f"checkpoint_every={self.checkpoint_every!r}: give 1 or more steps")
-        if self.checkpoint is not None and not self.checkpoint:
-            raise ConfigError("checkpoint='': give a directory, or None for no checkpoints")
-        try:
-            codecs.check(self.checkpoint_compression)
-        except StateError as error:
-            raise ConfigError(f"checkpoint_compression: {error}") from error
-        if self.disk is not None and not self.disk:
-            raise ConfigError("disk='': give a directory on the nodes' own disks, or None")
-        if self.disk_every < 1:
-            raise ConfigError(f"disk_every={self.disk_every!r}: give 1 or more steps")
-        if not 0 <= self.stop_grace_s <= MAX_STOP_GRACE_S:
-            raise ConfigError(f"stop_grace_s={self.stop_grace_s!r}: give 0 to {MAX_STOP_GRACE_S:g}")
-        self._check_checkpoint_errors()
-        self.checkpoint_bytes_per_s()
-        if self.exact not in (False, True, "int64"):
-            raise ConfigError(f"exact={self.exact!r}: give True, False or 'int64'")
-        if not 0 <= self.seed < 1 << 63:
+        for name, kind in _GROUPS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name not in _OPTIONAL):
+                raise ConfigError(f"{name}={value!r}: give {name}=holdfast.{kind.__name__}(...)")
+        if self.exact not in (None, "float32", "int64"):
+            raise ConfigError(
+                f"exact={self.exact!r}: give 'float32' to round gradients, 'int64' to add in fixed "
+                "point, or None for weights that depend on the world size in their last bits"
+            )
+        if not _is_count(self.seed, least=0) or self.seed >= 1 << 63:
             raise ConfigError(f"seed={self.seed!r}: give a number from 0 to 2**63 - 1")
-        if self.collective_timeout_s <= 0:
-            raise ConfigError(f"collective_timeout_s={self.collective_timeout_s!r}: be positive")
+        if not isinstance(self.rehearse, bool):
+            raise ConfigError(f"rehearse={self.rehearse!r}: give True or False")
         self._check_loss_guard()
         self._check_cut()
 
@@ -198,14 +331,46 @@ class Settings:
                 )
         if self.exact and len(sizes_of(self.mesh.tp)) > 1:
             raise ConfigError(
-                f"exact=True with Mesh(tp={self.mesh.tp}): another number of tensor-parallel ranks "
-                "adds in another order; give one size, or set exact=False"
+                f"exact={self.exact!r} with Mesh(tp={self.mesh.tp}): another number of "
+                "tensor-parallel ranks adds in another order; give one size, or set exact=None"
             )
         if self.exact and len(sizes_of(self.mesh.ep)) > 1:
             raise ConfigError(
-                f"exact=True with Mesh(ep={self.mesh.ep}): an expert adds up the tokens of so many "
-                "microbatches at once; give one size, or set exact=False"
+                f"exact={self.exact!r} with Mesh(ep={self.mesh.ep}): an expert adds up the tokens "
+                "of so many microbatches at once; give one size, or set exact=None"
             )
+
+    def _check_loss_guard(self) -> None:
+        guard, snapshots = self.loss_guard, self.snapshots
+        if guard is None or not guard.rolls_back:
+            return
+        least = 1 + -(-guard.steps_back // snapshots.every)
+        if snapshots.keep < least:
+            raise ConfigError(
+                f"LossGuard(steps_back={guard.steps_back}) needs snapshots that old, and with "
+                f"Snapshots(keep={snapshots.keep}, every={snapshots.every}) there are none: give "
+                f"keep={least} or more, or go back fewer steps"
+            )
+
+    def overridden(self, overrides: Mapping[str, Json]) -> Settings:
+        """Return these settings with those replaced that a launcher overrides.
+
+        ``overrides`` is shaped as `Settings`: a value by the name of a field, or for a group the
+        values of its fields that differ. What concerns checkpoints has no effect where the script
+        writes none. Raises ``ConfigError`` for an unknown name and for a wrong value.
+        """
+        changed: dict[str, Any] = {}
+        for name, value in overrides.items():
+            if name not in OVERRIDABLE:
+                raise ConfigError(
+                    f"the launcher overrides {name!r}: only {', '.join(OVERRIDABLE)} can be"
+                )
+            before = getattr(self, name)
+            if name not in _GROUPS:
+                changed[name] = value
+            elif before is not None:
+                changed[name] = _replaced(before, name, value)
+        return dataclasses.replace(self, **changed)
 
     @property
     def shares_by_speed(self) -> bool:
@@ -218,87 +383,38 @@ class Settings:
             return self.batch.by_speed
         return bool(self.exact) and self.mesh.pp == 1 and self.mesh.device == "cpu"
 
-    def _check_parity(self) -> None:
-        if self.parity != "replicate" and (not isinstance(self.parity, int) or self.parity < 0):
-            raise ConfigError(
-                f"parity={self.parity!r}: give the number of nodes that may be lost, or "
-                "'replicate' for a whole copy on another node"
-            )
-        if not isinstance(self.parity_group, int) or self.parity_group < 2:
-            raise ConfigError(f"parity_group={self.parity_group!r}: a group has 2 nodes or more")
-        if self.parity != "replicate" and self.parity_group <= self.parity:
-            raise ConfigError(
-                f"parity_group={self.parity_group}, parity={self.parity}: a group needs more nodes "
-                f"than may be lost of it; give parity_group={self.parity + 1} or more"
-            )
-
-    def _check_loss_guard(self) -> None:
-        guard = self.loss_guard
-        if guard is None or not guard.rolls_back:
-            return
-        least = 1 + -(-guard.steps_back // self.snapshot_every)
-        if self.keep < least:
-            raise ConfigError(
-                f"LossGuard(steps_back={guard.steps_back}) needs snapshots that old, and with "
-                f"keep={self.keep} and snapshot_every={self.snapshot_every} there are none: give "
-                f"keep={least} or more, or go back fewer steps"
-            )
-
-    def _check_checkpoint_errors(self) -> None:
-        if self.on_checkpoint_error not in ("retry", "skip", "stop"):
-            raise ConfigError(
-                f"on_checkpoint_error={self.on_checkpoint_error!r}: give 'retry', 'skip' or 'stop'"
-            )
-        for name in ("checkpoint_retries", "checkpoint_failures_allowed", "checkpoint_wait_s"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"{name}={value!r}: give 0 or more")
-
-    def checkpoint_bytes_per_s(self) -> int:
-        """Return how fast a node may write checkpoints, 0 for no limit. Raises ``ConfigError``."""
-        if self.checkpoint_bandwidth is None:
-            return 0
-        try:
-            return sizes.parse_rate(self.checkpoint_bandwidth)
-        except ValueError as error:
-            raise ConfigError(f"checkpoint_bandwidth: {error}") from error
-
-    def memory_bytes(self) -> int:
-        """Return the declared host memory per node, 0 for none. Raises ``ConfigError``."""
-        if self.memory is None:
-            return 0
-        try:
-            return sizes.parse_bytes(str(self.memory))
-        except ValueError as error:
-            raise ConfigError(f"memory={self.memory!r}: {error}") from error
-
     def disk_target(self) -> DiskTarget | None:
         """Return where protected snapshots are spilled to, None for nowhere."""
-        if self.disk is None:
+        snapshots = self.snapshots
+        if snapshots.disk is None:
             return None
-        return DiskTarget(directory=self.disk, every=self.disk_every, grace_s=self.stop_grace_s)
+        grace_s = self.timeouts.stop_grace_s
+        return DiskTarget(directory=snapshots.disk, every=snapshots.disk_every, grace_s=grace_s)
 
     def target(self) -> CheckpointTarget | None:
         """Return where checkpoints go and how, None for none."""
-        if self.checkpoint is None:
+        checkpoint = self.checkpoint
+        if checkpoint is None:
             return None
         return CheckpointTarget(
-            root=self.checkpoint,
-            compression=dict(self.checkpoint_compression),
-            incremental=self.checkpoint_incremental,
-            bytes_per_s=self.checkpoint_bytes_per_s(),
-            grace_s=self.stop_grace_s,
-            retries=self.checkpoint_retries if self.on_checkpoint_error == "retry" else 0,
+            root=checkpoint.root,
+            compression=dict(checkpoint.compression),
+            incremental=checkpoint.incremental,
+            bytes_per_s=checkpoint.bytes_per_s(),
+            grace_s=self.timeouts.stop_grace_s,
+            retries=checkpoint.retries if checkpoint.on_error == "retry" else 0,
             failures_allowed={
-                "retry": self.checkpoint_failures_allowed,
+                "retry": checkpoint.failures_allowed,
                 "skip": None,
                 "stop": 0,
-            }[self.on_checkpoint_error],
+            }[checkpoint.on_error],
         )
 
     def job(self) -> JobSpec:
         """Return what the control plane must know of it."""
         dp = None if self.mesh.dp == "auto" else self.mesh.dp
         min_dp = self.mesh.min_dp if dp is None else dp
+        snapshots = self.snapshots
         return JobSpec(
             dp=dp,
             min_dp=min_dp,
@@ -306,11 +422,24 @@ class Settings:
             pp=sizes_of(self.mesh.pp),
             ep=sizes_of(self.mesh.ep),
             shard=sizes_of(self.mesh.shard),
-            parity=1 if self.parity == "replicate" else self.parity,
-            columns=1 if self.parity == "replicate" else 0,
-            parity_group=self.parity_group,
-            keep=self.keep,
-            memory_bytes=self.memory_bytes(),
+            parity=1 if snapshots.parity == "replicate" else snapshots.parity,
+            columns=1 if snapshots.parity == "replicate" else 0,
+            parity_group=snapshots.group,
+            keep=snapshots.keep,
+            memory_bytes=snapshots.memory_bytes(),
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
             device=self.mesh.device,
         )
+
+
+def _replaced(group: Any, name: str, values: Json) -> Any:
+    """Return a group with ``values`` in place of its own. Raises ``ConfigError``."""
+    known = [each.name for each in dataclasses.fields(group)]
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the launcher overrides {name} by {values!r}: give values by name")
+    for key in values:
+        if key not in known:
+            raise ConfigError(
+                f"the launcher overrides {name}.{key}: there is only {', '.join(known)}"
+            )
+    return dataclasses.replace(group, **values)

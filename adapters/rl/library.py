@@ -79,12 +79,13 @@ class Rollouts:
         self._served: Callable[[], Serving] | None = None
         self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
         self._fatal = fatal
-        member = run.members[run.rank]
+        self._session = session = elastic.session_of(run)
+        member = session.members[run.rank]
         self._worker = WorkerIdentity(
             seat=member.seat, incarnation=member.incarnation, node=member.node
         )
         self._state = LedgerState(self.ledger, self)
-        self._log = TokenLog(lambda: run.sidecar, self._worker.log)
+        self._log = TokenLog(lambda: session.sidecar, self._worker.log)
         self._open: dict[SampleId, Sample] = {}
         self._unlogged: list[Delta] = []
         self._began, self._wait_s, self._inherited = False, _PUBLISH_LIMIT_S, 0
@@ -156,7 +157,7 @@ class Rollouts:
     def weights(self, names: Iterable[str], version: int) -> Mapping[str, Tensor]:
         """Return parameters of the model tracked as ``model``, as they were in ``version``.
 
-        The versions of the newest ``keep`` snapshots are available (see `elastic.resilient`).
+        The versions of the newest ``keep`` snapshots are available (see `elastic.Snapshots`).
         Raises ``CkptError`` for others.
         """
         return weights_of(self._run, names, version)
@@ -192,7 +193,7 @@ class Rollouts:
     @property
     def seed(self) -> int:
         """Seed of the noise that picks tokens: the run's."""
-        return self._run.seed
+        return self._session.seed
 
     @property
     def generation(self) -> int:
@@ -262,15 +263,16 @@ class Rollouts:
         if self._began:
             return
         self._began, run, ledger = True, self._run, self.ledger
+        session = self._session
         ledger.resume(run.generation, restored=run.completed)
         ledger.admit(run.completed, self._prompt_of)
         self._inherited = ledger.admitted
         for worker in self._state.workers:
-            pieces = read_log(run.sidecar, worker, limit_s=_LOG_LIMIT_S, over=lambda: False)
+            pieces = read_log(session.sidecar, worker, limit_s=_LOG_LIMIT_S, over=lambda: False)
             if worker != self._worker:
                 ledger.lose(worker.incarnation)
             found = take_over(ledger, pieces, unfinished=frozenset(), reported={})
-            run.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
+            session.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
         self._log.append([], self._held)
 
     def _await_published(self) -> int:
@@ -283,21 +285,21 @@ class Rollouts:
         while reached < run.completed:
             run.check()
             try:
-                reached = run.sidecar.protected_step(
+                reached = self._session.sidecar.protected_step(
                     generation=run.generation, at_least=run.completed, timeout_s=_POLL_S
                 )
             except CkptError:
                 time.sleep(_POLL_S)
             if reached < run.completed and time.monotonic() > deadline_s:
                 self._wait_s = 0.0
-                run.emit("sampled_unprotected", step=run.completed, protected=reached)
+                self._session.emit("sampled_unprotected", step=run.completed, protected=reached)
                 break
         return reached
 
     def _judge(self, step: int, found: Sequence[str]) -> None:
         """Report violations; end the job if ``fatal`` is set."""
         for what in found:
-            self._run.emit("violation", step=step + 1, what=what)
+            self._session.emit("violation", step=step + 1, what=what)
         if found and self._fatal:
             raise JobFailedError(f"{found[0]} (fatal is set)")
 
@@ -310,7 +312,7 @@ class Rollouts:
         for worker in self._state.workers:
             if worker != self._worker:
                 try:
-                    self._run.sidecar.log_drop(worker.log, node=worker.node)
+                    self._session.sidecar.log_drop(worker.log, node=worker.node)
                 except CkptError as error:
                     _log.warning("log of %s stays: %s", worker.seat, error)
         self._state.workers = ()

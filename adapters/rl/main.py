@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLConfig:
     """Return the job's settings, with the command line's overrides, the same for every role."""
     config = load_config(options.config) if options.config else preset(options.preset)
-    if disk := overrides.get("disk"):
+    if disk := overrides.get("snapshots", {}).get("disk"):
         config = msgspec.structs.replace(config, disk=str(disk))
     return config
 

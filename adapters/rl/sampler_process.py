@@ -53,8 +53,8 @@ def attach(
     sample, and must copy them: `nn.Module.load_state_dict`, or an engine's equivalent. Only
     `Sampler.take` and `Sampler.samples` call it. ``node`` names the node whose sidecar has the log;
     give it where nodes are machines, so that it is this process's own node. A loss of the process
-    costs the tokens since the last ``log_every_tokens``. Raises ``JobFailedError`` when the directory is
-    not served for ``wait_s``, here and in those calls.
+    costs the tokens since the last ``log_every_tokens``. Raises ``JobFailedError`` when the
+    directory is not served for ``wait_s``, here and in those calls.
     """
     if log_every_tokens < 1:
         raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")

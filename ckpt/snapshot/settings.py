@@ -102,17 +102,26 @@ class SnapshotStats:
 
 
 @dataclass(slots=True)
-class Hooks:
-    """Step pre-hooks of optimizers; each optimizer gets one, however often it is passed."""
+class OptimizerFence:
+    """A hook before each step of an optimizer, by which the step waits for a snapshot.
 
+
+    ``before_step`` is called before every step of an optimizer that was added, once however often
+    it was added, until `remove`.
+    """
+
+    before_step: Callable[[], None]
     handles: WeakKeyDictionary[Optimizer, RemovableHandle] = field(
         default_factory=WeakKeyDictionary
     )
 
-    def watch(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
-        """Call ``before_step`` before every step of ``optimizer``."""
+    def add(self, optimizer: Optimizer) -> None:
+        """Have every step of ``optimizer`` wait."""
         if optimizer not in self.handles:
-            self.handles[optimizer] = optimizer.register_step_pre_hook(lambda *_: before_step())
+            self.handles[optimizer] = optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, *_: object) -> None:
+        self.before_step()
 
     def remove(self) -> None:
         """Remove all hooks."""

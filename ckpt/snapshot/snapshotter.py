@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from holdfast.ckpt.errors import (
     BudgetError,
@@ -48,7 +49,7 @@ from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
 from holdfast.ckpt.snapshot.pacing import Pacer
 from holdfast.ckpt.snapshot.settings import (
     CopySettings,
-    Hooks,
+    OptimizerFence,
     SlotOwner,
     SnapshotStats,
     WritableSlot,
@@ -87,8 +88,9 @@ class Snapshotter:
     ``gather`` is collective over the ranks, and is called whenever the state's shape is new. Where
     that may happen at one rank alone, it must not use the training's group (see `StoreGather`).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
-    ``checkpoint`` is the destination of snapshots with ``persist``. ``stats`` and ``meters``
-    (``stall``, ``copy``, ``wait``) report the cost.
+    ``before_step`` is called before each step of an optimizer in the state, in place of `copied`,
+    which it must call. ``checkpoint`` is the destination of snapshots with ``persist``. ``stats``
+    and ``meters`` (``stall``, ``copy``, ``wait``) report the cost.
     """
 
     def __init__(  # noqa: PLR0913 - a rank's position takes four
@@ -103,6 +105,7 @@ class Snapshotter:
         checkpoint: CheckpointTarget | None = None,
         maps: SlotMaps | None = None,
         poll: Callable[[], None] | None = None,
+        before_step: Callable[[], None] | None = None,
         copying: CopySettings | None = None,
         lanes: Lanes | None = None,
     ) -> None:
@@ -119,7 +122,7 @@ class Snapshotter:
         self._task: _Task | None = None
         self._pending: Future[None] | None = None
         self._closing = threading.Event()
-        self._hooks = Hooks()
+        self._fence = OptimizerFence(self.copied if before_step is None else before_step)
         self._pacer = Pacer(enabled=self._settings.paced)
         self._turn = 0
         self._starved = False
@@ -165,7 +168,7 @@ class Snapshotter:
             return flat, self._program
         self._program = None
         for parts in flat.optimizers.values():
-            self._hooks.watch(parts.optimizer, self.copied)
+            self._fence.add(parts.optimizer)
         change = "nothing was planned yet" if self._plan is None else self._plan.change(flat)
         if change:
             self._plan = self._agree(flat, step, change=change)
@@ -198,6 +201,13 @@ class Snapshotter:
                 "optimizer makes state at each rank's first gradient, step it once with zero "
                 "gradients everywhere before training"
             ) from error
+
+    def fence_steps_of(self, optimizer: Optimizer) -> None:
+        """Have the steps of an optimizer wait for copies, also where the state does not name it.
+
+        Those in the state do by themselves. Ends with `close`.
+        """
+        self._fence.add(optimizer)
 
     def copied(self) -> None:
         """Wait until the copy in progress is done, and help with it; then tensors may change.
@@ -277,7 +287,7 @@ class Snapshotter:
     def _give_up(self) -> Future[None] | None:
         """End the copy in progress; return the thread's future if the thread has begun."""
         self._closing.set()
-        self._hooks.remove()
+        self._fence.remove()
         if self._task is not None:
             self._task.job.end(torn=CLOSED)
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -70,11 +70,9 @@ def main(args):
 
     @holdfast.resilient(
         batch=holdfast.Batch(microbatches=8, size=4),
-        exact=True,
-        parity=1,
+        exact="float32",
         seed=args.seed,
-        checkpoint=args.checkpoint,
-        checkpoint_every=25,
+        checkpoint=args.checkpoint and holdfast.Checkpoints(args.checkpoint, every=25),
     )
     def train(run):
         model = GPT()

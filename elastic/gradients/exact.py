@@ -84,7 +84,7 @@ def method_for(exact: Exact, dtype: torch.dtype, *, name: str) -> tuple[Method, 
     if dtype not in (torch.float32, torch.float64, *_NARROW):
         raise ConfigError(
             f"exact={exact!r} needs real floating-point parameters, {name} is {dtype}: set "
-            "exact=False, or keep the parameter in float32"
+            "exact=None, or keep the parameter in float32"
         )
     if exact == "int64":
         return INT64, True

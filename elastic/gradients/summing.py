@@ -105,7 +105,7 @@ def _sharded_axis(placements: tuple[Placement, ...]) -> int | None:
     if len(axes) > 1 or not all(type(each) in (Shard, Replicate) for each in placements):
         raise ConfigError(
             f"gradients placed as {placements} cannot be summed beside their parameters: shard "
-            "along one axis of the mesh, or use exact=True with parameters in float32"
+            'along one axis of the mesh, or use exact="float32" with parameters in float32'
         )
     return axes[0] if axes else None
 

@@ -115,7 +115,7 @@ class Wrapped:
                     raise ConfigError(
                         f"exact: the running statistics of {key}.{path} ({type(part).__name__}) "
                         "depend on which rank ran which microbatches; use a norm without them "
-                        "(GroupNorm, LayerNorm), freeze it by .eval(), or set exact=False"
+                        "(GroupNorm, LayerNorm), freeze it by .eval(), or set exact=None"
                     )
 
 

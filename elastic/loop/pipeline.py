@@ -88,7 +88,7 @@ class Stage(PipelineStage):
             raise ConfigError(
                 "exact: this schedule makes the gradients of weights apart (zero bubble), where "
                 "they cannot be rounded: take Schedule1F1B, ScheduleInterleaved1F1B, "
-                "ScheduleLoopedBFS or ScheduleGPipe, or set exact=False"
+                "ScheduleLoopedBFS or ScheduleGPipe, or set exact=None"
             )
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 

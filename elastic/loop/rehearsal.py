@@ -235,7 +235,7 @@ class WarmJoin:
                     torch.manual_seed(randomness.build_seed(self._settings.seed))
                     body(run)
             finally:
-                run.close()
+                run._close()
 
     def _tracked(self, state: Mapping[str, Any], *, rank: int, donors: Donors) -> None:
         """Prefetch what ``state`` wants, then restore into it: what is done twice goes faster."""

@@ -13,10 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.model_parts import ModelParts
-from holdfast.ckpt.transport import RunKey
-from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
@@ -32,8 +29,8 @@ from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.loss_watch import LossWatch
+from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loss import LossAction
-from holdfast.elastic.membership.records import Member, Roster
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.handover import Wish, wish_of
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -48,8 +45,9 @@ _MAX_PASSES = 3
 class Run:
     """One generation's view of the run; a new one is made whenever the world changes.
 
-    ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least), ``seed`` the
-    run's, ``completed`` the number of completed steps, ``metrics`` the values last logged.
+    ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least),
+    ``completed`` the number of completed steps, ``metrics`` the values last logged. Libraries get
+    what else they need of the job from `session_of`.
     """
 
     def __init__(
@@ -60,8 +58,10 @@ class Run:
         *,
         pulse: Pulse,
         keeper: StateKeeper,
+        losses: LossWatch | None = None,
     ) -> None:
         self._channel, self._settings, self._world = channel, settings, world
+        self._session = Session(channel, world, keeper, seed=settings.seed)
         self._pulse, self._keeper = pulse, keeper
         self._gradients: Gradients | None = None
         self._logs = Metrics(settings.batch.microbatches)
@@ -71,7 +71,7 @@ class Run:
         )
         self._backwards = 0
         self._has_gradients = self._in_step = self._stepped = self._skips = self._resumed = False
-        self._losses: LossWatch | None = None
+        self._losses = losses
         self._began = (0.0, 0.0, 0.0)
         self._share = 0
 
@@ -111,16 +111,6 @@ class Run:
         return self._world.generation
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The workers of this generation, by rank: their seats, nodes and incarnations."""
-        return self._world.record.members
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self._settings.seed
-
-    @property
     def completed(self) -> int:
         """How many steps are complete."""
         return self._keeper.cursor.step
@@ -129,24 +119,6 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The values last logged; part of the state, so there after a restore too."""
         return dict(self._keeper.cursor.metrics)
-
-    @property
-    def sidecar(self) -> SidecarClient:
-        """The client of this node's sidecar."""
-        return self._keeper.client
-
-    @property
-    def key(self) -> RunKey:
-        """The run's key."""
-        return self._channel.key
-
-    def roster(self) -> Roster:
-        """Return the whole job as last heard."""
-        return self._channel.roster()
-
-    def emit(self, kind: str, **fields: Json) -> None:
-        """Record an event."""
-        self._channel.emit(kind, **fields)
 
     def check(self) -> None:
         """Raise ``GenerationOverError`` when this generation is over.
@@ -194,13 +166,6 @@ class Run:
             bounds=self._keeper.cursor.bounds,
             check=self._world.guard.check,
         )
-        for value in state.values():
-            if isinstance(value, Optimizer):
-                value.register_step_pre_hook(lambda *_: self._keeper.fence())
-
-    def guard_losses(self, watch: LossWatch | None) -> None:
-        """Have every step's loss judged (the loop does); before the first step."""
-        self._losses = watch
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.
@@ -278,7 +243,9 @@ class Run:
         self._skips = False
         self._began = (time.time(), time.perf_counter(), time.process_time())
         self._pulse.set(WorkerPhase.COMPUTE, step=self.completed)
-        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=False))
+        seed_all(
+            randomness.step_seed(self._session.seed, step=self.completed, after_microbatches=False)
+        )
 
     def _end_step(self, *, last: bool) -> None:
         if not self._stepped:
@@ -299,7 +266,7 @@ class Run:
         # The end of the step is read before the fence is: however long a pause in here is, what is
         # told ended while the generation stood, and what did not is not told.
         self.check()
-        self.emit(
+        self._session.emit(
             "step",
             step=cursor.step,
             generation=self.generation,
@@ -319,9 +286,9 @@ class Run:
         )
         if self.is_leader:
             if self._logs.latest:
-                self.emit("metric", step=cursor.step, **self._logs.latest)
+                self._session.emit("metric", step=cursor.step, **self._logs.latest)
             if not self._resumed:
-                self.emit("resumed", generation=self.generation, step=cursor.step)
+                self._session.emit("resumed", generation=self.generation, step=cursor.step)
         self._resumed = True
         self._logs.clear()
         self._work.sharing.settle()
@@ -373,7 +340,9 @@ class Run:
         self.check()
         batch = piece.fetch()
         self._piece, number = piece, piece.microbatch
-        seed_all(randomness.microbatch_seed(self.seed, step=self.completed, microbatch=number))
+        seed_all(
+            randomness.microbatch_seed(self._session.seed, step=self.completed, microbatch=number)
+        )
         return batch
 
     @property
@@ -423,7 +392,7 @@ class Run:
         for pieces in self._passes(dataset):
             self._tracked().begin_schedule()
             losses = run_schedule(
-                schedule, pieces, feed=feed or pair, seed=self.seed, step=self.completed
+                schedule, pieces, feed=feed or pair, seed=self._session.seed, step=self.completed
             )
             self._backwards = len(pieces)
             for piece, loss in zip(pieces, losses, strict=True):
@@ -441,7 +410,9 @@ class Run:
         wish = wish_of(self._channel, self._world)
         try:
             if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
-                self.emit("regrid", step=self.completed, generation=self.generation, rank=self.rank)
+                self._session.emit(
+                    "regrid", step=self.completed, generation=self.generation, rank=self.rank
+                )
                 return False
         except NotFiniteError as error:
             if self._losses is None:
@@ -451,7 +422,9 @@ class Run:
         if self._backwards > 0:
             self._has_gradients, self._share = True, count
             self._judge_loss(wrong)
-        seed_all(randomness.step_seed(self.seed, step=self.completed, after_microbatches=True))
+        seed_all(
+            randomness.step_seed(self._session.seed, step=self.completed, after_microbatches=True)
+        )
         return True
 
     def _judge_loss(self, wrong: str) -> None:
@@ -463,7 +436,7 @@ class Run:
         def tell(why: str, action: LossAction) -> None:
             if self.is_leader:
                 at = {"step": self.completed, "generation": self.generation}
-                self.emit("loss", **at, why=why, action=action.value)
+                self._session.emit("loss", **at, why=why, action=action.value)
             if action in (LossAction.ROLL_BACK, LossAction.STOP):
                 self._world.barrier()  # the first to leave ends it for all: it is told by then
 
@@ -497,8 +470,8 @@ class Run:
             )
         self.check()
         if not self._skips:
-            self._keeper.fence()
             for optimizer in optimizers:
+                self._keeper.fence_steps_of(optimizer)  # those that are tracked are fenced already
                 optimizer.step()
         self._tracked().clear()
         self._stepped = True
@@ -534,7 +507,7 @@ class Run:
         else:
             self._logs.add(self._piece.microbatch, values, samples=self._piece.samples)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Make the last step durable where asked for, and wait for all ranks (the loop does)."""
         if self._in_step and self._stepped:
             self._end_step(last=True)  # the loop was left by `break`
@@ -542,10 +515,15 @@ class Run:
         self._keeper.finish()
         self._world.barrier()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let go of everything that holds the model or the data."""
         self._work.close()
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
         self._keeper.close()
+
+
+def session_of(run: Run) -> Session:
+    """Return the job around a run: its members, its sidecar, its events."""
+    return run._session

@@ -16,6 +16,9 @@ KEY = "holdfast"
 
 _ONLY_EXACT = ("exact", "threads", "torch", "tp", "ep")
 
+_RENAMED: dict[Json, Json] = {True: "float32", False: None}
+"""Values of ``exact`` in cursors of older checkpoints, and what they are called now."""
+
 _UNSAID: dict[str, Json] = {"tp": 1, "ep": 1}
 """What held in runs whose cursor does not say so."""
 
@@ -74,9 +77,12 @@ class Cursor:
                 f"the saved state has no readable run cursor ({error}): it was not written by "
                 "this version of elastic.resilient; choose another checkpoint directory"
             ) from error
+        made = saved.fingerprint
+        if isinstance(found := made.get("exact"), bool):
+            made = {**made, "exact": _RENAMED[found]}
+        exact = bool(made.get("exact")) and self._fingerprint["exact"]
         for name, now in self._fingerprint.items():
-            then = saved.fingerprint.get(name, _UNSAID.get(name))
-            exact = bool(saved.fingerprint.get("exact")) and self._fingerprint["exact"]
+            then = made.get(name, _UNSAID.get(name))
             if then != now and (exact or name not in _ONLY_EXACT):
                 raise ConfigError(
                     f"the saved run has {name}={then!r}, this one {name}={now!r}: the steps after "

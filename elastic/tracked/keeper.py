@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim import Optimizer
+
 from holdfast.ckpt.errors import HoldfastError, StoreError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.memory_source import TIERS
@@ -93,6 +95,7 @@ class StateKeeper:
             checkpoint=self._settings.target(),
             maps=self._maps,
             poll=self._world.guard.check,
+            before_step=self.fence,
         )
         self._protection = ProtectionWatch(
             self.client,
@@ -122,7 +125,9 @@ class StateKeeper:
         if self._anew:
             restored = Restored(tier="none", how=self._anew, step=0)
         else:
-            restored = self._restorer.restore(self._state, root=self._settings.checkpoint)
+            checkpoint = self._settings.checkpoint
+            root = None if checkpoint is None else checkpoint.root
+            restored = self._restorer.restore(self._state, root=root)
         self._restorer.close()  # what was prefetched is as much memory as the state
         if restored.tier == "checkpoint":
             self._stored = restored.step
@@ -147,13 +152,13 @@ class StateKeeper:
             self.client.spill(disk)
         if (target := self._settings.target()) is not None and target.grace_s:
             self.client.persist_to(target)
-        if self._settings.checkpoint is not None and self._world.rank == 0:
+        checkpoint = self._settings.checkpoint
+        if checkpoint is not None and self._world.rank == 0:
             channel = self._channel
             self._watch = CheckpointWatch(channel.sidecar, channel.key, channel.emit)
         step = self.cursor.step
-        due = step >= count or step % self._settings.checkpoint_every == 0
-        persist = self._settings.checkpoint is not None and due and step > self._stored
-        self._snapshot(snapshots, persist=persist)
+        due = checkpoint is not None and (step >= count or step % checkpoint.every == 0)
+        self._snapshot(snapshots, persist=due and step > self._stored)
 
     def _tracked(self) -> Snapshotter:
         if self._snapshots is None:
@@ -168,12 +173,13 @@ class StateKeeper:
         settings, step = self._settings, self.cursor.step
         if self._watch is not None:
             self._watch.check()
-        persist = settings.checkpoint is not None and (
+        checkpoint = settings.checkpoint
+        persist = checkpoint is not None and (
             last
-            or step % settings.checkpoint_every == 0
+            or step % checkpoint.every == 0
             or (wished is Wish.LEAVE and not self._world.record.snapshots.parity)
         )
-        if persist or last or wished or step % settings.snapshot_every == 0:
+        if persist or last or wished or step % settings.snapshots.every == 0:
             self._snapshot(self._tracked(), persist=persist)
 
     def _tell_left_out(self, snapshots: Snapshotter) -> None:
@@ -218,6 +224,16 @@ class StateKeeper:
             with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.copied()
 
+    def fence_steps_of(self, optimizer: Optimizer) -> None:
+        """Have every step of ``optimizer`` wait as `fence` does, until `close`.
+
+        What is no optimizer of torch's but steps some cannot be hooked: it waits now.
+        """
+        if not isinstance(optimizer, Optimizer):
+            self.fence()
+        elif self._snapshots is not None:
+            self._snapshots.fence_steps_of(optimizer)
+
     def stall_s(self) -> float:
         """Return the seconds training stood still for snapshots since the last call."""
         if self._snapshots is None:
@@ -243,25 +259,26 @@ class StateKeeper:
 
     def finish(self) -> None:
         """Wait until the last snapshot is taken, and durable where checkpoints are asked for."""
-        root, step = self._settings.checkpoint, self._asked
+        checkpoint, step = self._settings.checkpoint, self._asked
         if self._snapshots is None:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
             self._snapshots.fence()
-        if not step:
+        if checkpoint is None or not step:
             return
         stats = self._snapshots.stats
         if stats.last_step < step:
-            raise StoreError(f"{root}: the snapshot of step {step} was given up: {stats.reason}")
+            raise StoreError(
+                f"{checkpoint.root}: the snapshot of step {step} was given up: {stats.reason}"
+            )
         if self._world.rank != 0:
             return
-        settings = self._settings
         try:
-            LastSave(self._channel, self.client, root=str(root)).wait(
-                step, limit_s=settings.checkpoint_wait_s, check=self._world.guard.check
+            LastSave(self._channel, self.client, root=checkpoint.root).wait(
+                step, limit_s=checkpoint.wait_s, check=self._world.guard.check
             )
         except JobFailedError as failed:
-            if settings.on_checkpoint_error != "skip":
+            if checkpoint.on_error != "skip":
                 raise
             _log.warning("%s", failed)
             self._channel.emit("checkpoint_unsaved", step=step, error=str(failed))

@@ -99,7 +99,7 @@ class LastSave:
                 raise JobFailedError(
                     f"step {step} was not saved: writing it to {self._root} is at "
                     f"{self._progress(step):.0%} after {limit_s:g} s; {newest(self._newest())}; "
-                    "raise checkpoint_wait_s, or checkpoint_bandwidth if it is limited"
+                    "raise Checkpoints(wait_s=...), or bandwidth if it is limited"
                 )
             if now_s - said_s >= _SAY_EVERY_S:
                 said_s = now_s

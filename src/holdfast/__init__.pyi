@@ -9,7 +9,10 @@ from .ckpt.errors import HoldfastError as HoldfastError
 from .ckpt.parity.budget import memory_need as memory_need
 from .ckpt.state.hashing import state_hash as state_hash
 from .elastic.config import Batch as Batch
+from .elastic.config import Checkpoints as Checkpoints
 from .elastic.config import Mesh as Mesh
+from .elastic.config import Snapshots as Snapshots
+from .elastic.config import Timeouts as Timeouts
 from .elastic.data.loaders import Loader as Loader
 from .elastic.data.order import Weighted as Weighted
 from .elastic.groups.alltoall import all_to_all as all_to_all

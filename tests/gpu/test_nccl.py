@@ -57,7 +57,7 @@ def test_alone_a_function_is_entered_again_on_its_device() -> None:
         raise AssertionError("not reached")
 
     settings = Settings(mesh=Mesh(device="cuda"), batch=Batch(microbatches=1))
-    assert Loop(channel, settings, announce=dict).run(body) == "finished"
+    assert Loop(channel, settings, worker_info=dict).run(body) == "finished"
     assert not dist.is_initialized()
     assert losses[0] == losses[1] == losses[2], "built from the same seed"
 

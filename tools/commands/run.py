@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.notice import NoticeConfig
-from holdfast.elastic.config import Settings
+from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import ConfigError, CoordinatorError
@@ -231,18 +231,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, Json]:
     """Return the settings of the script that the command line overrides."""
-    given: dict[str, Json] = {
-        "parity": args.parity,
-        "parity_group": args.parity_group,
-        "memory": args.memory,
-        "checkpoint_bandwidth": args.checkpoint_bandwidth,
-        "on_checkpoint_error": args.on_checkpoint_error,
-        "disk": args.disk,
-        "stop_grace_s": args.stop_grace_s,
+    options: dict[str, dict[str, Json]] = {
+        "snapshots": {
+            "parity": args.parity,
+            "group": args.parity_group,
+            "memory": args.memory,
+            "disk": args.disk,
+        },
+        "checkpoint": {
+            "bandwidth": args.checkpoint_bandwidth,
+            "on_error": args.on_checkpoint_error,
+        },
+        "timeouts": {"stop_grace_s": args.stop_grace_s},
     }
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings: dict[str, Json] = {}
+    for group, values in options.items():
+        if given := {name: value for name, value in values.items() if value is not None}:
+            settings[group] = given
     try:
-        Settings(**settings)
+        Settings(checkpoint=Checkpoints("a script's own")).overridden(settings)
     except ConfigError as error:
         raise ConfigError(f"wrong option: {error}") from error
     return settings

@@ -75,8 +75,8 @@ class ThreadedCalls:
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
         """Return, once each, the replies that came; wait up to ``wait_s`` for the first.
 
-        Raises ``JobFailedError`` if the environment raised an error other than `ToolError`, or if too
-        many calls hang.
+        Raises ``JobFailedError`` if the environment raised an error other than `ToolError`, or if
+        too many calls hang.
         """
         self._start()
         found = list(self._take(wait_s))

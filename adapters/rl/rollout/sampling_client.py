@@ -485,7 +485,7 @@ class SamplingClient:
         if missing_s > _MISSING_LIMIT_S:
             raise JobFailedError(
                 f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
-                f"of trying: {error}; keep more snapshots than eta (resilient(keep=...))"
+                f"of trying: {error}; keep more snapshots than eta (Snapshots(keep=...))"
             )
         return False
 

@@ -35,10 +35,11 @@ class Serving:
         silence_s: float,
     ) -> None:
         self._run, self._names = run, parameter_names(model)
+        self._session = elastic.session_of(run)
         self._meeting = Meeting(directory)
-        self._lock = self._meeting.lead(run.key)
+        self._lock = self._meeting.lead(self._session.key)
         patience = WorkerPatience(announce_s=_ANNOUNCE_S, silence_s=silence_s)
-        self.server = RolloutServer(run.key, patience=patience)
+        self.server = RolloutServer(self._session.key, patience=patience)
 
     def begin(
         self,
@@ -48,15 +49,15 @@ class Serving:
         former: tuple[WorkerIdentity, ...],
     ) -> None:
         """Salvage the logs of ``former`` workers, and offer work."""
-        run, names = self._run, self._names
+        run, session, names = self._run, self._session, self._names
         ledger.resume(run.generation, restored=run.completed)
         term = Term(
             generation=run.generation,
             ledger=ledger,
             prompt_of=prompt_of,
             alive=self._meeting.alive,
-            logs=run.sidecar,
-            emit=run.emit,
+            logs=session.sidecar,
+            emit=session.emit,
             began=time.monotonic(),
             digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
@@ -64,7 +65,7 @@ class Serving:
         record = self._record()
         offer = Offer(
             run=record.snapshots.run,
-            seed=run.seed,
+            seed=session.seed,
             plan=ledger.plan,
             names=tuple(names),
             generation=record,
@@ -77,7 +78,7 @@ class Serving:
         run = self._run
         while True:
             run.check()
-            record = run.roster().generation
+            record = self._session.roster().generation
             if record is not None and record.number == run.generation:
                 return record
             time.sleep(_POLL_S)
@@ -85,7 +86,7 @@ class Serving:
     def gather(self, step: int) -> list[Trajectory]:
         """Admit the ordinals that ``step`` needs and wait for its samples."""
         run, found = self._run, None
-        protected = run.sidecar.protected_step(generation=run.generation)
+        protected = self._session.sidecar.protected_step(generation=run.generation)
         self.server.advance(step, protected=max(0, protected))
         while found is None:
             run.check()
@@ -95,7 +96,7 @@ class Serving:
     def train(self, step: int, samples: Sequence[Trajectory]) -> None:
         """Mark ``step`` as trained on ``samples``."""
         told = self.server.train(step, samples, ())
-        self._run.emit("rollout_tail", step=step + 1, **told)
+        self._session.emit("rollout_tail", step=step + 1, **told)
 
     def finish(self) -> None:
         """Tell samplers that no more work will come."""

@@ -53,6 +53,7 @@ class _TrainerJob:
     """The objects that one generation trains with."""
 
     run: elastic.Run
+    session: elastic.Session
     model: nn.Module
     optimizer: torch.optim.Optimizer
     ledger: Ledger
@@ -81,16 +82,15 @@ class Trainer:
         resilient = elastic.resilient(
             mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp, tp=config.tp),
             batch=elastic.Batch(microbatches=config.microbatches),
-            snapshot_every=1,
-            parity=config.parity,
-            keep=config.keep,
-            checkpoint=config.checkpoint,
-            checkpoint_every=config.checkpoint_every,
-            disk=config.disk,
-            exact=True,
+            snapshots=elastic.Snapshots(
+                every=1, parity=config.parity, keep=config.keep, disk=config.disk
+            ),
+            checkpoint=config.checkpoint
+            and elastic.Checkpoints(config.checkpoint, every=config.checkpoint_every),
+            exact="float32",
             seed=config.seed,
             rehearse=False,  # terms of the rollout server begin before the first step
-            announce=lambda: {"rollout": self._server.address, **self._frozen()},
+            worker_info=lambda: {"rollout": self._server.address, **self._frozen()},
         )
         resilient(self.train)()
 
@@ -119,6 +119,7 @@ class Trainer:
         self._require_same_frozen(run, kept)
         job = _TrainerJob(
             run=run,
+            session=elastic.session_of(run),
             model=model,
             optimizer=optimizer,
             ledger=ledger,
@@ -186,21 +187,21 @@ class Trainer:
 
     def _require_same_frozen(self, run: elastic.Run, kept: Mapping[str, Json]) -> None:
         """Raise ``ConfigError`` unless all ranks and the state have the same frozen weights."""
-        record = run.roster().generation
+        record = elastic.session_of(run).roster().generation
         members = record.members if record is not None else ()
         for found in [kept, *(member.info for member in members)]:
             require_same(self._policies.frozen, here=f"rank {run.rank}", others=found.get("frozen"))
 
     def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
         ledger.resume(run.generation, restored=run.completed)
-        names = parameter_names(model)
+        names, session = parameter_names(model), elastic.session_of(run)
         term = Term(
             generation=run.generation,
             ledger=ledger,
             prompt_of=self._prompt,
-            alive=lambda: rollout_workers(run.roster()),
-            logs=run.sidecar,
-            emit=run.emit,
+            alive=lambda: rollout_workers(session.roster()),
+            logs=session.sidecar,
+            emit=session.emit,
             began=time.monotonic(),
             digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
@@ -258,22 +259,23 @@ class Trainer:
 
     def _gather(self, job: _TrainerJob, step: int) -> TrainingBatch:
         config, run, ledger = self._config, job.run, job.ledger
-        protected = run.sidecar.protected_step(generation=run.generation)
+        session = job.session
+        protected = session.sidecar.protected_step(generation=run.generation)
         self._server.advance(step, protected=max(0, protected))
         samples, began = None, time.perf_counter()
         while samples is None:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
-        run.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
-        self._await_release(run, step)
+        session.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
+        self._await_release(job, step)
         rewards = [self._assessment.reward(sample) for sample in samples]
         with self._server.lock:
             seen = observe(ledger, step, samples, consumers=self._server.consumers())
             told = self._server.train(step, samples, rewards)
-        run.emit("rollout_tail", step=step + 1, **told)
+        session.emit("rollout_tail", step=step + 1, **told)
         if config.environment is not None and samples:
-            run.emit("episodes", step=step + 1, **episode_figures(samples))
-        self._judge(run, step, job.checker.check(seen))
+            session.emit("episodes", step=step + 1, **episode_figures(samples))
+        self._judge(job, step, job.checker.check(seen))
         length = config.model.context
         batch = collate(samples, torch.tensor(rewards), rows=config.rows, length=length)
         self._look_again(job, step, batch, samples)
@@ -283,7 +285,7 @@ class Trainer:
         self, job: _TrainerJob, step: int, batch: TrainingBatch, samples: Sequence[Trajectory]
     ) -> None:
         """Recompute the log-probabilities of one row, in the steps that are due."""
-        run, check = job.run, self._config.check
+        session, check = job.session, self._config.check
         row = row_at(step, every=check.recompute_every, rows=len(samples))
         if row is None:
             return
@@ -291,32 +293,32 @@ class Trainer:
         try:
             difference = job.recheck.difference(batch, row)
         except CkptError as error:
-            run.emit("recheck_skipped", step=step + 1, why=str(error))
+            session.emit("recheck_skipped", step=step + 1, why=str(error))
             return
         seconds = time.perf_counter() - began
-        run.emit("rechecked", step=step + 1, difference=difference, seconds=seconds)
+        session.emit("rechecked", step=step + 1, difference=difference, seconds=seconds)
         found = job.checker.recomputed(key, difference, tolerance=check.tolerance)
-        self._judge(run, step, found)
+        self._judge(job, step, found)
 
-    def _judge(self, run: elastic.Run, step: int, found: Sequence[str]) -> None:
+    def _judge(self, job: _TrainerJob, step: int, found: Sequence[str]) -> None:
         """Report violations; end the job if ``check.fatal`` is set."""
         for what in found:
-            run.emit("violation", step=step + 1, what=what)
+            job.session.emit("violation", step=step + 1, what=what)
         if found and self._config.check.fatal:
             raise JobFailedError(f"{found[0]} (check.fatal is set)")
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
 
-    def _await_release(self, run: elastic.Run, step: int) -> None:
+    def _await_release(self, job: _TrainerJob, step: int) -> None:
         """Wait while the job is held: as long as the file ``hold`` exists."""
         hold, began = self._config.hold, time.perf_counter()
         if hold is None or not Path(hold).exists():
             return
         while Path(hold).exists():
-            run.check()
+            job.run.check()
             time.sleep(_HELD_POLL_S)
-        run.emit("held", step=step + 1, seconds=time.perf_counter() - began)
+        job.session.emit("held", step=step + 1, seconds=time.perf_counter() - began)
 
     # -- evaluation and end ------------------------------------------------------------------
 
@@ -357,14 +359,9 @@ class Trainer:
 
 
 def _import_early() -> None:
-    """Import the modules of the first optimizer (1 s) before this worker is ready.
-
-    The hundred thousands of objects that imports leave are then hidden from the collector, which
-    runs at every change of generation.
-    """
+    """Import the modules of the first optimizer (1 s) before this worker is ready."""
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-    gc.collect()
-    gc.freeze()
+    gc.collect()  # before the loop hides what is left from the collector
 
 
 def write_result(path: Path, outcome: dict[str, Json]) -> None:
@@ -376,5 +373,5 @@ def write_result(path: Path, outcome: dict[str, Json]) -> None:
 
 def _restores(run: elastic.Run) -> bool:
     """Say whether the generation starts from a snapshot, so that initial weights do not matter."""
-    record = run.roster().generation
+    record = elastic.session_of(run).roster().generation
     return record is not None and record.number == run.generation and record.restore is not None

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from torch import Tensor
 
+from holdfast import elastic
 from holdfast.adapters.rl.weights.places import VERSIONS, WeightsPlace, candidates
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
@@ -26,9 +27,6 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.refresh import Replica, digest, refresh
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.membership.records import Roster
-
-if TYPE_CHECKING:
-    from holdfast import elastic
 
 _OTHERS_TIMEOUT_S = 2.0
 _RETRY_S = 0.05
@@ -112,8 +110,8 @@ def pull(
     ``retained`` versions before them. With a ``replica`` only what differs from it is read, and the
     replica's tensors are returned; retained versions are read whole.
 
-    Raises `RefusedWeightsError` if their digest is not the ``expected`` one, or a block is damaged. The
-    next attempt may ``avoid`` the blocks of these ranks, which other nodes then rebuild from
+    Raises `RefusedWeightsError` if their digest is not the ``expected`` one, or a block is damaged.
+    The next attempt may ``avoid`` the blocks of these ranks, which other nodes then rebuild from
     parity. Raises ``NotFoundError`` while the version is not protected, or when it is no longer
     kept, as far as this node's sidecar knows. With ``everywhere`` the other sidecars are asked as
     well: a node that was lost may have told only some of them that the version's parity was
@@ -155,8 +153,9 @@ def pull(
 
 def own_reader(run: elastic.Run) -> Reader:
     """Return the `Reader` of a trainer rank."""
-    node = run.members[run.rank].node
-    return Reader(client=run.sidecar, node=node, roster=run.roster(), key=run.key)
+    session = elastic.session_of(run)
+    node = session.members[run.rank].node
+    return Reader(client=session.sidecar, node=node, roster=session.roster(), key=session.key)
 
 
 def weights_of(

@@ -2,8 +2,8 @@
 
 Each holder has a thread and a connection of its own, so a slow or dead one delays neither appends
 nor other holders. The state of a holder is requested once per generation. From then on only new
-records are sent, `CopyTiming.delay_s` after the append at the latest or as soon as `CopyTiming.delay_bytes`
-are waiting. Logs that do not change cost nothing.
+records are sent, `CopyTiming.delay_s` after the append at the latest or as soon as
+`CopyTiming.delay_bytes` are waiting. Logs that do not change cost nothing.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ Such steps have newer ones protected before them; mostly they are only a little 
 class WriteOperations:
     """Grants slots and takes them back, at most ``keep + 2`` in use per rank of a generation.
 
-    The limit is one less in the smaller mode (see `SlotRoom`), and one more while a checkpoint is being
-    written from one of them and the declared budget holds it. ``on_sealed(entry, persist)`` and
-    ``on_abandoned(generation, step)`` tell the group. ``lease``, where the node holds one, limits
-    the time in which the node may act: past it nothing is granted or sealed.
+    The limit is one less in the smaller mode (see `SlotRoom`), and one more while a checkpoint is
+    being written from one of them and the declared budget holds it. ``on_sealed(entry, persist)``
+    and ``on_abandoned(generation, step)`` tell the group. ``lease``, where the node holds one,
+    limits the time in which the node may act: past it nothing is granted or sealed.
     """
 
     def __init__(

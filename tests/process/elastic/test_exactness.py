@@ -18,17 +18,17 @@ from tree import HELPERS
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"how": "plain", "exact": True},
-    "ddp": {"how": "ddp", "exact": True},
-    "fsdp2": {"how": "fsdp2", "exact": True},
-    "hsdp": {"how": "hsdp", "exact": True},
+    "plain": {"how": "plain", "exact": "float32"},
+    "ddp": {"how": "ddp", "exact": "float32"},
+    "fsdp2": {"how": "fsdp2", "exact": "float32"},
+    "hsdp": {"how": "hsdp", "exact": "float32"},
     "ddp, int64": {"how": "ddp", "exact": "int64"},
     "hsdp, int64": {"how": "hsdp", "exact": "int64"},
-    "bfloat16 by fsdp2": {"how": "mixed", "exact": True},
+    "bfloat16 by fsdp2": {"how": "mixed", "exact": "float32"},
 }
 INEXACT: dict[str, dict[str, Any]] = {
-    "ddp": {"how": "ddp", "exact": False},
-    "hsdp": {"how": "hsdp", "exact": False},
+    "ddp": {"how": "ddp", "exact": None},
+    "hsdp": {"how": "hsdp", "exact": None},
 }
 SCRIPT = HELPERS / "tiny_training.py"
 

@@ -13,14 +13,14 @@ from jobs import hurt, job
 from ranks import ranks
 from tree import HELPERS
 
-from holdfast.elastic.config import Batch, Mesh
+from holdfast.elastic.config import Batch, Exact, Mesh
 from holdfast.elastic.membership.records import MeshSize
 
 SCRIPT = HELPERS / "mesh_training.py"
 STEPS, MICROBATCHES = 6, 6
 
 
-def undisturbed(folder: Path, kind: str, *, ep: int, exact: bool) -> dict[str, Any]:
+def undisturbed(folder: Path, kind: str, *, ep: int, exact: Exact) -> dict[str, Any]:
     """Return what one group with all experts comes to that nothing happens to."""
     asked = Mesh(ep=2) if ep > 1 else Mesh(ep=(2, 1))
     turn: mesh_bodies.Turn = (MeshSize(dp=ep, ep=ep), asked, [kind], exact)
@@ -66,7 +66,7 @@ def test_a_lost_worker_takes_its_partner_along_and_both_come_back_without_a_trac
         assert running.finish().ok
     found = result_in(results)
     assert found["mesh"] == [2, 2]
-    wanted = undisturbed(tmp_path, kind, ep=2, exact=True)
+    wanted = undisturbed(tmp_path, kind, ep=2, exact="float32")
     assert found["hash"] == wanted["hash"]
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
@@ -83,7 +83,7 @@ def test_the_last_machine_takes_over_the_experts_that_only_the_other_had(tmp_pat
         assert running.finish().ok
     found = result_in(results)
     assert found["mesh"] == [1, 1]
-    wanted = undisturbed(tmp_path, kind, ep=1, exact=False)
+    wanted = undisturbed(tmp_path, kind, ep=1, exact=None)
     assert found["seen"] == wanted["seen"][-len(found["seen"]) :], "the same samples"
     assert found["losses"] == pytest.approx(wanted["losses"][-len(found["losses"]) :], rel=1e-5)
     for name, values in wanted["weights"].items():

@@ -38,7 +38,7 @@ def _train(turns: dict[str, Turn], folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of one rank, which has all experts."""
-    turns: dict[str, Turn] = {"whole": (MeshSize(), Mesh(ep=(2, 1)), ["experts"], False)}
+    turns: dict[str, Turn] = {"whole": (MeshSize(), Mesh(ep=(2, 1)), ["experts"], None)}
     return _train(turns, tmp_path_factory.mktemp("one"))
 
 
@@ -46,11 +46,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of two ranks with half the experts each."""
     turns: dict[str, Turn] = {
-        "plain": (TWO, Mesh(ep=2), ["experts"], True),
+        "plain": (TWO, Mesh(ep=2), ["experts"], "float32"),
         "fixed": (TWO, Mesh(ep=2), ["experts"], "int64"),
-        "fsdp": (TWO, Mesh(ep=2), ["experts_fsdp"], True),
-        "loose": (TWO, Mesh(ep=2), ["experts"], False),
-        "alike": (MeshSize(dp=2), Mesh(ep=(2, 1)), ["experts"], False),
+        "fsdp": (TWO, Mesh(ep=2), ["experts_fsdp"], "float32"),
+        "loose": (TWO, Mesh(ep=2), ["experts"], None),
+        "alike": (MeshSize(dp=2), Mesh(ep=(2, 1)), ["experts"], None),
     }
     return _train(turns, tmp_path_factory.mktemp("two"))
 
@@ -60,11 +60,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of four ranks, two and two of which have all experts."""
     shards = MeshSize(dp=4, ep=2, shard=2)
     turns: dict[str, Turn] = {
-        "plain": (FOUR, Mesh(ep=2), ["experts"], True),
+        "plain": (FOUR, Mesh(ep=2), ["experts"], "float32"),
         "fixed": (FOUR, Mesh(ep=2), ["experts"], "int64"),
-        "fsdp": (FOUR, Mesh(ep=2), ["experts_fsdp"], True),
-        "hsdp": (shards, Mesh(shard=2, ep=2), ["experts_fsdp"], True),
-        "tensor": (MeshSize(dp=2, tp=2, ep=2), Mesh(tp=2, ep=2), ["experts"], True),
+        "fsdp": (FOUR, Mesh(ep=2), ["experts_fsdp"], "float32"),
+        "hsdp": (shards, Mesh(shard=2, ep=2), ["experts_fsdp"], "float32"),
+        "tensor": (MeshSize(dp=2, tp=2, ep=2), Mesh(tp=2, ep=2), ["experts"], "float32"),
     }
     return _train(turns, tmp_path_factory.mktemp("four"))
 
@@ -101,8 +101,8 @@ def test_those_who_have_the_experts_between_them_run_as_many_microbatches_side_b
 
 def test_the_stages_of_a_pipeline_have_their_experts_between_ranks_too(tmp_path: Path) -> None:
     turns: list[Turn] = [
-        (FOUR, Mesh(ep=2), ["experts"], True),
-        (MeshSize(dp=2, pp=2, ep=2), Mesh(pp=2, ep=2), ["experts 1f1b"], True),
+        (FOUR, Mesh(ep=2), ["experts"], "float32"),
+        (MeshSize(dp=2, pp=2, ep=2), Mesh(pp=2, ep=2), ["experts 1f1b"], "float32"),
     ]
     body = functools.partial(
         mesh_bodies.train_in_turn,

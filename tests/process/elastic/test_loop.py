@@ -13,18 +13,19 @@ import torch.distributed as dist
 from lone_channel import LoneChannel
 from torch import nn
 
-from holdfast.ckpt.errors import InternalError, NotFoundError, StoreError
+from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.channel.base import WORKER_ENV
-from holdfast.elastic.config import Batch, Settings
-from holdfast.elastic.errors import ConfigError, GenerationOverError, StateLostError, Stopped
-from holdfast.elastic.loop.generations import Loop, show_plainly
+from holdfast.elastic.config import Batch, Checkpoints, Settings
+from holdfast.elastic.errors import ConfigError, GenerationOverError, StateLostError
+from holdfast.elastic.loop import generations
+from holdfast.elastic.loop.generations import Loop
 from holdfast.elastic.loop.run import Run
 
 
 def _loop(channel: LoneChannel, **settings: Any) -> Loop:
     found: Any = channel
     batch = Batch(microbatches=1)
-    return Loop(found, Settings(batch=batch, **settings), announce=lambda: {"more": 1})
+    return Loop(found, Settings(batch=batch, **settings), worker_info=lambda: {"more": 1})
 
 
 def test_a_fenced_generation_is_left_and_forgotten() -> None:
@@ -107,6 +108,15 @@ def test_misuse_is_refused_with_the_remedy(misuse: Any, named: str) -> None:
     assert channel.said[-1][2] is True, "no retry would help"
 
 
+def test_what_a_launcher_overrides_wrongly_ends_the_job_with_the_reason() -> None:
+    channel = LoneChannel()
+    channel.settings = {"snapshots": {"keep": 0}}
+    with pytest.raises(ConfigError, match="keep=0"):
+        _loop(channel).run(lambda run: None)
+    kind, why, is_users = channel.said[-1]
+    assert (kind, "keep=0" in why, is_users) == ("fail", True, True)
+
+
 def test_a_checkpoint_directory_that_cannot_be_is_not_tried_again() -> None:
     channel = LoneChannel()
 
@@ -114,7 +124,7 @@ def test_a_checkpoint_directory_that_cannot_be_is_not_tried_again() -> None:
         run.track(model=nn.Linear(2, 2))
 
     with pytest.raises(StoreError, match="/proc/nowhere"):
-        _loop(channel, checkpoint="/proc/nowhere/x").run(body)
+        _loop(channel, checkpoint=Checkpoints("/proc/nowhere/x")).run(body)
     assert channel.said[-1][0] == "fail"
     assert channel.said[-1][2] is True, "no retry would help"
 
@@ -126,30 +136,11 @@ def test_a_users_error_is_printed_once_by_the_launcher_or_by_the_script(
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     if launched:
         monkeypatch.setenv(WORKER_ENV, "{}")
-    show_plainly()
+    monkeypatch.setattr(generations, "connect", LoneChannel)
+    decorated = generations.resilient()(lambda run: run.step())
     with pytest.raises(ConfigError) as caught:
-        _loop(LoneChannel()).run(lambda run: run.step())
+        decorated()
+    assert vars(caught.value) == {}
     sys.excepthook(caught.type, caught.value, None)
     said = "" if launched else f"holdfast: {caught.value}\n"
     assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize(
-    ("error", "is_plain"),
-    [
-        (Stopped("the launcher of this process has ended"), True),
-        (NotFoundError("step 3 is not there"), True),
-        (InternalError("a signal that nothing took"), False),
-        (ZeroDivisionError("a bug"), False),
-    ],
-)
-def test_only_a_bug_ends_a_script_with_a_traceback(
-    error: Exception,
-    is_plain: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    show_plainly()
-    sys.excepthook(type(error), error, None)
-    assert (capsys.readouterr().err == f"holdfast: {error}\n") is is_plain

@@ -63,7 +63,7 @@ class Log:
     def state_dict(self): return {"values": self.values}
     def load_state_dict(self, saved): self.values = saved["values"]
 
-@elastic.resilient(memory="1MiB", batch=elastic.Batch(microbatches=2))
+@elastic.resilient(snapshots=elastic.Snapshots(memory="1MiB"), batch=elastic.Batch(microbatches=2))
 def train(run):
     model, log = torch.nn.Linear(4, 1), Log()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -69,7 +69,7 @@ def test_a_group_that_lost_a_worker_leaves_and_comes_back_without_a_trace(tmp_pa
     assert mesh in smaller["reason"]
     found = results(tmp_path)[0]
     assert found["mesh"] == [2, 2]
-    wanted = undisturbed((MeshSize(tp=2), Mesh(tp=2), ["fsdp_tp"], True), tmp_path)
+    wanted = undisturbed((MeshSize(tp=2), Mesh(tp=2), ["fsdp_tp"], "float32"), tmp_path)
     assert found["hash"] == wanted["hash"]
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
@@ -81,7 +81,7 @@ def test_a_replica_of_shards_leaves_and_comes_back_without_a_trace(tmp_path: Pat
     assert "mesh dp 2 (replicate 1 × shard 2)" in smaller["reason"]
     found = results(tmp_path)[0]
     assert found["mesh"] == [2, 2]
-    wanted = undisturbed((MeshSize(), Mesh(), ["fsdp"], True), tmp_path)
+    wanted = undisturbed((MeshSize(), Mesh(), ["fsdp"], "float32"), tmp_path)
     assert found["hash"] == wanted["hash"]
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
@@ -96,7 +96,7 @@ def test_a_lost_machine_halves_what_tensor_parallelism_spreads_over(tmp_path: Pa
         assert running.finish().ok
     found = results(tmp_path)[0]
     assert found["mesh"] == [1, 2]
-    wanted = undisturbed((MeshSize(tp=2), Mesh(tp=2), ["fsdp_tp"], False), tmp_path)
+    wanted = undisturbed((MeshSize(tp=2), Mesh(tp=2), ["fsdp_tp"], None), tmp_path)
     assert found["seen"] == wanted["seen"][-len(found["seen"]) :], "the same samples"
     assert found["losses"] == pytest.approx(wanted["losses"][-len(found["losses"]) :], rel=1e-5)
     for name, values in wanted["weights"].items():
@@ -111,7 +111,7 @@ def test_a_lost_machine_takes_a_pipeline_along_and_the_other_trains_it_all(tmp_p
         assert running.world_of(2)["restore_how"] == "parity"
         assert running.finish().ok
     found = results(tmp_path)
-    turn: Turn = (MeshSize(pp=2), Mesh(pp=2), [kind], True)
+    turn: Turn = (MeshSize(pp=2), Mesh(pp=2), [kind], "float32")
     (wanted,) = all_ranks([turn], tmp_path, train=pipeline_bodies.train, steps=STEPS)
     assert pipeline_bodies.weights_of(found) == pipeline_bodies.weights_of(wanted)
     assert found[0]["losses"] == wanted[0]["losses"][-len(found[0]["losses"]) :]
@@ -121,8 +121,8 @@ def test_a_lost_machine_takes_a_pipeline_along_and_the_other_trains_it_all(tmp_p
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank comes to without a pipeline, and with four stages of its own."""
     turns: list[Turn] = [
-        (MeshSize(), Mesh(), ["plain"], True),
-        (MeshSize(), Mesh(pp=(4, 2, 1)), ["bfs dropout"], True),
+        (MeshSize(), Mesh(), ["plain"], "float32"),
+        (MeshSize(), Mesh(pp=(4, 2, 1)), ["bfs dropout"], "float32"),
     ]
     folder = tmp_path_factory.mktemp("alone")
     plain, staged = all_ranks(turns, folder, train=pipeline_bodies.train, steps=STEPS)

@@ -28,8 +28,8 @@ def _train(turns: list[Turn], folder: Path) -> list[dict[str, Any]]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of two ranks: one group of two, and two groups of one."""
     turns: list[Turn] = [
-        (MeshSize(tp=2), Mesh(tp=2), CUT, True),
-        (MeshSize(dp=2), Mesh(), ["fsdp", "sequence_alone"], True),
+        (MeshSize(tp=2), Mesh(tp=2), CUT, "float32"),
+        (MeshSize(dp=2), Mesh(), ["fsdp", "sequence_alone"], "float32"),
     ]
     found = _train(turns, tmp_path_factory.mktemp("two"))
     return dict(zip([*CUT, "fsdp", "sequence_alone"], found, strict=True))
@@ -39,9 +39,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of four ranks: two groups of two, two replicas of two shards, and both at once."""
     turns: list[Turn] = [
-        (MeshSize(dp=2, tp=2), Mesh(tp=2), CUT, True),
-        (MeshSize(dp=4, shard=2), Mesh(shard=2), ["hsdp", "plain"], True),
-        (MeshSize(dp=2, tp=2, shard=2), Mesh(shard=2, tp=2), ["hsdp_tp"], True),
+        (MeshSize(dp=2, tp=2), Mesh(tp=2), CUT, "float32"),
+        (MeshSize(dp=4, shard=2), Mesh(shard=2), ["hsdp", "plain"], "float32"),
+        (MeshSize(dp=2, tp=2, shard=2), Mesh(shard=2, tp=2), ["hsdp_tp"], "float32"),
     ]
     found = _train(turns, tmp_path_factory.mktemp("four"))
     return dict(zip([*CUT, "hsdp", "plain", "hsdp_tp"], found, strict=True))

@@ -32,9 +32,9 @@ def _train(turns: list[Turn], folder: Path) -> list[dict[str, Any]]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of two ranks: two stages, four, no pipeline, and all four stages at every rank."""
     turns: list[Turn] = [
-        (MeshSize(pp=2), Mesh(pp=2), [*KINDS, LOOPED], True),
-        (MeshSize(dp=2), Mesh(), ["plain"], True),
-        (MeshSize(dp=2), Mesh(pp=(2, 1)), [LOOPED], True),
+        (MeshSize(pp=2), Mesh(pp=2), [*KINDS, LOOPED], "float32"),
+        (MeshSize(dp=2), Mesh(), ["plain"], "float32"),
+        (MeshSize(dp=2), Mesh(pp=(2, 1)), [LOOPED], "float32"),
     ]
     found = _train(turns, tmp_path_factory.mktemp("two"))
     return dict(zip([*KINDS, LOOPED, "plain", "at every rank"], found, strict=True))
@@ -45,8 +45,8 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of four ranks: two pipelines of two ranks, and one of four."""
     kinds = [*KINDS, LOOPED, "fsdp interleaved"]
     turns: list[Turn] = [
-        (MeshSize(dp=2, pp=2), Mesh(pp=2), kinds, True),
-        (MeshSize(pp=4), Mesh(pp=4), [LOOPED], True),
+        (MeshSize(dp=2, pp=2), Mesh(pp=2), kinds, "float32"),
+        (MeshSize(pp=4), Mesh(pp=4), [LOOPED], "float32"),
     ]
     found = _train(turns, tmp_path_factory.mktemp("four"))
     return dict(zip([*kinds, "one at every rank"], found, strict=True))

@@ -130,7 +130,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
         with pytest.raises(rehearsal._FirstStepError):
             next(run.steps(3))
         assert not run.is_leader
-        run.close()
+        run._close()
     assert told[0].keys() == {"model", "holdfast"}
 
 

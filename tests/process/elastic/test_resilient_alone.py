@@ -74,12 +74,13 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
     script = tmp_path / "script.py"
     script.write_text(
         "import json, time, torch\nfrom holdfast import elastic\n"
-        "@elastic.resilient(checkpoint_every=9)\n"
+        "@elastic.resilient()\n"
         "def train(run):\n"
         "    model = torch.nn.Linear(2, 1)\n"
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    run.track(model=model, optimizer=optimizer)\n"
-        "    check, emit, looked = run.check, run.emit, []\n"
+        "    session = elastic.session_of(run)\n"
+        "    check, emit, looked = run.check, session.emit, []\n"
         "    def paused():\n"
         "        check()\n"
         "        looked.append(time.time())\n"
@@ -92,7 +93,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "        for _ in run.microbatches():\n"
         "            run.backward(model(torch.ones(2)).sum())\n"
         "        run.step(optimizer)\n"
-        "        run.check, run.emit = paused, told\n"
+        "        run.check, session.emit = paused, told\n"
         "train()\n"
     )
     done = subprocess.run(

@@ -50,8 +50,8 @@ def main(args: argparse.Namespace) -> None:
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=4, size=2),
-        exact=args.exact,
-        keep=3,
+        exact="float32" if args.exact else None,
+        snapshots=elastic.Snapshots(keep=3),
         loss_guard=elastic.LossGuard(
             nonfinite=args.response, then=args.then, steps_back=2, limit=2
         ),

@@ -54,7 +54,7 @@ def train_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
 
 def train_epochs(world: reform.GenerationWorld, *, stream: bool, sharded: bool) -> dict[str, Any]:
     """Train two epochs whose last steps are smaller than the world; return what all agree on."""
-    settings = Settings(batch=Batch(microbatches=7, size=1), exact=True, seed=7)
+    settings = Settings(batch=Batch(microbatches=7, size=1), exact="float32", seed=7)
     run, _ = run_of(world, settings)
     torch.manual_seed(1)
     model = Net()
@@ -73,15 +73,15 @@ def train_epochs(world: reform.GenerationWorld, *, stream: bool, sharded: bool) 
         epochs.append(loader.epoch)
         run.step(optimizer)
         losses.append(run.metrics.get("loss"))
-    run.finish()
+    run._finish()
     digest = state_hash({"model": model, "optimizer": optimizer})
-    run.close()
+    run._close()
     return {"hash": digest, "losses": losses, "epochs": epochs, "steps": run.completed}
 
 
 def mean_of_a_short_step(world: reform.GenerationWorld) -> list[float]:
     """Return the gradient of a linear model after each step of an epoch of 7 samples, 5 a step."""
-    settings = Settings(batch=Batch(microbatches=4), exact=False, seed=7)
+    settings = Settings(batch=Batch(microbatches=4), exact=None, seed=7)
     run, _ = run_of(world, settings)
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -98,7 +98,7 @@ def mean_of_a_short_step(world: reform.GenerationWorld) -> list[float]:
         assert model.weight.grad is not None
         means.append(float(model.weight.grad))
         run.step(optimizer)
-    run.finish()
+    run._finish()
     means.append(run.metrics["value"])
-    run.close()
+    run._close()
     return means

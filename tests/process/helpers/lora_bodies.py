@@ -31,7 +31,7 @@ def train(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:
     for each in (policy, *earlier):
         shard(each, world.mesh)
     optimizer, retained = make_optimizer(policy.parameters(), lr=1e-2), Retained(earlier)
-    run, _ = run_of(world, Settings(batch=Batch(microbatches=4), exact=True, seed=7))
+    run, _ = run_of(world, Settings(batch=Batch(microbatches=4), exact="float32", seed=7))
     run.track(model=policy, optimizer=optimizer, retained=retained)
     tokens = torch.arange(4 * 2 * 12).reshape(4, 2, 12) % 90 + 30
     seen = []
@@ -42,10 +42,10 @@ def train(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:
         retained.keep(policy, version=step)
         run.step(optimizer)
         seen.append(weights_hash(full_tensors(policy)))
-    run.finish()
+    run._finish()
     slots = [weights_hash(full_tensors(each)) for each in earlier]
     own = [parameter.to_local().numel() for parameter in policy.parameters()]  # type: ignore[operator]
-    run.close()
+    run._close()
     return {
         "seen": seen,
         "retained": dict(zip(retained.versions.tolist(), slots, strict=True)),

@@ -175,8 +175,8 @@ def train_in_turn(
             settings = Settings(mesh=mesh, batch=batch, exact=exact, seed=7)
             run, _ = run_of(world, settings)
             found.append(train(run, kind, steps=steps))
-            run.finish()
-            run.close()
+            run._finish()
+            run._close()
         world.barrier()
         reform.leave()
     return found

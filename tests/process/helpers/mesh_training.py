@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Literal
 
 import mesh_bodies
 import pipeline_bodies
@@ -33,11 +34,13 @@ def main(args: argparse.Namespace) -> None:
         ):
             run.check()
             if not said and run.protection.step == run.completed:
-                run.emit("held", step=run.completed)
+                elastic.session_of(run).emit("held", step=run.completed)
                 said = True
             time.sleep(0.005)
 
-    @elastic.resilient(mesh=mesh, batch=batch, exact=args.exact, seed=7)
+    exact: Literal["float32"] | None = "float32" if args.exact else None
+
+    @elastic.resilient(mesh=mesh, batch=batch, exact=exact, seed=7)
     def body(run: elastic.Run) -> None:
         found = train(run, args.kind, steps=args.steps, hold=hold)
         Path(args.results, f"{run.rank}.json").write_text(

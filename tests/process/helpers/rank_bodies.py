@@ -161,6 +161,7 @@ class Keeping:
     def track(self, state: Any) -> None: ...
     def begin(self, count: int) -> None: ...
     def fence(self) -> None: ...
+    def fence_steps_of(self, optimizer: Any) -> None: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
@@ -234,9 +235,9 @@ def train(world: reform.GenerationWorld, folder: Path, *, exact: Exact, how: str
             run.log(loss=loss)
         norms.append(run.clip_grad_norm_(model.parameters(), 0.8))
         run.step(optimizer)
-    run.finish()
+    run._finish()
     digest = state_hash({"model": model, "optimizer": optimizer})
-    run.close()
+    run._close()
     return {
         "hash": digest,
         "norms": norms,

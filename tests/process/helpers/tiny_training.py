@@ -34,11 +34,11 @@ def main(args: argparse.Namespace) -> None:
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=4, size=2),
-        exact="int64" if args.int64 else True,
+        exact="int64" if args.int64 else "float32",
         seed=args.seed,
-        checkpoint=args.checkpoint,
-        checkpoint_every=args.checkpoint_every,
-        parity=args.parity,
+        checkpoint=args.checkpoint
+        and elastic.Checkpoints(args.checkpoint, every=args.checkpoint_every),
+        snapshots=elastic.Snapshots(parity=args.parity),
     )
     def train(run: elastic.Run) -> None:
         if run.generation > 1 and args.hold:

@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> None:
     if args.slow:
         takes_s = SLOW_S if connect().seat == args.slow else USUAL_S
 
-    @elastic.resilient(batch=elastic.Batch(microbatches=MICROBATCHES, size=2), exact=True)
+    @elastic.resilient(batch=elastic.Batch(microbatches=MICROBATCHES, size=2), exact="float32")
     def train(run: elastic.Run) -> None:
         model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -29,7 +29,7 @@ def wait_for(run: elastic.Run, name: str) -> None:
         time.sleep(0.02)
 
 
-@elastic.resilient(batch=elastic.Batch(microbatches=4, size=2), parity=1, exact=True)
+@elastic.resilient(batch=elastic.Batch(microbatches=4, size=2), exact="float32")
 def train(run: elastic.Run) -> None:
     """Train; a worker that comes late is called for the first time in its rehearsal."""
     global calls  # noqa: PLW0603

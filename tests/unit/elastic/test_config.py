@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
+from holdfast.elastic.config import Batch, Checkpoints, Mesh, Settings, Snapshots, Timeouts
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.membership.records import JobSpec
 
 
 @pytest.mark.parametrize(
@@ -31,31 +34,53 @@ from holdfast.elastic.errors import ConfigError
         ),
         (
             Settings,
-            {"exact": True, "mesh": Mesh(ep=(2, 1)), "batch": Batch(microbatches=6)},
-            "exact=True with Mesh(ep=(2, 1))",
+            {"exact": "float32", "mesh": Mesh(ep=(2, 1)), "batch": Batch(microbatches=6)},
+            "exact='float32' with Mesh(ep=(2, 1))",
         ),
-        (Settings, {"exact": True, "mesh": Mesh(tp=(2, 1))}, "give one size, or set exact=False"),
+        (
+            Settings,
+            {"exact": "int64", "mesh": Mesh(tp=(2, 1))},
+            "give one size, or set exact=None",
+        ),
         (Mesh, {"min_dp": 0}, "min_dp=0"),
         (Mesh, {"dp": 2, "min_dp": 3}, "min_dp exceeds dp"),
         (Batch, {"microbatches": 0}, "microbatches=0"),
         (Batch, {"microbatches": 1, "size": 0}, "size=0"),
-        (Settings, {"snapshot_every": 0}, "snapshot_every=0"),
-        (Settings, {"parity": -1}, "parity=-1"),
-        (Settings, {"parity": "mirror"}, "'replicate' for a whole copy"),
-        (Settings, {"parity_group": 1}, "parity_group=1"),
-        (Settings, {"parity": 8}, "give parity_group=9 or more"),
-        (Settings, {"memory": "much"}, "memory='much': 'much' is not a size"),
-        (Settings, {"memory": 0}, "memory=0"),
-        (Settings, {"keep": 0}, "keep=0"),
-        (Settings, {"checkpoint": ""}, "checkpoint=''"),
-        (Settings, {"checkpoint_every": 0}, "checkpoint_every=0"),
-        (Settings, {"checkpoint_bandwidth": "fast"}, "checkpoint_bandwidth: 'fast' is not a rate"),
-        (Settings, {"on_checkpoint_error": "cry"}, "on_checkpoint_error='cry'"),
-        (Settings, {"checkpoint_retries": -1}, "checkpoint_retries=-1"),
-        (Settings, {"checkpoint_failures_allowed": -1}, "checkpoint_failures_allowed=-1"),
-        (Settings, {"checkpoint_wait_s": -1}, "checkpoint_wait_s=-1"),
+        (Snapshots, {"every": 0}, "Snapshots(every=0)"),
+        (Snapshots, {"every": 1.5}, "Snapshots(every=1.5)"),
+        (Snapshots, {"parity": -1}, "Snapshots(parity=-1)"),
+        (Snapshots, {"parity": True}, "Snapshots(parity=True)"),
+        (Snapshots, {"parity": "mirror"}, "'replicate' for a whole copy"),
+        (Snapshots, {"group": 1}, "Snapshots(group=1)"),
+        (Snapshots, {"parity": 8}, "give group=9 or more"),
+        (Snapshots, {"memory": "much"}, "Snapshots(memory='much'): 'much' is not a size"),
+        (Snapshots, {"memory": 0}, "Snapshots(memory=0)"),
+        (Snapshots, {"keep": 0}, "Snapshots(keep=0)"),
+        (Snapshots, {"disk": ""}, "Snapshots(disk='')"),
+        (Snapshots, {"disk_every": 0}, "Snapshots(disk_every=0)"),
+        (Checkpoints, {"root": ""}, "Checkpoints('')"),
+        (Checkpoints, {"root": 3}, "Checkpoints(3)"),
+        (Checkpoints, {"root": "x", "every": 0}, "Checkpoints(every=0)"),
+        (Checkpoints, {"root": "x", "compression": "zstd"}, "compression is 'zstd'"),
+        (Checkpoints, {"root": "x", "compression": {"*": "rar"}}, "Checkpoints(compression=...)"),
+        (Checkpoints, {"root": "x", "bandwidth": "fast"}, "'fast' is not a rate"),
+        (Checkpoints, {"root": "x", "on_error": "cry"}, "Checkpoints(on_error='cry')"),
+        (Checkpoints, {"root": "x", "retries": -1}, "Checkpoints(retries=-1)"),
+        (Checkpoints, {"root": "x", "failures_allowed": -1}, "Checkpoints(failures_allowed=-1)"),
+        (Checkpoints, {"root": "x", "wait_s": -1}, "Checkpoints(wait_s=-1)"),
+        (Timeouts, {"collective_s": 0}, "Timeouts(collective_s=0)"),
+        (Timeouts, {"stop_grace_s": 9}, "Timeouts(stop_grace_s=9): give 0 to 4"),
+        (Settings, {"exact": True}, "exact=True: give 'float32'"),
+        (Settings, {"exact": False}, "or None for weights that depend on the world size"),
+        (Settings, {"exact": "float64"}, "exact='float64': give 'float32'"),
         (Settings, {"seed": -1}, "seed=-1"),
-        (Settings, {"collective_timeout_s": 0}, "collective_timeout_s=0"),
+        (Settings, {"rehearse": "no"}, "rehearse='no'"),
+        (Settings, {"mesh": 2}, "mesh=2: give mesh=holdfast.Mesh(...)"),
+        (Settings, {"batch": None}, "batch=None: give batch=holdfast.Batch(...)"),
+        (Settings, {"snapshots": "12GiB"}, "snapshots='12GiB': give snapshots=holdfast.Snapshots"),
+        (Settings, {"checkpoint": 7}, "checkpoint=7: give checkpoint=holdfast.Checkpoints(...)"),
+        (Settings, {"loss_guard": "skip"}, "give loss_guard=holdfast.LossGuard(...)"),
+        (Settings, {"timeouts": 30}, "timeouts=30: give timeouts=holdfast.Timeouts(...)"),
     ],
 )
 def test_a_wrong_value_is_named(kind: Any, values: dict[str, Any], named: str) -> None:
@@ -66,7 +91,7 @@ def test_a_wrong_value_is_named(kind: Any, values: dict[str, Any], named: str) -
 def test_the_job_spec_follows_from_the_mesh() -> None:
     assert Settings().job().dp is None
     assert Settings(mesh=Mesh(min_dp=2)).job().min_dp == 2
-    fixed = Settings(mesh=Mesh(dp=3), parity=2, keep=4).job()
+    fixed = Settings(mesh=Mesh(dp=3), snapshots=Snapshots(parity=2, keep=4)).job()
     assert (fixed.dp, fixed.min_dp, fixed.parity, fixed.keep) == (3, 3, 2, 4)
 
 
@@ -84,24 +109,91 @@ def test_the_axes_are_those_that_are_asked_for() -> None:
 
 
 def test_replicate_is_one_column_of_parity_one() -> None:
-    spec = Settings(parity="replicate").job()
-    assert (spec.parity, spec.columns) == (1, 1)
-    spec = Settings(parity=2, parity_group=6, memory="12GiB").job()
-    assert (spec.parity, spec.columns, spec.parity_group) == (2, 0, 6)
-    assert spec.memory_bytes == 12 << 30
-    assert Settings(memory=4096).job().memory_bytes == 4096
-    assert Settings().job().memory_bytes == 0
+    def spec(**options: Any) -> JobSpec:
+        return Settings(snapshots=Snapshots(**options)).job()
+
+    assert (spec(parity="replicate").parity, spec(parity="replicate").columns) == (1, 1)
+    found = spec(parity=2, group=6, memory="12GiB")
+    assert (found.parity, found.columns, found.parity_group) == (2, 0, 6)
+    assert found.memory_bytes == 12 << 30
+    assert spec(memory=4096).memory_bytes == 4096
+    assert spec().memory_bytes == 0
 
 
 def test_what_is_done_about_a_failing_store_reaches_the_sidecar() -> None:
-    def target(**options: Any) -> tuple[int, int | None]:
-        found = Settings(checkpoint="x", **options).target()
+    def target(**options: Any) -> CheckpointTarget:
+        found = Settings(
+            checkpoint=Checkpoints("x", **options), timeouts=Timeouts(stop_grace_s=2)
+        ).target()
         assert found is not None
+        return found
+
+    def failures(**options: Any) -> tuple[int, int | None]:
+        found = target(**options)
         return found.retries, found.failures_allowed
 
-    assert target() == (3, 2)
-    assert target(checkpoint_retries=1, checkpoint_failures_allowed=5) == (1, 5)
-    assert target(on_checkpoint_error="skip") == (0, None)
-    assert target(on_checkpoint_error="stop") == (0, 0)
-    paced = Settings(checkpoint="x", checkpoint_bandwidth="500MB/s").target()
-    assert paced is not None and paced.bytes_per_s == 500_000_000
+    assert failures() == (3, 2)
+    assert failures(retries=1, failures_allowed=5) == (1, 5)
+    assert failures(on_error="skip") == (0, None)
+    assert failures(on_error="stop") == (0, 0)
+    assert target(bandwidth="500MB/s").bytes_per_s == 500_000_000
+    assert (target().root, target().grace_s) == ("x", 2)
+    assert Settings().target() is None
+
+
+def test_the_disk_and_its_grace_reach_the_sidecar() -> None:
+    settings = Settings(
+        snapshots=Snapshots(disk="/d", disk_every=3), timeouts=Timeouts(stop_grace_s=1)
+    )
+    assert settings.disk_target() == DiskTarget(directory="/d", every=3, grace_s=1)
+    assert Settings().disk_target() is None
+
+
+def test_the_groups_are_frozen_and_take_keywords_only() -> None:
+    with pytest.raises(TypeError):
+        Snapshots(2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Checkpoints("x", 2)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        Snapshots().keep = 3  # type: ignore[misc]
+
+
+def test_a_launcher_overrides_single_values_of_a_group() -> None:
+    script = Settings(
+        snapshots=Snapshots(parity=1, keep=5), checkpoint=Checkpoints("runs/x", every=7)
+    )
+    found = script.overridden(
+        {
+            "snapshots": {"parity": "replicate", "memory": "1GiB", "disk": "/d"},
+            "checkpoint": {"bandwidth": "1MB/s", "on_error": "skip"},
+            "timeouts": {"stop_grace_s": 2.0},
+            "rehearse": False,
+        }
+    )
+    assert found == Settings(
+        snapshots=Snapshots(parity="replicate", keep=5, memory="1GiB", disk="/d"),
+        checkpoint=Checkpoints("runs/x", every=7, bandwidth="1MB/s", on_error="skip"),
+        timeouts=Timeouts(stop_grace_s=2.0),
+        rehearse=False,
+    )
+    assert script.overridden({}) == script
+
+
+def test_what_is_said_of_checkpoints_changes_nothing_where_there_are_none() -> None:
+    assert Settings().overridden({"checkpoint": {"on_error": "skip"}}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"disk": "/d"}, "overrides 'disk': only snapshots, checkpoint, timeouts, rehearse"),
+        ({"seed": 3}, "overrides 'seed'"),
+        ({"snapshots": {"parity_group": 3}}, "snapshots.parity_group: there is only every, parity"),
+        ({"snapshots": 3}, "overrides snapshots by 3: give values by name"),
+        ({"snapshots": {"keep": 0}}, "Snapshots(keep=0)"),
+        ({"snapshots": {"keep": 1}}, "LossGuard(steps_back=1) needs snapshots that old"),
+    ],
+)
+def test_a_wrong_override_is_named(overrides: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        Settings(loss_guard=LossGuard()).overridden(overrides)

@@ -11,6 +11,7 @@ from holdfast import elastic
 
 NAMES = [
     "Batch",
+    "Checkpoints",
     "ConfigError",
     "CoordinatorError",
     "GenerationOverError",
@@ -20,10 +21,14 @@ NAMES = [
     "LossGuard",
     "Mesh",
     "Run",
+    "Session",
+    "Snapshots",
     "Stopped",
+    "Timeouts",
     "Weighted",
     "all_to_all",
     "resilient",
+    "session_of",
 ]
 
 
@@ -39,6 +44,7 @@ def test_the_names_that_need_no_torch_do_not_import_it() -> None:
     script = (
         "import sys; from holdfast import elastic\n"
         "elastic.Mesh(); elastic.Batch(microbatches=2); elastic.GenerationOverError\n"
+        "elastic.Snapshots(); elastic.Checkpoints('x'); elastic.Timeouts()\n"
         "import holdfast.elastic.data.sampler, holdfast.elastic.randomness\n"
         "assert 'torch' not in sys.modules"
     )

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from holdfast.elastic.config import Settings
+from holdfast.elastic.config import Settings, Snapshots
 from holdfast.elastic.errors import ConfigError, JobFailedError, RollBackError
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, judge, longest
@@ -122,8 +122,8 @@ def test_a_wrong_guard_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_snapshots_must_reach_as_far_back_as_the_guard() -> None:
-    Settings(loss_guard=LossGuard(steps_back=1), keep=2)
-    Settings(loss_guard=LossGuard(steps_back=9, nonfinite="skip"), keep=1)
-    Settings(loss_guard=LossGuard(steps_back=4), keep=2, snapshot_every=4)
+    Settings(loss_guard=LossGuard(steps_back=1), snapshots=Snapshots(keep=2))
+    Settings(loss_guard=LossGuard(steps_back=9, nonfinite="skip"), snapshots=Snapshots(keep=1))
+    Settings(loss_guard=LossGuard(steps_back=4), snapshots=Snapshots(keep=2, every=4))
     with pytest.raises(ConfigError, match="keep=4 or more"):
-        Settings(loss_guard=LossGuard(steps_back=3), keep=2)
+        Settings(loss_guard=LossGuard(steps_back=3), snapshots=Snapshots(keep=2))

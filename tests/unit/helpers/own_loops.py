@@ -69,17 +69,20 @@ class Job:
         self.generation += 1
         self.logs.node = node
         member = Member(rank=0, seat="trainer/0", node=node, incarnation=process)
+        session = SimpleNamespace(
+            seed=3,
+            members=self.world.get("members", (member,)),
+            sidecar=self.logs,
+            emit=lambda kind, **fields: self.events.append((kind, fields)),
+        )
         facts: dict[str, Any] = {
             "rank": 0,
             "is_leader": True,
             "world_size": 1,
-            "seed": 3,
             "generation": self.generation,
             "completed": self.completed,
-            "members": (member,),
-            "sidecar": self.logs,
             "check": lambda: None,
-            "emit": lambda kind, **fields: self.events.append((kind, fields)),
+            "_session": session,
         }
         self.run: Any = SimpleNamespace(**(facts | self.world))
         rollouts = Rollouts(self.run, self.plan, lambda ordinal: (1, ordinal), **options)

@@ -75,7 +75,7 @@ def test_a_missing_file_is_one_sentence_and_status_2(
 def test_the_disk_that_the_command_line_names_is_known_to_every_role() -> None:
     options = job._parse(["--preset", "tiny"])
     assert job._config(options, {}).disk is None
-    config = job._config(options, {"disk": "/mnt/own", "parity": 1})
+    config = job._config(options, {"snapshots": {"disk": "/mnt/own", "parity": 1}})
     assert (config.disk, config.retained) == ("/mnt/own", config.eta)
 
 

@@ -2,7 +2,7 @@
 
 Ranks are processes on this machine, of one thread each. They make the gradients of a step, of
 which nothing is computed but what becomes of given numbers between a backward pass and the
-optimizer: in float32 (``exact=False``), rounded (``exact=True``), and in fixed point (``"int64"``).
+optimizer: as it comes (``exact=None``), rounded (``"float32"``), and in fixed point (``"int64"``).
 What the means should be is summed in float64. A small model is trained as well, to see how far
 its weights drift apart between world sizes: by rounding that all world sizes share they do not.
 """
@@ -37,7 +37,7 @@ from holdfast.tools.bench.exact.summands import (
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 
 WORLDS: Final = (1, 2, 4)
-METHODS: Final[dict[str, Exact]] = {"float32": False, "exact": True, "int64": "int64"}
+METHODS: Final[dict[str, Exact]] = {"float32": None, "exact": "float32", "int64": "int64"}
 ALONE: Final = "all_reduce"
 _MICROBATCHES: Final = 16
 _MOST_BYTES: Final = 32 << 20

@@ -29,7 +29,7 @@ class _Hang:
     def here(self, run: elastic.Run) -> None:
         """Hang, if it is to be."""
         if self._told:
-            run.emit("hung")
+            elastic.session_of(run).emit("hung")
             threading.Event().wait()
 
 
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
     @elastic.resilient(
         mesh=elastic.Mesh(dp=args.world or "auto"),
         batch=elastic.Batch(microbatches=args.microbatches, size=1),
-        parity=args.parity,
+        snapshots=elastic.Snapshots(parity=args.parity),
     )
     def train(run: elastic.Run) -> None:
         model = faulted_model.build(args.size_bytes, mesh=run.mesh)

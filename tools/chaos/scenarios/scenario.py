@@ -28,7 +28,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     folder of this run's own, ``{scenario}`` for the folder of the scenario's file. With ``nodes``
     (name → workers per role) it is the command of one worker and Holdfast starts it, on nodes of
     this machine with agents and sidecars; without, it is any job, started as it is. ``settings``
-    override those of a script of Holdfast, as the options of `holdfast run` do: parity and so on.
+    override those of a script of Holdfast by group, as in ``{"snapshots": {"parity": 2}}``.
     Nodes that are ``apart`` share no memory, as if each were a machine of its own.
     """
 

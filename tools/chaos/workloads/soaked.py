@@ -33,12 +33,12 @@ def main(args: argparse.Namespace) -> None:
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=6, size=2),
-        exact=True,
-        parity=args.parity,
-        disk=args.disk,
-        checkpoint=args.checkpoint,
-        checkpoint_incremental=args.incremental,
-        checkpoint_every=args.checkpoint_every,
+        exact="float32",
+        snapshots=elastic.Snapshots(parity=args.parity, disk=args.disk),
+        checkpoint=args.checkpoint
+        and elastic.Checkpoints(
+            args.checkpoint, incremental=args.incremental, every=args.checkpoint_every
+        ),
     )
     def train(run: elastic.Run) -> None:
         model = nn.Sequential(nn.Linear(32, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))

@@ -31,10 +31,10 @@ def main(args: argparse.Namespace) -> None:
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=MICROBATCHES, size=SIZE),
-        exact=True,
-        parity=args.parity,
-        checkpoint=args.checkpoint,
-        checkpoint_every=args.checkpoint_every,
+        exact="float32",
+        snapshots=elastic.Snapshots(parity=args.parity),
+        checkpoint=args.checkpoint
+        and elastic.Checkpoints(args.checkpoint, every=args.checkpoint_every),
     )
     def train(run: elastic.Run) -> None:
         model = nn.Sequential(nn.Linear(8, args.width), nn.Dropout(0.1), nn.Linear(args.width, 1))

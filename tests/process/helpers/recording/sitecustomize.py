@@ -65,17 +65,17 @@ def in_sidecar() -> None:
 
 
 def in_worker() -> None:
-    from holdfast.elastic.loop.run import Run
+    from holdfast.elastic.loop.session import Session
 
-    emit = Run.emit
+    emit = Session.emit
 
-    def told(run: Run, kind: str, **fields: Any) -> None:
-        emit(run, kind, **fields)
+    def told(session: Session, kind: str, **fields: Any) -> None:
+        emit(session, kind, **fields)
         if kind == "step":
             ended = fields["start"] + fields["seconds"]
-            record("step", run._channel.node, fields["generation"], t=ended)
+            record("step", session._channel.node, fields["generation"], t=ended)
 
-    Run.emit = told  # type: ignore[method-assign]
+    Session.emit = told  # type: ignore[method-assign]
 
 
 if _FOLDER:

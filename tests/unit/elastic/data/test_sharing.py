@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.config import Batch, Mesh, Settings
+from holdfast.elastic.config import Batch, Exact, Mesh, Settings
 from holdfast.elastic.data.sharing import LOOK_EVERY, Sharing
 from holdfast.elastic.errors import ConfigError
 
@@ -128,17 +128,17 @@ def test_more_ranks_than_microbatches_are_refused() -> None:
 @pytest.mark.parametrize(
     ("exact", "by_speed", "pp", "planned"),
     [
-        (True, None, 1, 6),
-        (False, None, 1, 0),
-        (True, False, 1, 0),
-        (False, True, 1, 6),
-        (True, None, 2, 0),
-        (True, None, (2, 1), 0),
-        (True, True, 2, 6),
+        ("float32", None, 1, 6),
+        (None, None, 1, 0),
+        ("float32", False, 1, 0),
+        (None, True, 1, 6),
+        ("float32", None, 2, 0),
+        ("float32", None, (2, 1), 0),
+        ("float32", True, 2, 6),
     ],
 )
 def test_shares_follow_speed_where_no_bit_changes_or_where_it_is_asked(
-    exact: bool, by_speed: bool | None, pp: int | tuple[int, ...], planned: int
+    exact: Exact, by_speed: bool | None, pp: int | tuple[int, ...], planned: int
 ) -> None:
     batch = Batch(microbatches=6, by_speed=by_speed)
     settings = Settings(mesh=Mesh(pp=pp), batch=batch, exact=exact)

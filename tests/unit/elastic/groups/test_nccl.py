@@ -354,7 +354,7 @@ def test_a_mesh_says_what_its_device_cannot_do() -> None:
         Mesh(device="gpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="or no pp"):
         Mesh(device="cuda", pp=2)
-    settings = Settings(mesh=Mesh(device="cuda"), batch=Batch(microbatches=2), exact=True)
+    settings = Settings(mesh=Mesh(device="cuda"), batch=Batch(microbatches=2), exact="float32")
     assert settings.job().device == "cuda"
     assert not settings.shares_by_speed
 

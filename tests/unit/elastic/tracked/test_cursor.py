@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.tracked.cursor import Cursor
 
@@ -15,10 +15,13 @@ def _cursor(**settings: Any) -> Cursor:
     return Cursor(Settings(batch=Batch(microbatches=settings.pop("microbatches", 4)), **settings))
 
 
+METHODS: tuple[Exact, ...] = ("float32", None)
+
+
 def test_it_gives_back_what_it_saved() -> None:
-    saved = _cursor(exact=True)
+    saved = _cursor(exact="float32")
     saved.step, saved.metrics, saved.bounds = 7, {"loss": 0.5}, {"model.w": -3}
-    found = _cursor(exact=True)
+    found = _cursor(exact="float32")
     found.load_state_dict(saved.state_dict())
     assert (found.step, found.metrics, found.bounds) == (7, {"loss": 0.5}, {"model.w": -3})
 
@@ -32,7 +35,7 @@ def test_another_setting_is_named(settings: dict[str, Any], named: str) -> None:
 
 
 def test_threads_and_build_matter_in_exact_mode_only() -> None:
-    for exact in (True, False):
+    for exact in METHODS:
         state = _cursor(exact=exact).state_dict()
         state["fingerprint"]["threads"] = 99
         if exact:
@@ -42,9 +45,19 @@ def test_threads_and_build_matter_in_exact_mode_only() -> None:
             _cursor(exact=exact).load_state_dict(state)
 
 
+@pytest.mark.parametrize(("then", "now"), [(True, "float32"), (False, None), ("int64", "int64")])
+def test_checkpoints_from_before_exact_had_names_are_continued(then: object, now: Exact) -> None:
+    old = _cursor().state_dict()
+    old["fingerprint"]["exact"] = then
+    _cursor(exact=now).load_state_dict(old)
+    if then is True:
+        with pytest.raises(ConfigError, match="exact='float32', this one exact='int64'"):
+            _cursor(exact="int64").load_state_dict(old)
+
+
 @pytest.mark.parametrize("axis", ["tp", "ep"])
 def test_exact_weights_go_on_with_as_many_ranks_that_add_up_together_only(axis: str) -> None:
-    for exact in (True, False):
+    for exact in METHODS:
         settings = Settings(batch=Batch(microbatches=4), exact=exact)
         old = Cursor(settings).state_dict()
         del old["fingerprint"][axis]  # as it was before there was any

@@ -36,10 +36,10 @@ class Step:
         config = msgspec.structs.replace(preset("tiny"), check=CheckConfig(**check))
         self.trainer: Any = Trainer.__new__(Trainer)
         self.trainer._config = config
-        run = SimpleNamespace(emit=lambda kind, **fields: self.events.append((kind, fields)))
+        session = SimpleNamespace(emit=lambda kind, **fields: self.events.append((kind, fields)))
         self.checker = StepChecker()
         recheck = SimpleNamespace(difference=self.look)
-        self.job: Any = SimpleNamespace(run=run, checker=self.checker, recheck=recheck)
+        self.job: Any = SimpleNamespace(session=session, checker=self.checker, recheck=recheck)
         self.batch = collate([SAMPLE], torch.zeros(1), rows=4, length=config.model.context)
 
     def look(self, batch: Any, row: int) -> float:

@@ -229,14 +229,13 @@ def test_a_rank_of_the_trainers_gets_an_older_version_as_long_as_it_is_kept(
     trainer: Trainer,
 ) -> None:
     reader = trainer.reader("a")
-    run: Any = SimpleNamespace(
-        rank=0,
+    session = SimpleNamespace(
         members=(SimpleNamespace(node="a"),),
         sidecar=reader.client,
         key=reader.key,
         roster=lambda: reader.roster,
-        check=lambda: None,
     )
+    run: Any = SimpleNamespace(rank=0, check=lambda: None, _session=session)
     versions = [trainer.publish(*trainer.names) for _ in range(3)]
     found = weights_of(run, trainer.names, 1)
     assert all(torch.equal(found[name], versions[1][name]) for name in trainer.names)

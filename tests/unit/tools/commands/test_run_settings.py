@@ -26,15 +26,20 @@ def settings(tmp_path: Path, *words: str) -> dict[str, object]:
 
 def test_only_what_is_given_overrides_the_script(tmp_path: Path) -> None:
     assert settings(tmp_path) == {}
-    assert settings(tmp_path, "--parity", "replicate") == {"parity": "replicate"}
+    assert settings(tmp_path, "--parity", "replicate") == {"snapshots": {"parity": "replicate"}}
     words = ("--parity", "2", "--parity-group", "6", "--memory", "12GiB")
-    assert settings(tmp_path, *words) == {"parity": 2, "parity_group": 6, "memory": "12GiB"}
+    words += ("--disk", "/d", "--checkpoint-bandwidth", "1MB/s", "--on-checkpoint-error", "skip")
+    assert settings(tmp_path, *words, "--stop-grace-s", "2") == {
+        "snapshots": {"parity": 2, "group": 6, "memory": "12GiB", "disk": "/d"},
+        "checkpoint": {"bandwidth": "1MB/s", "on_error": "skip"},
+        "timeouts": {"stop_grace_s": 2.0},
+    }
 
 
 def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="memory='much': 'much' is not a size"):
+    with pytest.raises(ConfigError, match="'much' is not a size"):
         settings(tmp_path, "--memory", "much")
-    with pytest.raises(ConfigError, match="give parity_group=5 or more"):
+    with pytest.raises(ConfigError, match="give group=5 or more"):
         settings(tmp_path, "--parity", "4", "--parity-group", "4")
 
 

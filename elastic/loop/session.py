@@ -1,0 +1,47 @@
+"""The job around a `Run`, for libraries that build on the training loop."""
+
+from __future__ import annotations
+
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import Json
+from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.membership.records import Member, Roster
+from holdfast.elastic.tracked.keeper import StateKeeper
+
+
+class Session:
+    """One generation's access to the job; `session_of` returns the one of a `Run`.
+
+    ``seed`` is the run's.
+    """
+
+    def __init__(
+        self, channel: Channel, world: GenerationWorld, keeper: StateKeeper, *, seed: int
+    ) -> None:
+        self._channel, self._world, self._keeper = channel, world, keeper
+        self.seed = seed
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The workers of this generation, by rank: their seats, nodes and incarnations."""
+        return self._world.record.members
+
+    @property
+    def sidecar(self) -> SidecarClient:
+        """The client of this node's sidecar."""
+        return self._keeper.client
+
+    @property
+    def key(self) -> RunKey:
+        """The key of the job's connections."""
+        return self._channel.key
+
+    def roster(self) -> Roster:
+        """Return the whole job as last heard."""
+        return self._channel.roster()
+
+    def emit(self, kind: str, **fields: Json) -> None:
+        """Record an event."""
+        self._channel.emit(kind, **fields)

@@ -1,0 +1,43 @@
+"""The decorator refuses what cannot be, at once and by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.elastic.config import Snapshots
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.loop.generations import resilient
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ({"snapshots": "12GiB"}, r"snapshots='12GiB': give snapshots=holdfast\.Snapshots"),
+        ({"snapshots": 0}, "snapshots=0: give"),
+        ({"snapshots": {"every": 2}}, "snapshots={'every': 2}: give"),
+        ({"mesh": ""}, "mesh='': give"),
+        ({"checkpoint": ""}, r"Checkpoints\(''\)"),
+        ({"checkpoint": Path("runs/x")}, r"checkpoint=.*give checkpoint=holdfast\.Checkpoints"),
+        ({"exact": True}, "exact=True: give 'float32'"),
+        ({"exact": "float16"}, "exact='float16': give 'float32'"),
+        ({"timeouts": 3.0}, "timeouts=3.0: give"),
+        ({"loss_guard": True}, "loss_guard=True: give"),
+        ({"worker_info": {"a": 1}}, "worker_info={'a': 1}: give a function"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(argument: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resilient(**argument)
+
+
+@pytest.mark.parametrize("old", ["announce", "parity", "keep", "snapshot_every", "disk"])
+def test_old_spellings_are_gone(old: str) -> None:
+    with pytest.raises(TypeError, match=old):
+        resilient(**{old: 1})
+
+
+def test_a_string_names_the_root_of_checkpoints() -> None:
+    assert callable(resilient(checkpoint="s3://bucket/run", snapshots=Snapshots(keep=1)))

@@ -1,0 +1,79 @@
+"""The public names of `holdfast`, and the members of a `Run`, are exactly these; all documented."""
+
+from __future__ import annotations
+
+import inspect
+
+import holdfast
+
+NAMES = [
+    "Batch",
+    "Checkpoints",
+    "Loader",
+    "LossGuard",
+    "Mesh",
+    "Run",
+    "Snapshots",
+    "Timeouts",
+    "Weighted",
+    "all_to_all",
+    "chaos",
+    "ckpt",
+    "elastic",
+    "load",
+    "memory_need",
+    "open",
+    "resilient",
+    "rl",
+    "save",
+    "state_hash",
+]
+
+RUN = [
+    "backward",
+    "check",
+    "clip_grad_norm_",
+    "completed",
+    "data_mesh",
+    "device",
+    "epochs",
+    "fence",
+    "generation",
+    "is_leader",
+    "loader",
+    "log",
+    "mesh",
+    "metrics",
+    "microbatches",
+    "pause",
+    "pipeline",
+    "protection",
+    "rank",
+    "share",
+    "stage",
+    "stages",
+    "step",
+    "steps",
+    "track",
+    "world_size",
+]
+
+MOST_ARGUMENTS = 10
+
+
+def test_the_names_are_frozen_and_documented() -> None:
+    assert holdfast.__all__ == NAMES
+    assert [name for name in NAMES if not inspect.getdoc(getattr(holdfast, name))] == []
+    assert set(NAMES) <= set(dir(holdfast))
+
+
+def test_the_decorator_has_at_most_ten_arguments_all_by_keyword_and_with_a_default() -> None:
+    parameters = inspect.signature(holdfast.resilient).parameters.values()
+    assert len(parameters) == MOST_ARGUMENTS
+    assert {each.kind for each in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+    assert all(each.default is not inspect.Parameter.empty for each in parameters)
+
+
+def test_a_run_shows_these_members_and_each_is_documented() -> None:
+    assert sorted(name for name in vars(holdfast.Run) if not name.startswith("_")) == RUN
+    assert [name for name in RUN if not inspect.getdoc(getattr(holdfast.Run, name))] == []
