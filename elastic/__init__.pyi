@@ -11,6 +11,7 @@ from .errors import GenerationOverError as GenerationOverError
 from .errors import JobFailedError as JobFailedError
 from .errors import LeaseExpiredError as LeaseExpiredError
 from .errors import Stopped as Stopped
+from .events import UserEvent as UserEvent
 from .groups.alltoall import all_to_all as all_to_all
 from .loop.generations import resilient as resilient
 from .loop.run import Run as Run

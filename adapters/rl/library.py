@@ -40,6 +40,7 @@ from holdfast.adapters.rl.weights.pull import weights_of
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.events import RuleViolated, SampledUnprotected
 
 __all__ = ["BatchPlan", "Mode", "Rollouts", "Sample", "Trajectory", "TurnLimits"]
 
@@ -272,7 +273,7 @@ class Rollouts:
             if worker != self._worker:
                 ledger.lose(worker.incarnation)
             found = take_over(ledger, pieces, unfinished=frozenset(), reported={})
-            session.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
+            session.emit(found.event(worker.seat))
         self._log.append([], self._held)
 
     def _await_published(self) -> int:
@@ -292,14 +293,14 @@ class Rollouts:
                 time.sleep(_POLL_S)
             if reached < run.completed and time.monotonic() > deadline_s:
                 self._wait_s = 0.0
-                self._session.emit("sampled_unprotected", step=run.completed, protected=reached)
+                self._session.emit(SampledUnprotected(step=run.completed, protected=reached))
                 break
         return reached
 
     def _judge(self, step: int, found: Sequence[str]) -> None:
         """Report violations; end the job if ``fatal`` is set."""
         for what in found:
-            self._session.emit("violation", step=step + 1, what=what)
+            self._session.emit(RuleViolated(step=step + 1, what=what))
         if found and self._fatal:
             raise JobFailedError(f"{found[0]} (fatal is set)")
 

@@ -28,6 +28,7 @@ from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.solo import SoloChannel
 from holdfast.elastic.errors import ConfigError, Stopped
+from holdfast.elastic.events import Event
 from holdfast.elastic.membership.records import TRAINER, Roster
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class ThreadHost:
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """Do nothing: the trainer's own heartbeat is the process's."""
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Record the event as the trainer's."""
-        self._channel.emit(kind, **fields)
+        self._channel.emit(event)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,9 +27,9 @@ from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, SamplingClient
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
-from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.events import Event
 from holdfast.elastic.membership.records import Roster
 
 __all__ = ["Sample", "Sampler", "attach"]
@@ -143,9 +143,9 @@ class _SamplerPlace:
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """Do nothing: others see its death by its lock."""
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Write the event to the debug log."""
-        _log.debug("%s %s: %s", self.seat, kind, fields)
+        _log.debug("%s: %s", self.seat, event)
 
     def close(self) -> None:
         """Release the lock, by which others see that it is gone."""

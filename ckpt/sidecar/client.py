@@ -41,6 +41,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     LogRead,
     LogTruncate,
     Message,
+    NewsItem,
     Nothing,
     OpenBlock,
     Opened,
@@ -231,14 +232,13 @@ class SidecarClient:
         body = Await(at_least=at_least, timeout_s=timeout_s)
         return self._ask("durable_step", body, int, timeout_s=timeout_s + self._timeout_s)
 
-    def news(self, *, after: int = 0, timeout_s: float = 0.0) -> list[dict[str, Json]]:
+    def news(self, *, after: int = 0, timeout_s: float = 0.0) -> list[NewsItem]:
         """Return the checkpoint events since number ``after``; wait for one if there is none.
 
-        Each item has ``number``, ``t`` (wall seconds), ``kind`` and the fields of its kind. An item
-        that any caller has acknowledged by ``after`` is not returned again.
+        An item that any caller has acknowledged by ``after`` is not returned again.
         """
         body = AskNews(after=after, timeout_s=timeout_s)
-        return self._ask("news", body, list, timeout_s=timeout_s + self._timeout_s)
+        return self._ask("news", body, list[NewsItem], timeout_s=timeout_s + self._timeout_s)
 
     def persist_to(self, target: CheckpointTarget) -> None:
         """Set the destination of the newest protected step for when the job is stopped."""

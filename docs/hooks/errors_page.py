@@ -11,6 +11,7 @@ from holdfast.ckpt.errors import HoldfastError
 MODULES: Final = (
     "holdfast.ckpt.errors",
     "holdfast.elastic.errors",
+    "holdfast.elastic.events.wire",
     "holdfast.adapters.rl.environments.base",
     "holdfast.adapters.rl.ledger.states",
     "holdfast.adapters.rl.weights.pull",

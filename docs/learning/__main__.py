@@ -29,6 +29,7 @@ from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.weights import warm_up
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.events import FaultInjected, StepDone, of_kind
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.demo.job import DemoJobRecord, run_job
@@ -326,15 +327,16 @@ def _fault_steps(record: DemoJobRecord) -> list[float]:
     """Return the step that was complete when each blow fell."""
     steps, done = [], 0
     for event in record.events:
-        if event["kind"] == "step":
-            done = max(done, event["step"])
-        elif event["kind"] == "fault":
-            steps.append(float(done))
+        match event:
+            case StepDone(step=step):
+                done = max(done, step)
+            case FaultInjected():
+                steps.append(float(done))
     return steps
 
 
 def _told_kills(record: DemoJobRecord) -> dict[str, int]:
-    return dict(Counter(str(e["what"]) for e in record.events if e["kind"] == "fault"))
+    return dict(Counter(event.what for event in of_kind(record.events, FaultInjected)))
 
 
 def _draw(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from holdfast.ckpt.memory.records import Inventory
-from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.crew import Crew
 from holdfast.elastic.agent.inbox import Inbox
@@ -24,7 +22,20 @@ from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.stragglers import stragglers
+from holdfast.elastic.decisions.stragglers import Straggler, stragglers
+from holdfast.elastic.events import (
+    Detected,
+    FencingBegun,
+    FencingDone,
+    GenerationProposed,
+    JobSeated,
+    NodeLeaving,
+    NodeReachable,
+    SidecarFailed,
+    SidecarStarted,
+    StragglerFound,
+    StragglerOver,
+)
 from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord
 from holdfast.elastic.membership.view import JobView, identity, node_key
 from holdfast.elastic.planning.inventories import compact
@@ -112,7 +123,7 @@ class Conductor:
         speaker = min(self.view.nodes, default=None)
         if speaker == self._config.node and not self.view.outcome:
             for name in lost:
-                self._reporter.emit("detected", what="node_lost", victim=name)
+                self._reporter.emit(Detected(what="node_lost", victim=name))
 
     def carry_on(self) -> None:
         """Bring the node to where the view says it should be, as far as it can be now."""
@@ -161,7 +172,7 @@ class Conductor:
         match decision:
             case seating.ChangeSeats(seats=seats, expected=expected):
                 if self._registry.seat(seats, expected=expected):
-                    self._reporter.emit("seated", reason=reason)
+                    self._reporter.emit(JobSeated(reason=reason))
                 self._again(now_s + _RETRY_S)
             case seating.SeatExhausted():
                 self._finish(JobOutcome(ok=False, message=reason))
@@ -188,7 +199,7 @@ class Conductor:
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):
                 if self._registry.propose(record, expected=expected):
-                    self._reporter.emit("proposed", **_proposal(record, reason))
+                    self._reporter.emit(_proposal(record, reason))
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):
                 self._finish(outcome)
@@ -224,7 +235,7 @@ class Conductor:
     def _fence(self, generation: int, *, reason: str) -> None:
         if generation > self._fencing:
             self._fencing, self._inventory_asked = generation, False
-            self._reporter.emit("fencing", generation=generation, reason=reason)
+            self._reporter.emit(FencingBegun(generation=generation, reason=reason))
             self._crew.fence(generation)
             self.sidecar.fence(generation)
 
@@ -235,11 +246,11 @@ class Conductor:
         found = self._reach.probing.unreachable
         for name in sorted(found.keys() - self._unreachable.keys()):
             why = f"node {self._config.node} does not reach node {name}"
-            self._reporter.emit("detected", what="unreachable", victim=name, why=why)
+            self._reporter.emit(Detected(what="unreachable", victim=name, why=why))
         for name in sorted(self._unreachable.keys() - found.keys()):
             node = self.view.nodes.get(name)
             if node is not None and identity(node) == self._unreachable[name]:  # else it is gone
-                self._reporter.emit("reachable", victim=name)
+                self._reporter.emit(NodeReachable(victim=name))
         self._unreachable = found
 
     def _break_stall(self) -> None:
@@ -263,7 +274,7 @@ class Conductor:
             )
             return
         if self._speaks:
-            self._reporter.emit("detected", what="stall", victim="trainers", why=why)
+            self._reporter.emit(Detected(what="stall", victim="trainers", why=why))
         self._fence(number, reason=why)
 
     @property
@@ -285,7 +296,7 @@ class Conductor:
             record = self.view.generation
             known = record if record and record.number == generation else None
             self._fenced, self._inventory = generation, compact(inventory, known)
-            self._reporter.emit("fenced", generation=generation)
+            self._reporter.emit(FencingDone(generation=generation))
 
     def _compare(self, now_s: float) -> None:
         """Say who holds the others up, once for each; one node speaks for all."""
@@ -295,11 +306,10 @@ class Conductor:
         found = {each.seat: each for each in stragglers(self.view)} if self._speaks else {}
         for seat, each in found.items():
             if seat not in self.stragglers:
-                numbers = {**asdict(each), "on": each.node, "computes": each.computes}
-                self._reporter.emit("straggler", victim=seat, why=str(each), **numbers)
+                self._reporter.emit(_straggler(each))
         for seat in self.stragglers if self._speaks else ():
             if seat not in found:
-                self._reporter.emit("straggler_over", victim=seat)
+                self._reporter.emit(StragglerOver(victim=seat))
         self.stragglers = {seat: str(each) for seat, each in found.items()}
 
     # -- leaving on notice -----------------------------------------------------------------------
@@ -311,7 +321,7 @@ class Conductor:
             self._leave_by_s = self._told_s + grace_s
             self._place = leaving.place(self.view)
             self._reporter.emit(
-                "detected", what="notice", victim=self._config.node, why=why, grace_s=grace_s
+                Detected(what="notice", victim=self._config.node, why=why, grace_s=grace_s)
             )
 
     def _depart(self, now_s: float) -> None:
@@ -331,7 +341,7 @@ class Conductor:
                 self._crew.hand_over()
             case leaving.Leave():
                 self.left = True
-                self._reporter.emit("leaving", reason=reason)
+                self._reporter.emit(NodeLeaving(reason=reason))
 
     def withdraw(self) -> None:
         """Let the others go on without this node; its workers must have ended."""
@@ -342,18 +352,18 @@ class Conductor:
     def sidecar_started(self) -> None:
         """See `SidecarEvents`."""
         self._sidecar_failures, self._inventory_asked, self.failure = 0, False, ""
-        self._reporter.emit("sidecar_started", pid=self.sidecar.pid, address=self.sidecar.address)
+        self._reporter.emit(SidecarStarted(pid=self.sidecar.pid, address=self.sidecar.address))
 
     def sidecar_ended(self, *, pid: int) -> None:
         """See `SidecarEvents`."""
         victim = f"{self._config.node}/sidecar"
-        self._reporter.emit("detected", what="sidecar_exit", victim=victim, pid=pid)
+        self._reporter.emit(Detected(what="sidecar_exit", victim=victim, pid=pid))
 
     def sidecar_failed(self, error: Exception) -> None:
         """See `SidecarEvents`; a node that cannot have a sidecar is of no use to the job."""
         self._sidecar_failures += 1
         self.failure = f"its sidecar does not start: {error}"
-        self._reporter.emit("sidecar_failed", error=str(error))
+        self._reporter.emit(SidecarFailed(error=str(error)))
 
     @property
     def unusable(self) -> bool:
@@ -393,15 +403,31 @@ class Conductor:
             self._again(time.monotonic() + _RETRY_S)
 
 
-def _proposal(record: GenerationRecord, reason: str) -> dict[str, Json]:
+def _proposal(record: GenerationRecord, reason: str) -> GenerationProposed:
     restore = record.restore
     how = "none"
     if restore:
         how = "parity" if any(source.rebuilt for source in restore.sources) else "memory"
-    return {
-        "generation": record.number,
-        "ranks": [member.seat for member in record.members],
-        "restore_step": restore.step if restore else None,
-        "restore_how": how,
-        "reason": reason,
-    }
+    return GenerationProposed(
+        generation=record.number,
+        ranks=tuple(member.seat for member in record.members),
+        restore_step=restore.step if restore else None,
+        restore_how=how,
+        reason=reason,
+    )
+
+
+def _straggler(found: Straggler) -> StragglerFound:
+    return StragglerFound(
+        seat=found.seat,
+        victim=found.seat,
+        on=found.node,
+        why=str(found),
+        times=found.times,
+        microbatch_s=found.microbatch_s,
+        others_s=found.others_s,
+        waits=found.waits,
+        data=found.data,
+        busy=found.busy,
+        computes=found.computes,
+    )

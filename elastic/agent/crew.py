@@ -6,7 +6,6 @@ import selectors
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 import msgspec
 
@@ -19,6 +18,18 @@ from holdfast.elastic.decisions.detect import (
     probe_limit_s,
     silence_limit_s,
     stall_limit_s,
+)
+from holdfast.elastic.events import (
+    DataWorkerDeath,
+    DataWorkerHang,
+    Detected,
+    StepDone,
+    WorkerExited,
+    WorkerHalted,
+    WorkerHandedOver,
+    WorkerStack,
+    WorkerStarted,
+    decode,
 )
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
@@ -113,7 +124,7 @@ class Crew:
         self._listen(worker, selectors.EVENT_READ)
         worker.send(messages.RosterChanged(roster=self._roster))
         self._reporter.emit(
-            "worker_started", seat=worker.seat, pid=worker.child.pid, attempt=worker.attempt
+            WorkerStarted(seat=worker.seat, pid=worker.child.pid, attempt=worker.attempt)
         )
 
     def _fail_job(self, reason: str) -> None:
@@ -161,7 +172,7 @@ class Crew:
             case messages.Halted():
                 worker.halted = message.generation
                 self._reporter.emit(
-                    "halted", seat=worker.seat, generation=message.generation, step=message.step
+                    WorkerHalted(seat=worker.seat, generation=message.generation, step=message.step)
                 )
             case messages.HandedOver():
                 self._on_handed_over(worker, message)
@@ -180,21 +191,21 @@ class Crew:
         worker.watch_life(self._wake)
         joins = self._roster.generation is not None and message.after == 0
         if joins and worker.role == TRAINER:
-            self._reporter.emit("detected", what="join", victim=worker.seat)
+            self._reporter.emit(Detected(what="join", victim=worker.seat))
 
     def _on_emit(self, worker: SeatProcess, message: messages.Emit) -> None:
-        match message.kind:
-            case "step":
-                worker.stepped_in(message.fields)
-            case "data_worker_died" | "data_worker_stuck" as kind:
-                worker.data_failed(kind.removeprefix("data_worker_"), message.fields)
-        self._reporter.relay(worker.seat, message)
+        match event := decode(message.event):
+            case StepDone():
+                worker.stepped_in(event)
+            case DataWorkerDeath() | DataWorkerHang():
+                worker.data_failed(event)
+        self._reporter.relay(worker.seat, event)
 
     def _on_handed_over(self, worker: SeatProcess, message: messages.HandedOver) -> None:
         worker.handed = message.generation
         if worker.role == TRAINER:
             self._reporter.emit(
-                "handed_over", seat=worker.seat, generation=message.generation, step=message.step
+                WorkerHandedOver(seat=worker.seat, generation=message.generation, step=message.step)
             )
 
     # -- what the kernel and the clock say ------------------------------------------------------
@@ -246,7 +257,7 @@ class Crew:
         """
         if worker.verdict is None:
             worker.verdict = why
-            self._reporter.emit("detected", what=what, victim=worker.seat, why=why)
+            self._reporter.emit(Detected(what=what, victim=worker.seat, why=why))
             if what == "hang":
                 worker.ask_stacks()
             if worker.probe is None:
@@ -256,7 +267,15 @@ class Crew:
         found = worker.probe.poll() if worker.probe else None
         if found is not None:
             worker.probe = None
-            self._reporter.emit("stack", seat=worker.seat, **asdict(found))
+            self._reporter.emit(
+                WorkerStack(
+                    seat=worker.seat,
+                    how=found.how,
+                    at=found.at,
+                    text=found.text,
+                    kernel=found.kernel,
+                )
+            )
             if worker.verdict is not None:
                 worker.child.kill()
 
@@ -299,16 +318,13 @@ class Crew:
                 self._never_trained(worker)
             worker.state = WorkerState.DEAD
             if worker.verdict is None:
-                self._reporter.emit("detected", what="exit", victim=worker.seat, why=worker.ending)
+                self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
         elif code != 0:
             self.failures.append(
                 f"{worker.seat} completed its part of the job and then ended with {worker.ending}"
             )
         self._reporter.emit(
-            "worker_exited",
-            seat=worker.seat,
-            pid=worker.child.pid,
-            status=worker.ending,
+            WorkerExited(seat=worker.seat, pid=worker.child.pid, status=worker.ending)
         )
         worker.close()
 

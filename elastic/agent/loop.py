@@ -33,6 +33,7 @@ from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.events import Detected
 from holdfast.elastic.membership.records import JobOutcome, WorkerState
 from holdfast.elastic.membership.view import run_prefix
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
@@ -214,7 +215,7 @@ class Agent:
 
         Aside, for as long as it takes: the coordinator may be out of reach.
         """
-        self._reporter.emit("detected", what="lease_lost", victim=self._config.node)
+        self._reporter.emit(Detected(what="lease_lost", victim=self._config.node))
         threading.Thread(target=self._register_anew, name="register", daemon=True).start()
 
     def _register_anew(self) -> None:

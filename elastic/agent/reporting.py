@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.types import Json
-from holdfast.elastic.events import EventWriter, events_file
-from holdfast.elastic.membership import messages
+from holdfast.elastic.events import Event
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.elastic.membership.records import Roster
 from holdfast.elastic.membership.view import JobView
 
@@ -42,15 +41,13 @@ class Reporter:
         self._events = EventWriter(events_file(run_dir, node), node=node)
         self._processes: NodeProcesses | None = None
 
-    def emit(self, kind: str, *, seat: str | None = None, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Write an event of the agent's own."""
-        self._events.write(kind, source="agent", seat=seat, fields=fields)
+        self._events.write(event, source="agent")
 
-    def relay(self, seat: str, message: messages.Emit) -> None:
+    def relay(self, seat: str, event: Event) -> None:
         """Write an event of a worker, at the time it says."""
-        self._events.write(
-            message.kind, source="worker", seat=seat, t=message.t, fields=message.fields
-        )
+        self._events.write(msgspec.structs.replace(event, seat=seat), source="worker")
 
     def list_processes(self, processes: NodeProcesses) -> None:
         """Replace the node's list when it has changed."""

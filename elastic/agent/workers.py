@@ -9,9 +9,8 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 import msgspec
 
@@ -20,6 +19,7 @@ from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.stacks import StackProbe
 from holdfast.elastic.channel.base import WORKER_ENV, WorkerConfig
 from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pace
+from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
 from holdfast.elastic.processes.children import Child
@@ -148,31 +148,30 @@ class SeatProcess:
         took_part = self.alive and self.spec is not None and self.generation > 0
         return took_part and self.stepped <= generation
 
-    def data_failed(self, what: str, fields: Mapping[str, Json]) -> None:
-        """Keep, for people, that a process that loads its data failed: ``"died"``, ``"stuck"``."""
-        self._data_failures[what] += 1
+    def data_failed(self, event: DataWorkerDeath | DataWorkerHang) -> None:
+        """Keep, for people, that a process that loads its data failed."""
+        self._data_failures["stuck" if isinstance(event, DataWorkerHang) else "died"] += 1
         counts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._data_failures.items()))
         self.data_trouble = (
             f"{self.seat} lost data workers ({counts}), "
-            f"the last of loader {fields.get('loader')!r}: {fields.get('how')}"
+            f"the last of loader {event.loader!r}: {event.how}"
         )
 
-    def stepped_in(self, fields: Mapping[str, Json]) -> None:
+    def stepped_in(self, event: StepDone) -> None:
         """Learn from the worker's report of a step how long it takes, and may be silent."""
-        told = {name: float(value) for name, value in fields.items() if _is_number(value)}
-        if (seconds := told.get("seconds")) is None:
+        if not event.seconds:
             return
-        self.step_seconds.append(seconds)
-        self.quiet_seconds.append(told.get("quiet_s", seconds))
+        self.step_seconds.append(event.seconds)
+        self.quiet_seconds.append(event.seconds if event.quiet_s is None else event.quiet_s)
         self.stepped = self.generation
         self._times.append(
             StepTimes(
-                seconds=seconds,
-                waited_s=told.get("waited_s", 0.0),
-                stalled_s=told.get("stall_s", 0.0),
-                data_s=told.get("data_s", 0.0),
-                cpu_s=told.get("cpu_s", 0.0),
-                microbatches=int(told.get("microbatches", 0)),
+                seconds=event.seconds,
+                waited_s=event.waited_s,
+                stalled_s=event.stall_s,
+                data_s=event.data_s,
+                cpu_s=event.cpu_s,
+                microbatches=event.microbatches,
             )
         )
         self._note_pace(pace(self._times))
@@ -285,10 +284,6 @@ class SeatProcess:
         if self._mourner is None or self._page_left.wait(_RETURN_S):
             self.page.close()  # else a few bytes are lost, which a thread still waits at
         os.close(self._stack_fd)
-
-
-def _is_number(value: Json) -> TypeGuard[int | float]:
-    return isinstance(value, int | float)
 
 
 class WorkerTable:

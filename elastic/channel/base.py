@@ -21,6 +21,7 @@ from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.events import Event, encode
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, Roster
@@ -134,7 +135,7 @@ class Channel(Protocol):
         ``limit_s``: how long it may be silent now, where it is not for the agent to say.
         """
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Record an event of this worker in the node's event file."""
 
     def roster(self) -> Roster:
@@ -235,9 +236,10 @@ class AgentChannel:
         """See `Channel.beat`."""
         self._page.beat(step=step, phase=phase, limit_s=limit_s)
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """See `Channel.emit`."""
-        self._send(messages.Emit(t=time.time(), kind=kind, fields=fields))
+        timed = msgspec.structs.replace(event, time_s=time.time())
+        self._send(messages.Emit(event=msgspec.Raw(encode(timed))))
 
     def roster(self) -> Roster:
         """See `Channel.roster`."""

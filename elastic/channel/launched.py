@@ -32,7 +32,8 @@ from holdfast.elastic.channel.sidecar_file import SidecarFile
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV, Surroundings, surroundings
 from holdfast.elastic.channel.unwatched import Unwatched
 from holdfast.elastic.errors import ConfigError, JobFailedError, Stopped
-from holdfast.elastic.events import EventWriter
+from holdfast.elastic.events import GenerationProposed
+from holdfast.elastic.events.log import EventWriter
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -245,14 +246,13 @@ def form(
         for client in clients.values():
             client.close()
     if events:
-        restored = record.restore.step if record.restore else None
-        fields: dict[str, Json] = {
-            "generation": record.number,
-            "ranks": [member.seat for member in record.members],
-            "restore_step": restored,
-            "reason": record.reason,
-        }
-        events.write("proposed", source="launched", fields=fields)
+        proposed = GenerationProposed(
+            generation=record.number,
+            ranks=tuple(member.seat for member in record.members),
+            restore_step=record.restore.step if record.restore else None,
+            reason=record.reason,
+        )
+        events.write(proposed, source="launched")
     return record
 
 

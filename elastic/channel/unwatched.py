@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
-from holdfast.ckpt.types import Json
-from holdfast.elastic.events import EventWriter
+import msgspec
+
+from holdfast.elastic.events import Event
+from holdfast.elastic.events.log import EventWriter
 from holdfast.elastic.membership.phases import WorkerPhase
 
 EVENTS_ENV = "HOLDFAST_EVENTS"
@@ -38,7 +39,8 @@ class Unwatched:
     def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """Nobody watches."""
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Write the event where ``HOLDFAST_EVENTS`` says."""
         if self._events:
-            self._events.write(kind, source="worker", seat=self.seat, t=time.time(), fields=fields)
+            seated = msgspec.structs.replace(event, seat=self.seat)
+            self._events.write(seated, source="worker")

@@ -37,6 +37,7 @@ from holdfast.elastic.data.streams import Shard, ShardPlan, Shards, ShardStep
 from holdfast.elastic.data.workers.feed import DataWorkerDiedError, Feed, WorkerStart
 from holdfast.elastic.data.workers.starting import Starting
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events import LoaderEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class LoaderContext:
     gather: Callable[[Json], list[Json]]
     check: Callable[[], None]
     beat: Callable[[], None]
-    emit: Callable[..., None]
+    emit: Callable[[LoaderEvent], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

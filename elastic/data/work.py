@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from torch.utils.data import DataLoader, default_collate
 
 from holdfast.ckpt.types import Json
@@ -24,6 +25,7 @@ from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.sampler import positions, sample_indices
 from holdfast.elastic.data.sharing import Sharing
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events import LoaderEvent, SharesChanged
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.seeding import seed_host
 
@@ -78,7 +80,7 @@ class StepWork:
             gather=world.gather_groups,
             check=world.guard.check,
             beat=beat,
-            emit=functools.partial(channel.emit, rank=world.rank),
+            emit=self._tell_loading,
         )
 
     @property
@@ -88,10 +90,14 @@ class StepWork:
 
     def _tell_shares(self, reason: str, shares: Sequence[int]) -> None:
         if self._world.rank == 0:
-            found: Json = list(shares)
             self._channel.emit(
-                "shares", generation=self._world.generation, shares=found, reason=reason
+                SharesChanged(
+                    generation=self._world.generation, shares=tuple(shares), reason=reason
+                )
             )
+
+    def _tell_loading(self, event: LoaderEvent) -> None:
+        self._channel.emit(msgspec.structs.replace(event, rank=self._world.rank))
 
     def loader(
         self,

@@ -29,7 +29,8 @@ from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import ConfigError, CoordinatorError
-from holdfast.elastic.events import EVENTS_PATTERN, EventWriter, events_file
+from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
+from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.membership.view import JobView, encode, node_key, outcome_key, run_prefix
 from holdfast.elastic.processes import run_dirs
@@ -170,7 +171,7 @@ class Launcher:
         self._lifeline_read, self._lifeline_write = os.pipe()
         first = [node for node in self.config.nodes if node.name not in self.config.absent]
         names = [node.name for node in first]
-        self.emit("job_started", run=self.run, nodes=names, wanted=dict(self.config.wanted))
+        self.emit(JobStarted(run=self.run, nodes=tuple(names), wanted=dict(self.config.wanted)))
         for node in first:
             self._start_agent(node)
         self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
@@ -188,9 +189,9 @@ class Launcher:
         """End everything now."""
         self._killed.set()
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Write an event of the launcher."""
-        self._events.write(kind, source="launcher", fields=fields)
+        self._events.write(event, source="launcher")
 
     def processes(self) -> dict[str, NodeProcesses]:
         """Return the process ids of every node, as its agent last reported them."""
@@ -369,9 +370,9 @@ class Launcher:
             self._coordinator.delete(node_key(self.run, node.name))
         kept = self._has_memory(node.name)
         self._lost[node.name] = ending
-        self.emit("node_exited", victim=node.name, status=ending, memory_kept=kept)
+        self.emit(NodeExited(victim=node.name, status=ending, memory_kept=kept))
         if not any(other.alive for other in self._agents.values()):
-            self.emit("detected", what="node_lost", victim=node.name)
+            self.emit(Detected(what="node_lost", victim=node.name))
         restarts = self._restarts.get(node.name, 0)
         useless = found is not None and bool(found.failure)  # it has tried, again and again
         wanted = not useless and not left and (kept or self._hopeless() is not None)
@@ -467,7 +468,7 @@ class Launcher:
         message = self._stop_reason or "killed by the user"
         outcome = self._outcome or JobOutcome(ok=False, message=message)
         self._outcome = outcome
-        self.emit("job_ended", ok=outcome.ok, message=outcome.message)
+        self.emit(JobEnded(ok=outcome.ok, message=outcome.message))
         self._events.close()
         if self._server is None:
             self._forget_run()

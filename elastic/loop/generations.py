@@ -44,6 +44,7 @@ from holdfast.elastic.errors import (
     StateLostError,
     Stopped,
 )
+from holdfast.elastic.events import RankReformed
 from holdfast.elastic.groups import devices, reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.loss_watch import LossWatch
@@ -220,7 +221,7 @@ class Loop:
             device=devices.kind(settings.mesh.device),
         )
         self._device = world.device.index
-        channel.emit("reformed", generation=world.generation, rank=world.rank, world=world.size)
+        channel.emit(RankReformed(generation=world.generation, rank=world.rank, world=world.size))
         try:
             return self._enter(body, world)
         except StateLostError as error:

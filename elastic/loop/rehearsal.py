@@ -11,7 +11,6 @@ the process has learned, and the bytes fetched meanwhile (`holdfast.elastic.loop
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import signal
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,6 +37,7 @@ from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events import StatePrefetched, WorkerRehearsed
 from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.groups.reform import AXES, GenerationWorld
@@ -164,22 +165,25 @@ class WarmJoin:
             return
         self._generation = roster.generation.number
         began_s = time.perf_counter()
-        told: dict[str, Json] = {"rank": -1, "world": 0, "error": "", "over": False}
+        told = WorkerRehearsed(rank=-1, world=0, error="", over=False, seconds=0.0)
         try:
             with closing(Donors(channel)) as donors:
                 found = self._foresee(donors)
                 if found is None:
                     return
                 record, rank = found
-                told |= {"rank": rank, "world": len(record.members)}
+                told = msgspec.structs.replace(told, rank=rank, world=len(record.members))
                 self._rehearse(body, record, rank=rank, donors=donors)
         except (_FirstStepError, _TooLongError) as error:
-            told["error"] = "" if isinstance(error, _FirstStepError) else str(error)
+            said = "" if isinstance(error, _FirstStepError) else str(error)
+            told = msgspec.structs.replace(told, error=said)
         except Exception as error:  # noqa: BLE001 - told; in earnest it ends the worker
-            told |= {"error": f"{type(error).__name__}: {error}", "over": not self._goes_on()}
+            said = f"{type(error).__name__}: {error}"
+            told = msgspec.structs.replace(told, error=said, over=not self._goes_on())
         reform.leave()
         gc.collect()
-        channel.emit("rehearsed", **told, seconds=time.perf_counter() - began_s)
+        seconds = time.perf_counter() - began_s
+        channel.emit(msgspec.structs.replace(told, seconds=seconds))
 
     def finish(self) -> Ahead | None:
         """Return what was prefetched, now that the generation has begun."""
@@ -260,7 +264,14 @@ class WarmJoin:
         found = prefetcher.await_current(goes_on=self._goes_on)
         if found is not None:
             self._channel.emit(
-                "prefetched", **dataclasses.asdict(found), seconds=time.perf_counter() - began_s
+                StatePrefetched(
+                    generation=found.generation,
+                    step=found.step,
+                    wanted_bytes=found.wanted_bytes,
+                    held_bytes=found.held_bytes,
+                    fetched_bytes=found.fetched_bytes,
+                    seconds=time.perf_counter() - began_s,
+                )
             )
 
 

@@ -23,6 +23,14 @@ from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError, JobFailedError, NotFiniteError
+from holdfast.elastic.events import (
+    LossJudged,
+    MetricsLogged,
+    PassRepeated,
+    StepDone,
+    TrainingResumed,
+    UserEvent,
+)
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
@@ -267,28 +275,29 @@ class Run:
         # told ended while the generation stood, and what did not is not told.
         self.check()
         self._session.emit(
-            "step",
-            step=cursor.step,
-            generation=self.generation,
-            rank=self.rank,
-            start=start,
-            seconds=seconds,
-            stall_s=self._keeper.stall_s(),
-            protected=protection.step,
-            unprotected_s=round(protection.age_s, 6),
-            copied_bytes=protection.copied_bytes,
-            discarded=protection.discarded,
-            waited_s=self._world.guard.take_waited_s(),
-            quiet_s=self._pulse.take_quiet_s(),
-            data_s=self._work.take_waited_s(),
-            cpu_s=time.process_time() - cpu_began,
-            microbatches=self._share,
+            StepDone(
+                step=cursor.step,
+                generation=self.generation,
+                rank=self.rank,
+                start_s=start,
+                seconds=seconds,
+                stall_s=self._keeper.stall_s(),
+                protected=protection.step,
+                unprotected_s=round(protection.age_s, 6),
+                copied_bytes=protection.copied_bytes,
+                discarded=protection.discarded,
+                waited_s=self._world.guard.take_waited_s(),
+                quiet_s=self._pulse.take_quiet_s(),
+                data_s=self._work.take_waited_s(),
+                cpu_s=time.process_time() - cpu_began,
+                microbatches=self._share,
+            )
         )
         if self.is_leader:
             if self._logs.latest:
-                self._session.emit("metric", step=cursor.step, **self._logs.latest)
+                self._session.emit(MetricsLogged(step=cursor.step, values={**self._logs.latest}))
             if not self._resumed:
-                self._session.emit("resumed", generation=self.generation, step=cursor.step)
+                self._session.emit(TrainingResumed(generation=self.generation, step=cursor.step))
         self._resumed = True
         self._logs.clear()
         self._work.sharing.settle()
@@ -411,7 +420,7 @@ class Run:
         try:
             if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
                 self._session.emit(
-                    "regrid", step=self.completed, generation=self.generation, rank=self.rank
+                    PassRepeated(step=self.completed, generation=self.generation, rank=self.rank)
                 )
                 return False
         except NotFiniteError as error:
@@ -435,8 +444,14 @@ class Run:
 
         def tell(why: str, action: LossAction) -> None:
             if self.is_leader:
-                at = {"step": self.completed, "generation": self.generation}
-                self._session.emit("loss", **at, why=why, action=action.value)
+                self._session.emit(
+                    LossJudged(
+                        step=self.completed,
+                        generation=self.generation,
+                        why=why,
+                        action=action.value,
+                    )
+                )
             if action in (LossAction.ROLL_BACK, LossAction.STOP):
                 self._world.barrier()  # the first to leave ends it for all: it is told by then
 
@@ -499,6 +514,10 @@ class Run:
         Reading it costs nothing. Raises ``ConfigError`` before `track`.
         """
         return self._keeper.protection()
+
+    def emit(self, event: UserEvent) -> None:
+        """Record an event of your own in the job's event files."""
+        self._session.emit(event)
 
     def log(self, **values: float | torch.Tensor) -> None:
         """Record numbers of this step; inside a microbatch, its part of their mean over all."""

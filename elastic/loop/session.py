@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
-from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.events import Event
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Member, Roster
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -42,6 +42,6 @@ class Session:
         """Return the whole job as last heard."""
         return self._channel.roster()
 
-    def emit(self, kind: str, **fields: Json) -> None:
-        """Record an event."""
-        self._channel.emit(kind, **fields)
+    def emit(self, event: Event) -> None:
+        """Record an event in the event file of this node."""
+        self._channel.emit(event)

@@ -23,11 +23,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Emit(msgspec.Struct, frozen=True, kw_only=True, tag="emit"):
-    """Worker: an event for the node's event file, with the wall time it happened at."""
+    """Worker: an event for the node's event file (`holdfast.elastic.events`), with its time."""
 
-    t: float
-    kind: str
-    fields: dict[str, Json]
+    event: msgspec.Raw
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

@@ -20,6 +20,13 @@ from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.events import (
+    CheckpointUnsaved,
+    SnapshotsLeftOut,
+    StateRestored,
+    StepProtected,
+    StepUnprotected,
+)
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.elastic.tracked.handover import Wish, hand_over
@@ -109,14 +116,14 @@ class StateKeeper:
         """Record how long a step took to become protected; on the watch's thread."""
         if self._world.rank == 0:
             generation = self._world.generation
-            self._channel.emit("protected", generation=generation, step=step, seconds=seconds)
+            self._channel.emit(StepProtected(generation=generation, step=step, seconds=seconds))
 
     def _tell_unprotected(self, step: int, reason: str) -> None:
         """Record why a step is not protected, once for each node; on the watch's thread."""
         homes, rank = self._world.record.snapshots.rank_nodes, self._world.rank
         if homes.index(homes[rank]) == rank:
             self._channel.emit(
-                "unprotected", generation=self._world.generation, step=step, reason=reason
+                StepUnprotected(generation=self._world.generation, step=step, reason=reason)
             )
 
     def _restore(self) -> Restored:
@@ -132,16 +139,17 @@ class StateKeeper:
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(
-            "restored",
-            generation=self._world.generation,
-            rank=self._world.rank,
-            step=self.cursor.step,
-            tier=restored.tier,
-            how=restored.how,
-            bytes=restored.bytes,
-            tiers=restored.tiers,
-            sent_bytes=restored.sent_bytes,
-            seconds=time.perf_counter() - start,
+            StateRestored(
+                generation=self._world.generation,
+                rank=self._world.rank,
+                step=self.cursor.step,
+                tier=restored.tier,
+                how=restored.how,
+                bytes=restored.bytes,
+                tiers=restored.tiers,
+                sent_bytes=restored.sent_bytes,
+                seconds=time.perf_counter() - start,
+            )
         )
         return restored
 
@@ -188,12 +196,13 @@ class StateKeeper:
         if count.bit_length() > before.bit_length():
             self._left_out = count
             self._channel.emit(
-                "snapshots_left_out",
-                generation=self._world.generation,
-                step=self.cursor.step,
-                count=count,
-                newest=snapshots.stats.last_step,
-                reason=snapshots.stats.reason,
+                SnapshotsLeftOut(
+                    generation=self._world.generation,
+                    step=self.cursor.step,
+                    count=count,
+                    newest=snapshots.stats.last_step,
+                    reason=snapshots.stats.reason,
+                )
             )
 
     def _snapshot(self, snapshots: Snapshotter, *, persist: bool) -> None:
@@ -281,7 +290,7 @@ class StateKeeper:
             if checkpoint.on_error != "skip":
                 raise
             _log.warning("%s", failed)
-            self._channel.emit("checkpoint_unsaved", step=step, error=str(failed))
+            self._channel.emit(CheckpointUnsaved(step=step, error=str(failed)))
         finally:
             if self._watch is not None:
                 self._watch.settle()

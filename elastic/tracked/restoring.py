@@ -42,6 +42,7 @@ from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, r
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.errors import JobFailedError, StateLostError
+from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.opening import Opening
 from holdfast.elastic.tracked.spilled import spilled_points
@@ -196,13 +197,14 @@ class Restorer(Closing):
         if self._world.rank == 0:
             now = course.point
             self._channel.emit(
-                "restore_failed",
-                generation=self._world.generation,
-                step=failed.step,
-                of=failed.world.generation,
-                reason=course.reasons[-1],
-                next_step=now.step if now else None,
-                next=course.why,
+                RestoreFailed(
+                    generation=self._world.generation,
+                    step=failed.step,
+                    of=failed.world.generation,
+                    reason=course.reasons[-1],
+                    next_step=now.step if now else None,
+                    next=course.why,
+                )
             )
 
     def _settle(self, point: RestorePoint | None) -> None:

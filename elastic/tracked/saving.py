@@ -7,15 +7,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from holdfast.ckpt.errors import CkptError, StoreError
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.core.messages import NewsItem
 from holdfast.ckpt.transport import RunKey
-from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WORKER_ENV, Channel
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import CheckpointFailed, CheckpointWaiting, Event
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _NEWS_S: Final = 2.0
 class CheckpointWatch:
     """Follows what the sidecar tells of checkpoints, on a thread, and emits it as events."""
 
-    def __init__(self, address: str, key: RunKey, emit: Callable[..., None]) -> None:
+    def __init__(self, address: str, key: RunKey, emit: Callable[[Event], None]) -> None:
         self._client, self._emit = SidecarClient(address, key), emit
         self._lock = threading.Lock()
         self._known = 0
@@ -67,16 +68,14 @@ class CheckpointWatch:
                 if not self._closed:  # else they are told by who comes next
                     self._tell(items)
 
-    def _tell(self, items: list[dict[str, Any]]) -> None:
+    def _tell(self, items: Iterable[NewsItem]) -> None:
         for item in items:
-            fields: dict[str, Json] = dict(item)
-            self._known = fields.pop("number")
-            kind = fields.pop("kind")
-            self._emit(kind, **fields)
-            if fields.get("fatal"):
-                in_a_row = fields["in_a_row"]
-                said = f" ({in_a_row} in a row have failed)" if in_a_row > 1 else ""
-                self._fatal = f"{fields['error']}{said}; {newest(fields['newest'])}"
+            self._known = item.number
+            self._emit(item.event)
+            match item.event:
+                case CheckpointFailed(fatal=True, in_a_row=count) as failed:
+                    said = f" ({count} in a row have failed)" if count > 1 else ""
+                    self._fatal = f"{failed.error}{said}; {newest(failed.newest)}"
 
 
 class LastSave:
@@ -119,7 +118,7 @@ class LastSave:
     def _say(self, step: int) -> None:
         done = self._progress(step)
         self._visible("waiting for the checkpoint of step %d: %.0f %%", step, 100 * done)
-        self._channel.emit("checkpoint_waiting", step=step, done=round(done, 4))
+        self._channel.emit(CheckpointWaiting(step=step, done=round(done, 4)))
 
     def _progress(self, step: int) -> float:
         """Return the share of the checkpoint that is written, as far as this node knows."""

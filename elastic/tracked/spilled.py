@@ -18,6 +18,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.messages import Spilled
 from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.events import DiskRefused
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.planning.plan import on_timeline
@@ -64,7 +65,7 @@ def _ask(
         newest = f"step {least} in {root}" if least >= 0 else "there is none"
         reason = f"{choice.reason}; the newest checkpoint: {newest}"
         _log.warning("the nodes' disks: %s", reason)
-        channel.emit("disk_refused", step=choice.refused, reason=reason, newest_checkpoint=least)
+        channel.emit(DiskRefused(step=choice.refused, reason=reason, newest_checkpoint=least))
     return list(choice.points)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from holdfast.elastic.events import Event, TrainingResumed
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import (
@@ -56,9 +55,9 @@ class Story:
         self.report: SimulationReport = self.simulation.run()
         assert self.report.outcome.ok, self.report.outcome
 
-    def _watch(self, kind: str, node: str, fields: Mapping[str, Any]) -> None:
-        if kind == "resumed":
-            self.resumed.setdefault(fields["generation"], self.simulation.now_s)
+    def _watch(self, event: Event) -> None:
+        if isinstance(event, TrainingResumed):
+            self.resumed.setdefault(event.generation, self.simulation.now_s)
 
     def members(self, number: int) -> str:
         homes = {member.node for member in self.simulation.generations[number].members}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
+from holdfast.elastic.events import Event, StepDone, TrainingResumed
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import (
@@ -70,12 +68,12 @@ def test_a_join_undoes_no_step(seed: int) -> None:
     )
     done, undone = -1, list[int]()
 
-    def watch(kind: str, node: str, fields: Mapping[str, Any]) -> None:
+    def watch(event: Event) -> None:
         nonlocal done
-        if kind == "resumed":
-            undone.append(done - fields["step"])
-        if kind in ("step", "resumed"):
-            done = fields["step"]
+        if isinstance(event, TrainingResumed):
+            undone.append(done - event.step)
+        if isinstance(event, StepDone | TrainingResumed):
+            done = event.step
 
     simulation.watch = watch
     assert simulation.run().outcome.ok

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
+from holdfast.elastic.events import Event, StepDone
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
@@ -86,11 +87,11 @@ def test_whoever_watches_sees_every_step() -> None:
     simulation = Simulation(QUIET, seed=3)
     steps: list[int] = []
 
-    def watch(kind: str, node: str, fields: dict[str, int]) -> None:
-        if kind == "step":
-            steps.append(fields["step"])
+    def watch(event: Event) -> None:
+        if isinstance(event, StepDone):
+            steps.append(event.step)
 
-    simulation.watch = watch  # type: ignore[assignment]
+    simulation.watch = watch
     simulation.run()
     assert steps == list(range(1, 21))
 

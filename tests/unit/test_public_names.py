@@ -36,6 +36,7 @@ RUN = [
     "completed",
     "data_mesh",
     "device",
+    "emit",
     "epochs",
     "fence",
     "generation",

@@ -23,11 +23,19 @@ from holdfast.adapters.rl.config import ROLE, RLConfig, WarmStart, save_config
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.elastic.events import (
+    Event,
+    MetricsLogged,
+    RankReformed,
+    StepDone,
+    TokensSampled,
+    of_kind,
+)
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.bench.faults.elastic_job import ElasticJob, running
 from holdfast.tools.bench.faults.pauses import sampled as median_of
-from holdfast.tools.bench.faults.recoveries import Event, after_fault
+from holdfast.tools.bench.faults.recoveries import after_fault
 from holdfast.tools.bench.rollouts import StepPace, handed_on, logged, pace, sampled
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.report.timeline import KILL_ROLLOUT, KILL_TRAINER
@@ -117,7 +125,7 @@ def _undisturbed(
 
 
 def _completed(events: Sequence[Event], *, steps: int) -> bool | None:
-    done = (e for e in events if e["kind"] == "metric" and e["step"] >= steps)
+    done = (event for event in of_kind(events, MetricsLogged) if event.step >= steps)
     return True if next(done, None) else None
 
 
@@ -176,10 +184,10 @@ def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
             event = job.log.until(
                 partial(handed_on, seat=seat, since_s=killed_s), f"what {seat} had, taken back"
             )
-            handed.append(float(event["t"]) - killed_s)
-            again.append(float(event["resampled"]))
-            held = event["tokens"] + event["resampled"]
-            share.append(event["resampled"] / held if held else 0.0)
+            handed.append(event.time_s - killed_s)
+            again.append(float(event.resampled))
+            held = event.tokens + event.resampled
+            share.append(event.resampled / held if held else 0.0)
             _settle(job, since_s=time.time(), seat=seat)
             tempo.beat()
         for number in range(kills):
@@ -210,17 +218,18 @@ def _settle(job: ElasticJob, *, since_s: float, seat: str | None = None) -> None
     """Wait for some steps, and for ``seat`` to sample again."""
 
     def look(events: Sequence[Event]) -> bool | None:
-        later = [e for e in events if e["t"] > since_s]
-        steps = {e["step"] for e in later if e["kind"] == "step"}
-        samples = seat is None or any(e["kind"] == "sampled" and e["seat"] == seat for e in later)
+        later = [event for event in events if event.time_s > since_s]
+        steps = {event.step for event in of_kind(later, StepDone)}
+        seats = {event.seat for event in of_kind(later, TokensSampled)}
+        samples = seat is None or seat in seats
         return True if len(steps) >= _SETTLE_STEPS and samples else None
 
     job.log.until(look, "some steps")
 
 
 def _ranks(events: Sequence[Event], *, since_s: float, world: int) -> bool | None:
-    formed = (e for e in events if e["kind"] == "reformed" and e["t"] > since_s)
-    return True if any(e["world"] == world for e in formed) else None
+    formed = (event for event in of_kind(events, RankReformed) if event.time_s > since_s)
+    return True if any(event.world == world for event in formed) else None
 
 
 def _job(

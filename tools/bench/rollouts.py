@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from holdfast.tools.bench.faults.recoveries import Event
+from holdfast.elastic.events import (
+    Event,
+    MetricsLogged,
+    RolloutRecovered,
+    RolloutsAwaited,
+    StepDone,
+    TokensSampled,
+    of_kind,
+)
 
 SKIPPED_STEPS: Final = 3
 """So many first steps are not counted: the pipeline fills."""
@@ -41,17 +49,19 @@ class Logged:
 
 def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
     """Return how fast it trained. Raises ``ValueError`` where too few steps were made."""
-    ends = {e["step"]: float(e["t"]) for e in events if e["kind"] == "step" and e["rank"] == 0}
-    tokens = {e["step"]: int(e["tokens"]) for e in events if e["kind"] == "metric"}
+    ends = {event.step: event.time_s for event in of_kind(events, StepDone) if event.rank == 0}
+    tokens = {
+        event.step: int(event.values["tokens"] or 0) for event in of_kind(events, MetricsLogged)
+    }
     if len(ends) <= skipped:
         raise ValueError(f"{len(ends)} steps were made, more than {skipped} are needed")
     steps = sorted(ends)
     first, *counted = steps[skipped - 1 :]
     seconds = ends[counted[-1]] - ends[first]
     waited = sum(
-        float(e["seconds"])
-        for e in events
-        if e["kind"] == "rollouts_awaited" and first < e["step"] <= counted[-1]
+        event.seconds
+        for event in of_kind(events, RolloutsAwaited)
+        if first < event.step <= counted[-1]
     )
     return StepPace(
         steps=len(counted),
@@ -64,11 +74,11 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
 def logged(events: Sequence[Event]) -> Logged:
     """Return the totals of all workers, lost ones as far as they told."""
     lasts = [told[-1] for told in _told(events)]
-    logging_s = sum(float(e["logging_s"]) for e in lasts)
-    sampling_s = sum(float(e["sampling_s"]) for e in lasts)
+    logging_s = sum(event.logging_s for event in lasts)
+    sampling_s = sum(event.sampling_s for event in lasts)
     return Logged(
-        tokens=sum(int(e["tokens"]) for e in lasts),
-        nbytes=sum(int(e["logged_bytes"]) for e in lasts),
+        tokens=sum(event.tokens for event in lasts),
+        nbytes=sum(event.logged_bytes for event in lasts),
         share=logging_s / (logging_s + sampling_s) if lasts else 0.0,
     )
 
@@ -76,35 +86,33 @@ def logged(events: Sequence[Event]) -> Logged:
 def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float:
     """Return how many tokens were sampled between two times, as far as workers told."""
     return sum(
-        float(later["tokens"] - sooner["tokens"])
-        * _overlap(sooner["t"], later["t"], since_s, until_s)
+        (later.tokens - sooner.tokens) * _overlap(sooner.time_s, later.time_s, since_s, until_s)
         for told in _told(events)
         for sooner, later in pairwise(told)
     )
 
 
-def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> Event | None:
+def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> RolloutRecovered | None:
     """Return how the work of a worker lost after ``since_s`` was taken back, None while it is not.
 
     The event has the ``tokens`` that were saved, and those to be sampled again (``resampled``).
     """
     found = (
-        e
-        for e in events
-        if e["kind"] == "rollout_recovered" and e["worker"] == seat and e["t"] >= since_s
+        event
+        for event in of_kind(events, RolloutRecovered)
+        if event.worker == seat and event.time_s >= since_s
     )
     return next(found, None)
 
 
-def _told(events: Sequence[Event]) -> Iterator[list[Event]]:
+def _told(events: Sequence[Event]) -> Iterator[list[TokensSampled]]:
     """Yield what each worker's process told of itself, in order."""
-    seats: dict[str, list[list[Event]]] = defaultdict(list)
-    for event in events:
-        if event["kind"] == "sampled":
-            of_seat = seats[event["seat"]]
-            if not of_seat or event["tokens"] < of_seat[-1][-1]["tokens"]:
-                of_seat.append([])  # a new process begins at nothing
-            of_seat[-1].append(event)
+    seats: dict[str, list[list[TokensSampled]]] = defaultdict(list)
+    for event in of_kind(events, TokensSampled):
+        of_seat = seats[event.seat]
+        if not of_seat or event.tokens < of_seat[-1][-1].tokens:
+            of_seat.append([])  # a new process begins at nothing
+        of_seat[-1].append(event)
     for of_seat in seats.values():
         yield from of_seat
 

@@ -17,7 +17,7 @@ from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import ConfigError, CoordinatorError
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import (
     EMBEDDED,

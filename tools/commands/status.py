@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from rich.live import Live
 
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
-from holdfast.elastic.events import events_file
+from holdfast.elastic.events import JobEnded, decode
+from holdfast.elastic.events.log import events_file
 from holdfast.tools.show.node_status import NodeStatus
 from holdfast.tools.show.prometheus import exposition
 from holdfast.tools.show.status_view import view
@@ -130,10 +130,11 @@ def _ending(run_dir: Path) -> str | None:
         lines = events_file(run_dir, "launcher").read_bytes().splitlines()
     except FileNotFoundError:
         return None
-    last: dict[str, Any] = msgspec.json.decode(lines[-1]) if lines else {}
-    if last.get("kind") != "job_ended":
-        return None
-    return str(last["message"] or "completed")
+    match decode(lines[-1]) if lines else None:
+        case JobEnded(message=message):
+            return message or "completed"
+        case _:
+            return None
 
 
 def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:

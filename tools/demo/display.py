@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,6 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    RolloutRecovered,
+    WorkerStarted,
+)
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
 from holdfast.tools.report.timeline import KILL_NODE
@@ -36,7 +44,7 @@ class Display(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def update(self, state: LiveState, events: list[dict[str, Any]]) -> None:
+    def update(self, state: LiveState, events: list[Event]) -> None:
         """Show a newer state and the events that led to it."""
 
 
@@ -47,29 +55,26 @@ def make_display(console: Console, *, title: str, steps: int) -> Display:
     return PlainLines(console, title=title, steps=steps)
 
 
-def describe(event: dict[str, Any]) -> tuple[str, str] | None:
+def describe(event: Event) -> tuple[str, str] | None:
     """Return a style and a sentence for an event worth telling, None for all others."""
-    kind = event["kind"]
-    if kind == "fault":
-        victim = event["victim"]
-        if event["what"] == KILL_NODE:
-            victim = f"node {victim} (agent, sidecar, {', '.join(event['seats'])})"
-        return "bold red", f"SIGKILL of {victim}"
-    if kind == "detected" and event.get("what") != "join":
-        return (
-            "yellow",
-            f"{event['victim']} is gone ({event.get('what')}), noticed on {event['node']}",
-        )
-    if kind == "proposed":
-        return "cyan", event["reason"]
-    if kind == "rollout_recovered":
-        return "green", (
-            f"{event['unfinished']} unfinished samples of {event['worker']} go on elsewhere, "
-            f"{event['tokens']} tokens from its log"
-        )
-    if kind == "worker_started" and event.get("attempt", 1) > 1:
-        return "green", f"{event['seat']} started again on {event['node']}, pid {event['pid']}"
-    return None
+    match event:
+        case FaultInjected(what=what, victim=victim, seats=seats):
+            if what == KILL_NODE:
+                victim = f"node {victim} (agent, sidecar, {', '.join(seats)})"
+            return "bold red", f"SIGKILL of {victim}"
+        case Detected(what=what, victim=victim) if what != "join":
+            return "yellow", f"{victim} is gone ({what}), noticed on {event.node}"
+        case GenerationProposed(reason=reason):
+            return "cyan", reason
+        case RolloutRecovered(worker=worker, unfinished=unfinished, tokens=tokens):
+            return "green", (
+                f"{unfinished} unfinished samples of {worker} go on elsewhere, "
+                f"{tokens} tokens from its log"
+            )
+        case WorkerStarted(seat=seat, node=node, pid=pid, attempt=attempt) if attempt > 1:
+            return "green", f"{seat} started again on {node}, pid {pid}"
+        case _:
+            return None
 
 
 class PlainLines:
@@ -91,7 +96,7 @@ class PlainLines:
         trace: TracebackType | None,
     ) -> None: ...
 
-    def update(self, state: LiveState, events: list[dict[str, Any]]) -> None:
+    def update(self, state: LiveState, events: list[Event]) -> None:
         """Write a line for each event worth telling, and now and then one on the steps."""
         for event in events:
             if told := describe(event):
@@ -133,7 +138,7 @@ class LivePanel:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def update(self, state: LiveState, events: list[dict[str, Any]]) -> None:
+    def update(self, state: LiveState, events: list[Event]) -> None:
         """Take up the news, and redraw when it is time."""
         now_s = time.monotonic()
         for event in events:
@@ -152,7 +157,8 @@ class LivePanel:
             f"generation {state.generation}",
             f"{state.step_seconds * 1000:.0f} ms/step",
         )
-        rewards = [m["reward"] for _, m in sorted(state.metrics.items()) if "reward" in m]
+        told = (metrics.get("reward") for _, metrics in sorted(state.metrics.items()))
+        rewards = [reward for reward in told if reward is not None]
         curve = Text("reward  ").append(sparkline(rewards[-40:]), "cyan")
         if rewards:
             curve.append(f"  {rewards[-1]:.2f}")

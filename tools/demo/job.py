@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import JobFailedError
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events import Event
+from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.local import LaunchConfig, Launcher
 from holdfast.tools.demo.display import make_display
 from holdfast.tools.demo.kills import ScheduledKills
@@ -25,7 +25,7 @@ _LOG_LINES = 15
 class DemoJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did: its events, what rank 0 wrote as result, and what it left behind."""
 
-    events: list[dict[str, Any]]
+    events: list[Event]
     result: dict[str, Json]
     leftovers: list[str]
     killed_pids: frozenset[int]
@@ -70,7 +70,7 @@ def run_job(
     if not outcome.ok:
         raise JobFailedError(f"{title} failed: {outcome.message}. {_evidence(launcher.run_dir)}")
     return DemoJobRecord(
-        events=[dict(event) for event in state.history],
+        events=state.history,
         result=_read_result(result_file),
         leftovers=leftovers(launcher.run),
         killed_pids=frozenset(nemesis.killed_pids),

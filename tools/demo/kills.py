@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.events import FaultInjected
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.demo.schedule import Kill, KillTarget, victims
@@ -124,15 +125,15 @@ class ScheduledKills:
         if not pids:
             return False
         self.killed_pids.update(pids)
-        fields = {
-            "what": kind,
-            "victim": victim.name,
-            "on": victim.node,
-            "pid": pids[0],
-            "pids": pids,
-            "seats": list(victim.seats),
-        }
-        self._writer.write("fault", source="chaos", t=now_s, fields=fields)
+        fault = FaultInjected(
+            time_s=now_s,
+            what=kind,
+            victim=victim.name,
+            on=victim.node,
+            pids=tuple(pids),
+            seats=tuple(victim.seats),
+        )
+        self._writer.write(fault, source="chaos")
         return True
 
 

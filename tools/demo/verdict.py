@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from holdfast.ckpt.types import Json
+from holdfast.elastic.events import Event, RolloutRecovered, StepDone, WorkerExited, of_kind
 from holdfast.tools.report.timeline import KILL_ROLLOUT, Timeline
 
-Event = Mapping[str, Any]
 Result = Mapping[str, Json]
 
 
@@ -19,7 +18,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     hurt: dict[str, Json]
     reference: dict[str, Json]
-    events: list[dict[str, Any]]
+    events: list[Event]
     timeline: Timeline
     steps: int
     ordinals: int
@@ -88,19 +87,17 @@ def _faults(evidence: Evidence) -> str | None:
         if recovery.total_s is None:
             return f"nothing answers the {recovery.kind} of {recovery.victim}"
     killed = {f.victim for f in evidence.timeline.faults if f.kind == KILL_ROLLOUT}
-    found = [event for event in evidence.events if event["kind"] == "rollout_recovered"]
-    if killed and not any(event["worker"] in killed and event["unfinished"] for event in found):
+    found = of_kind(evidence.events, RolloutRecovered)
+    if killed and not any(event.worker in killed and event.unfinished for event in found):
         return f"{sorted(killed)} died between two sequences, needed: in the middle of one"
     return None
 
 
 def _survivors(evidence: Evidence) -> str | None:
-    last = max((e["t"] for e in evidence.events if e["kind"] == "step"), default=0.0)
-    for event in evidence.events:
-        if event["kind"] != "worker_exited" or event["t"] >= last:
-            continue
-        if event["pid"] not in evidence.killed_pids:
-            return f"{event['seat']} (pid {event['pid']}) ended though nobody killed it"
+    last_s = max((event.time_s for event in of_kind(evidence.events, StepDone)), default=0.0)
+    for event in of_kind(evidence.events, WorkerExited):
+        if event.time_s < last_s and event.pid not in evidence.killed_pids:
+            return f"{event.seat} (pid {event.pid}) ended though nobody killed it"
     return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from holdfast.elastic.events import Event, StepDone, StepProtected
 from holdfast.tools.terminal import readable
 
 _Rank: TypeAlias = tuple[int, int]
@@ -41,7 +42,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class Costs:
     """Takes events in any order."""
 
-    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, events: Iterable[Event] = ()) -> None:
         self._stall_s = self._step_s = 0.0
         self._protected_s: list[float] = []
         self._copied: dict[_Rank, int] = {}
@@ -49,19 +50,19 @@ class Costs:
         for event in events:
             self.add(event)
 
-    def add(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Event) -> None:
         """Take in an event of any kind."""
-        if event["kind"] == "protected":
-            self._protected_s.append(event["seconds"])
-        if event["kind"] != "step" or "copied_bytes" not in event:
-            return
-        generation, rank = event["generation"], event["rank"]
-        at = (generation, rank)
-        self._stall_s += event["stall_s"]
-        self._step_s += event["seconds"]
-        self._copied[at] = max(self._copied.get(at, 0), event["copied_bytes"])
-        # what one rank discards all of them do, so the ranks' counts are not to be added up
-        self._discarded[generation] = max(self._discarded.get(generation, 0), event["discarded"])
+        match event:
+            case StepProtected(seconds=seconds):
+                self._protected_s.append(seconds)
+            case StepDone(copied_bytes=int(copied)):
+                at = (event.generation, event.rank)
+                self._stall_s += event.stall_s
+                self._step_s += event.seconds
+                self._copied[at] = max(self._copied.get(at, 0), copied)
+                # what one rank discards all of them do: the ranks' counts are not to be added up
+                before = self._discarded.get(event.generation, 0)
+                self._discarded[event.generation] = max(before, event.discarded)
 
     def total(self) -> Cost | None:
         """Return the sum, None where no rank told of a step."""

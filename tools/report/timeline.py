@@ -6,18 +6,32 @@ the synchronised clocks of the several) that wrote the events.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    RankReformed,
+    RolloutRecovered,
+    RolloutsAwaited,
+    StateRestored,
+    StepDone,
+    TrainingHeld,
+    WorkerExited,
+    WorkerStarted,
+    of_kind,
+)
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
 from holdfast.tools.report.accounting import Interval, account
-
-Event: TypeAlias = Mapping[str, Any]
 
 KILL_NODE: Final = "kill_node"
 KILL_ROLLOUT: Final = "kill_rollout"
@@ -116,57 +130,63 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def build(events: Iterable[Event]) -> Timeline:
     """Return the story of ``events`` (any order, one job). Raises ``ValueError`` without any."""
-    story = sorted(events, key=lambda event: float(event["t"]))
-    if not story:
+    found = sorted(events, key=lambda event: event.time_s)
+    if not found:
         raise ValueError("no events: nothing ran, or its run directory is another one")
-    begin = next((e["t"] for e in story if e["kind"] == "job_started"), story[0]["t"])
-    ended = next((e for e in reversed(story) if e["kind"] == "job_ended"), story[-1])
-    wall_s = max(float(ended["t"]) - begin, 0.0)
-    kinds: dict[str, list[Event]] = defaultdict(list)
-    for event in story:
-        kinds[event["kind"]].append({**event, "t": float(event["t"]) - begin})
-    steps = _steps(kinds["step"], begin)
-    generations = _generations(kinds, steps)
-    faults = tuple(_fault(event, steps) for event in kinds["fault"])
-    recoveries = tuple(_recovery(fault, kinds, generations, steps) for fault in faults)
-    waits = {"waiting for rollouts": kinds["rollouts_awaited"], "held by the demo": kinds["held"]}
+    begin_s = next(iter(of_kind(found, JobStarted)), found[0]).time_s
+    ended = next(iter(reversed(of_kind(found, JobEnded))), None)
+    wall_s = max((ended or found[-1]).time_s - begin_s, 0.0)
+    story = [_since(event, begin_s) for event in found]
+    steps = _steps(of_kind(story, StepDone))
+    generations = _generations(story, steps)
+    faults = tuple(_fault(event, steps) for event in of_kind(story, FaultInjected))
+    recoveries = tuple(_recovery(fault, story, generations, steps) for fault in faults)
+    waits: dict[str, Sequence[RolloutsAwaited] | Sequence[TrainingHeld]] = {
+        "waiting for rollouts": of_kind(story, RolloutsAwaited),
+        "held by the demo": of_kind(story, TrainingHeld),
+    }
     claims = _intervals(wall_s, recoveries, generations, steps, waits=waits)
     shares = account(wall_s, claims)
     return Timeline(
-        started_at=begin,
+        started_at=begin_s,
         wall_s=wall_s,
-        ok=bool(ended.get("ok", False)),
+        ok=ended is not None and ended.ok,
         faults=faults,
         recoveries=recoveries,
         generations=generations,
         steps=steps,
-        lives=_lives(kinds, faults, wall_s),
+        lives=_lives(story, faults, wall_s),
         shares=shares,
         goodput=shares["productive"] / wall_s if wall_s else 0.0,
     )
 
 
-def _steps(events: Sequence[Event], begin: float) -> tuple[StepRun, ...]:
+def _since(event: Event, begin_s: float) -> Event:
+    """Return an event with its times in seconds since the job began."""
+    time_s = event.time_s - begin_s
+    if isinstance(event, StepDone):
+        return msgspec.structs.replace(event, time_s=time_s, start_s=event.began_s - begin_s)
+    return msgspec.structs.replace(event, time_s=time_s)
+
+
+def _steps(events: Sequence[StepDone]) -> tuple[StepRun, ...]:
     firsts: dict[int, int] = {}
     for event in events:
-        step, generation = int(event["step"]), int(event["generation"])
-        firsts[generation] = min(step, firsts.get(generation, step))
+        firsts[event.generation] = min(event.step, firsts.get(event.generation, event.step))
     behind = _firsts_behind(firsts)
-    runs = []
-    for event in events:
-        start = float(event["start"]) - begin if "start" in event else event["t"] - event["seconds"]
-        runs.append(
-            StepRun(
-                step=event["step"],
-                generation=event["generation"],
-                rank=event["rank"],
-                seat=event.get("seat", f"rank {event['rank']}"),
-                node=event.get("node", ""),
-                start_s=start,
-                end_s=start + float(event["seconds"]),
-                stands=event["step"] < behind[event["generation"]],
-            )
+    runs = [
+        StepRun(
+            step=event.step,
+            generation=event.generation,
+            rank=event.rank,
+            seat=event.seat or f"rank {event.rank}",
+            node=event.node,
+            start_s=event.start_s,
+            end_s=event.start_s + event.seconds,
+            stands=event.step < behind[event.generation],
         )
+        for event in events
+    ]
     return tuple(sorted(runs, key=lambda run: (run.end_s, run.rank)))
 
 
@@ -183,79 +203,72 @@ def _newest_step(steps: Sequence[StepRun], *, before_s: float) -> int:
     return max((run.step for run in steps if run.end_s <= before_s), default=0)
 
 
-def _fault(event: Event, steps: Sequence[StepRun]) -> Fault:
+def _fault(event: FaultInjected, steps: Sequence[StepRun]) -> Fault:
     return Fault(
-        time_s=event["t"],
-        kind=event["what"],
-        victim=event["victim"],
-        node=event["on"],
-        step=_newest_step(steps, before_s=event["t"]),
-        seats=tuple(event["seats"]),
+        time_s=event.time_s,
+        kind=event.what,
+        victim=event.victim,
+        node=event.on,
+        step=_newest_step(steps, before_s=event.time_s),
+        seats=event.seats,
     )
 
 
-def _generations(
-    kinds: Mapping[str, Sequence[Event]], steps: Sequence[StepRun]
-) -> tuple[GenerationSpan, ...]:
+def _generations(story: Sequence[Event], steps: Sequence[StepRun]) -> tuple[GenerationSpan, ...]:
     spans = []
-    joins = [e["t"] for e in kinds.get("detected", ()) if e.get("what") == "join"]
+    joins = [event.time_s for event in of_kind(story, Detected) if event.what == "join"]
+    restores = of_kind(story, StateRestored)
     previous_s = 0.0
-    for event in _first_of_each(kinds.get("proposed", ())):
-        number = event["generation"]
-        restored = [e for e in kinds.get("restored", ()) if e["generation"] == number]
+    for event in _first_of_each(of_kind(story, GenerationProposed)):
+        number = event.generation
+        restored = [event for event in restores if event.generation == number]
         ends = [run.end_s for run in steps if run.generation == number]
-        restored_s = max((e["t"] for e in restored), default=event["t"])
-        joined = any(previous_s <= t <= event["t"] for t in joins)
+        restored_s = max((e.time_s for e in restored), default=event.time_s)
+        joined = any(previous_s <= t <= event.time_s for t in joins)
         spans.append(
             GenerationSpan(
                 number=number,
-                world=_world(event.get("ranks")),
-                proposed_s=event["t"],
+                world=len(event.ranks),
+                proposed_s=event.time_s,
                 restored_s=restored_s,
                 end_s=max(ends, default=restored_s),
                 restore_step=_restore_step(event, restored),
-                restore_how=str(event.get("restore_how") or ""),
-                reason=event.get("reason", ""),
+                restore_how=event.restore_how,
+                reason=event.reason,
                 cause="start" if number == 1 else "join" if joined else "loss",
             )
         )
-        previous_s = event["t"]
+        previous_s = event.time_s
     return tuple(spans)
 
 
-def _restore_step(proposed: Event, restored: Sequence[Event]) -> int | None:
+def _restore_step(proposed: GenerationProposed, restored: Sequence[StateRestored]) -> int | None:
     """Return the step that a generation goes on from; a checkpoint's is known to who restores."""
-    found: int | None = proposed.get("restore_step")
-    if found is None:
-        steps = [e["step"] for e in restored if e.get("tier") == "checkpoint"]
-        found = max(steps, default=None)
-    return found
+    if proposed.restore_step is not None:
+        return proposed.restore_step
+    return max((event.step for event in restored if event.tier == "checkpoint"), default=None)
 
 
-def _first_of_each(proposed: Sequence[Event]) -> list[Event]:
-    first: dict[int, Event] = {}
+def _first_of_each(proposed: Sequence[GenerationProposed]) -> list[GenerationProposed]:
+    first: dict[int, GenerationProposed] = {}
     for event in proposed:
-        first.setdefault(event["generation"], event)
+        first.setdefault(event.generation, event)
     return [first[number] for number in sorted(first)]
-
-
-def _world(ranks: object) -> int:
-    return len(ranks) if isinstance(ranks, Sequence) else int(str(ranks or 0))
 
 
 def _recovery(
     fault: Fault,
-    kinds: Mapping[str, Sequence[Event]],
+    story: Sequence[Event],
     generations: Sequence[GenerationSpan],
     steps: Sequence[StepRun],
 ) -> Recovery:
-    seen_s = _detected(fault, kinds.get("detected", ()))
+    seen_s = _detected(fault, of_kind(story, Detected))
     span = _generation_after(fault, generations, steps)
     if _spares_trainers(fault) or span is None:
-        return _handed_on(fault, seen_s, kinds.get("rollout_recovered", ()))
+        return _handed_on(fault, seen_s, of_kind(story, RolloutRecovered))
     number = span.number
     seen_s = span.proposed_s if seen_s is None else min(seen_s, span.proposed_s)
-    reformed = [e["t"] for e in kinds.get("reformed", ()) if e["generation"] == number]
+    reformed = [e.time_s for e in of_kind(story, RankReformed) if e.generation == number]
     reformed_s = max(max(reformed, default=span.proposed_s), span.proposed_s)
     restored_s = max(span.restored_s, reformed_s)
     done = max((run.step for run in steps if run.generation < number), default=0)
@@ -285,9 +298,9 @@ def _spares_trainers(fault: Fault) -> bool:
     return fault.victim in fault.seats and role_of(fault.victim) != TRAINER
 
 
-def _detected(fault: Fault, events: Sequence[Event]) -> float | None:
+def _detected(fault: Fault, events: Sequence[Detected]) -> float | None:
     names = {fault.victim, *fault.seats}
-    times = (e["t"] for e in events if e["t"] >= fault.time_s and e.get("victim") in names)
+    times = (e.time_s for e in events if e.time_s >= fault.time_s and e.victim in names)
     return min(times, default=None)
 
 
@@ -300,15 +313,15 @@ def _generation_after(
     return next((span for span in after if span.number in stepped), after[0] if after else None)
 
 
-def _handed_on(fault: Fault, seen_s: float | None, events: Sequence[Event]) -> Recovery:
+def _handed_on(fault: Fault, seen_s: float | None, events: Sequence[RolloutRecovered]) -> Recovery:
     """A rollout worker's death: the trainers go on; its unfinished samples change hands."""
     names = {fault.victim, *fault.seats}
-    handed = [e for e in events if e["t"] >= fault.time_s and e["worker"] in names]
-    handed_s = handed[0]["t"] if handed else None
+    handed = [e for e in events if e.time_s >= fault.time_s and e.worker in names]
+    handed_s = handed[0].time_s if handed else None
     ends = [t for t in (seen_s, handed_s) if t is not None]
     note = "no trainer was touched: nothing to re-form, restore or execute again"
     if handed:
-        unfinished, tokens = handed[0]["unfinished"], handed[0]["tokens"]
+        unfinished, tokens = handed[0].unfinished, handed[0].tokens
         note += f"; {unfinished} unfinished samples went on elsewhere, {tokens} tokens from its log"
     return Recovery(
         kind=fault.kind,
@@ -328,24 +341,23 @@ def _handed_on(fault: Fault, seen_s: float | None, events: Sequence[Event]) -> R
     )
 
 
-def _lives(
-    kinds: Mapping[str, Sequence[Event]], faults: Sequence[Fault], wall_s: float
-) -> tuple[Life, ...]:
-    exits = {(e["seat"], e["pid"]): e["t"] for e in kinds.get("worker_exited", ())}
+def _lives(story: Sequence[Event], faults: Sequence[Fault], wall_s: float) -> tuple[Life, ...]:
+    starts = of_kind(story, WorkerStarted)
+    exits = {(e.seat, e.pid): e.time_s for e in of_kind(story, WorkerExited)}
     hurt = [(name, fault.time_s) for fault in faults for name in (fault.victim, *fault.seats)]
     lives = []
-    for event in kinds.get("worker_started", ()):
-        seat, pid = event["seat"], event["pid"]
+    for event in starts:
+        seat, pid = event.seat, event.pid
         end_s = exits.get((seat, pid), wall_s)
-        until = min((e["t"] for e in kinds["worker_started"] if _succeeds(e, event)), default=end_s)
-        killed = [t for name, t in hurt if name == seat and event["t"] <= t <= min(until, end_s)]
+        until = min((e.time_s for e in starts if _succeeds(e, event)), default=end_s)
+        killed = [t for name, t in hurt if name == seat and event.time_s <= t <= min(until, end_s)]
         lives.append(
             Life(
                 seat=seat,
-                node=event.get("node", ""),
+                node=event.node,
                 pid=pid,
-                attempt=event.get("attempt", 0),
-                start_s=event["t"],
+                attempt=event.attempt,
+                start_s=event.time_s,
                 end_s=min([end_s, *killed]),
                 ending="killed" if killed else "exited" if (seat, pid) in exits else "running",
             )
@@ -353,8 +365,8 @@ def _lives(
     return tuple(lives)
 
 
-def _succeeds(later: Event, earlier: Event) -> bool:
-    return bool(later["seat"] == earlier["seat"] and later["t"] > earlier["t"])
+def _succeeds(later: WorkerStarted, earlier: WorkerStarted) -> bool:
+    return later.seat == earlier.seat and later.time_s > earlier.time_s
 
 
 def _intervals(
@@ -363,7 +375,7 @@ def _intervals(
     generations: Sequence[GenerationSpan],
     steps: Sequence[StepRun],
     *,
-    waits: Mapping[str, Sequence[Event]],
+    waits: Mapping[str, Sequence[RolloutsAwaited] | Sequence[TrainingHeld]],
 ) -> list[Interval]:
     """Everything that lays a claim to wall time; ``account`` settles what overlaps."""
     claims = [
@@ -378,7 +390,7 @@ def _intervals(
         before = [run.end_s for run in steps if run.end_s <= recovery.time_s]
         claims.append(Interval("interrupted step", max(before, default=0.0), recovery.time_s))
     claims += [
-        Interval(label, event["t"] - event["seconds"], event["t"])
+        Interval(label, event.time_s - event.seconds, event.time_s)
         for label, events in waits.items()
         for event in events
     ]

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from holdfast.elastic.events import (
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    MetricsLogged,
+    RolloutRecovered,
+    SamplingChanged,
+    StateRestored,
+    StepDone,
+    WorkerExited,
+    WorkerStarted,
+)
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
 
@@ -24,23 +35,43 @@ class LiveState:
     def __init__(self) -> None:
         self.step = 0
         self.generation = 0
-        self.metrics: dict[int, dict[str, Any]] = {}
+        self.metrics: dict[int, dict[str, float | None]] = {}
         self.alive: dict[str, dict[str, int]] = {}
         self.training: dict[str, str] = {}
-        self.faults: list[Mapping[str, Any]] = []
-        self.history: list[Mapping[str, Any]] = []
+        self.faults: list[FaultInjected] = []
+        self.history: list[Event] = []
         self.unrecovered: set[str] = set()
         self.stepped = 0
         self.salvaged: dict[str, int] = {}
         self._sampling: dict[str, float] = {}
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
 
-    def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Take in new events, oldest first."""
         for event in events:
             self.history.append(event)
-            if handler := getattr(self, f"_on_{event['kind']}", None):
-                handler(event)
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case WorkerStarted(node=node, seat=seat, pid=pid):
+                self.alive.setdefault(node, {})[seat] = pid
+            case WorkerExited(node=node, seat=seat, pid=pid):
+                self._gone(node, seat, pid=pid)
+            case FaultInjected():
+                self._on_fault(event)
+            case GenerationProposed(generation=generation):
+                self._on_proposed(generation)
+            case StateRestored(generation=generation) if generation == self.generation:
+                self.training[event.seat] = event.node
+            case StepDone():
+                self._on_step(event)
+            case SamplingChanged(samples=samples):
+                self._sampling[event.seat] = event.time_s if samples else 0.0
+            case RolloutRecovered(worker=worker, unfinished=unfinished):
+                self.salvaged[worker] = unfinished
+            case MetricsLogged(step=step, values=values):
+                self.metrics[step] = values
 
     @property
     def step_seconds(self) -> float:
@@ -66,20 +97,14 @@ class LiveState:
         """Return how many workers of a role take part."""
         return sum(role_of(s) == role for seats in self.participants().values() for s in seats)
 
-    def _on_worker_started(self, event: Mapping[str, Any]) -> None:
-        self.alive.setdefault(event["node"], {})[event["seat"]] = event["pid"]
-
-    def _on_worker_exited(self, event: Mapping[str, Any]) -> None:
-        self._gone(event["node"], event["seat"], pid=event["pid"])
-
-    def _on_fault(self, event: Mapping[str, Any]) -> None:
+    def _on_fault(self, event: FaultInjected) -> None:
         self.faults.append(event)
-        self.unrecovered.add(event["victim"])
-        for seat in event["seats"]:
+        self.unrecovered.add(event.victim)
+        for seat in event.seats:
             self.salvaged.pop(seat, None)
-            self._gone(event["on"], seat)
-        if event["victim"] == event["on"]:
-            self.alive.pop(event["on"], None)
+            self._gone(event.on, seat)
+        if event.victim == event.on:
+            self.alive.pop(event.on, None)
 
     def _gone(self, node: str, seat: str, *, pid: int | None = None) -> None:
         seats = self.alive.get(node, {})
@@ -89,26 +114,13 @@ class LiveState:
             if self.training.get(seat) == node:
                 del self.training[seat]
 
-    def _on_proposed(self, event: Mapping[str, Any]) -> None:
-        if event["generation"] > self.generation:
-            self.generation = event["generation"]
+    def _on_proposed(self, generation: int) -> None:
+        if generation > self.generation:
+            self.generation = generation
             self.training.clear()
 
-    def _on_restored(self, event: Mapping[str, Any]) -> None:
-        if event["generation"] == self.generation:
-            self.training[event["seat"]] = event["node"]
-
-    def _on_step(self, event: Mapping[str, Any]) -> None:
-        self.step = max(self.step, event["step"])
-        self.stepped = max(self.stepped, event["generation"])
-        self._seconds.append(event["seconds"])
+    def _on_step(self, event: StepDone) -> None:
+        self.step = max(self.step, event.step)
+        self.stepped = max(self.stepped, event.generation)
+        self._seconds.append(event.seconds)
         self.unrecovered.clear()
-
-    def _on_sampling(self, event: Mapping[str, Any]) -> None:
-        self._sampling[event["seat"]] = event["t"] if event["samples"] else 0.0
-
-    def _on_rollout_recovered(self, event: Mapping[str, Any]) -> None:
-        self.salvaged[event["worker"]] = event["unfinished"]
-
-    def _on_metric(self, event: Mapping[str, Any]) -> None:
-        self.metrics[event["step"]] = dict(event)

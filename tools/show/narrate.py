@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from holdfast.elastic.events import (
+    CheckpointCarried,
+    CheckpointFailed,
+    CheckpointProgress,
+    CheckpointRetried,
+    CheckpointSkipped,
+    CheckpointUnsaved,
+    CheckpointWaiting,
+    DataWorkerDeath,
+    DataWorkerHang,
+    DataWorkersForked,
+    Detected,
+    Event,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    LossJudged,
+    NodeReachable,
+    SidecarFailed,
+    SnapshotsLeftOut,
+    StragglerFound,
+    StragglerOver,
+    TrainingResumed,
+    WorkerHandedOver,
+    WorkerRehearsed,
+    WorkerStack,
+)
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.report.snapshot_costs import Costs
-
-Event = Mapping[str, Any]
 
 _WHAT = {
     "stopped": "was stopped",
@@ -36,7 +60,7 @@ class Narrator:
         self._quiet = quiet
         self._causes: list[str] = []
         self._caused_t: float | None = None
-        self._proposals: dict[int, Event] = {}
+        self._proposals: dict[int, GenerationProposed] = {}
         self._wanted = 0
         self._told = 0
         self._costs = Costs()
@@ -46,112 +70,100 @@ class Narrator:
         if self._quiet:
             return
         self._costs.add(event)
-        match event["kind"]:
-            case "job_started":
-                self._wanted = event.get("wanted", {}).get(TRAINER, 0)
-            case "detected":
+        match event:
+            case JobStarted(wanted=wanted):
+                self._wanted = wanted.get(TRAINER, 0)
+            case Detected():
                 yield from self._detected(event)
-            case "proposed":
-                self._proposals[event["generation"]] = event
-            case "resumed":
+            case GenerationProposed(generation=generation):
+                self._proposals[generation] = event
+            case TrainingResumed():
                 yield from self._resumed(event)
-            case kind if kind.startswith("checkpoint_"):
-                yield from self._checkpoint(event)
-            case "snapshots_left_out":
+            case SnapshotsLeftOut():
                 yield (
-                    f"{event['seat']}: SNAPSHOTS ARE LEFT OUT since step {event['newest']}, "
-                    f"{event['count']} so far: {event['reason']}"
+                    f"{event.seat}: SNAPSHOTS ARE LEFT OUT since step {event.newest}, "
+                    f"{event.count} so far: {event.reason}"
                 )
-            case kind if kind.startswith("data_worker"):
-                yield f"{event['seat']}: {_data_worker(event)}"
-            case (
-                "stack"
-                | "straggler"
-                | "straggler_over"
-                | "loss"
-                | "handed_over"
-                | "rehearsed"
-                | "reachable"
-            ):
-                yield from self._remark(event)
-            case "sidecar_failed":
-                yield f"the sidecar of {event['node']} does not start: {event['error']}"
-            case "job_ended" if (cost := self._costs.total()) is not None:
+            case SidecarFailed(error=error):
+                yield f"the sidecar of {event.node} does not start: {error}"
+            case JobEnded() if (cost := self._costs.total()) is not None:
                 yield str(cost)
+            case _:
+                yield from _checkpoint(event)
+                yield from _data_worker(event)
+                yield from _remark(event)
 
-    @staticmethod
-    def _remark(event: Event) -> Iterator[str]:
-        match event["kind"]:
-            case "stack" if event["at"]:
-                yield f"{event['seat']} stands at {event['at']}"
-            case "straggler":
-                yield event["why"]
-            case "reachable":
-                yield f"node {event['node']} reaches node {event['victim']} again"
-            case "straggler_over":
-                yield f"{event['victim']} keeps up with the others again"
-            case "loss":
-                yield f"step {event['step']}: {event['why']} ({_ACTIONS[event['action']]})"
-            case "handed_over":
-                yield f"{event['seat']} hands over at step {event['step']}"
-            case "rehearsed" if event["error"] and not event["over"]:
-                yield f"{event['seat']}: its rehearsal ended early: {event['error']}"
-
-    @staticmethod
-    def _checkpoint(event: Event) -> Iterator[str]:
-        what = f"checkpoint of step {event['step']}"
-        match event["kind"]:
-            case "checkpoint_progress" if event["total_bytes"]:
-                yield f"{what}: {event['bytes'] / event['total_bytes']:.0%} written"
-            case "checkpoint_waiting":
-                yield f"waiting for the {what}: {event['done']:.0%}"
-            case "checkpoint_retried":
-                yield f"{event['error']}; trying again ({event['attempt']})"
-            case "checkpoint_carried":
-                yield f"{what} is carried over to the new generation"
-            case "checkpoint_skipped":
-                yield f"{what} was skipped: {event['reason']}"
-            case "checkpoint_failed" | "checkpoint_unsaved":
-                yield event["error"]
-
-    def _detected(self, event: Event) -> Iterator[str]:
-        victim, what = event["victim"], event["what"]
-        cause = _cause(victim, what, event.get("why", ""))
-        if victim.startswith(f"{TRAINER}/") or what in _OF_NODES:
+    def _detected(self, event: Detected) -> Iterator[str]:
+        cause = _cause(event.victim, event.what, event.why)
+        if event.victim.startswith(f"{TRAINER}/") or event.what in _OF_NODES:
             self._causes.append(cause)
-            if what != "join" and self._caused_t is None:
-                self._caused_t = event["t"]
-        if what != "join":
+            if event.what != "join" and self._caused_t is None:
+                self._caused_t = event.time_s
+        if event.what != "join":
             yield cause
 
-    def _resumed(self, event: Event) -> Iterator[str]:
-        number = event["generation"]
+    def _resumed(self, event: TrainingResumed) -> Iterator[str]:
+        number = event.generation
         if number <= self._told or (proposal := self._proposals.get(number)) is None:
             return
         first, self._told = self._told == 0, number
-        count = len(proposal["ranks"])
+        count = len(proposal.ranks)
         of = f" of {self._wanted}" if count < self._wanted else ""
         noun = "trainer" if max(count, self._wanted if of else 0) == 1 else "trainers"
         after = f" after {', '.join(self._causes)}" if self._causes else ""
-        took = f" in {event['t'] - self._caused_t:.2f} s" if self._caused_t else ""
-        fresh = proposal.get("restore_step") is None and event["step"] <= 1
+        took = f" in {event.time_s - self._caused_t:.2f} s" if self._caused_t else ""
+        fresh = proposal.restore_step is None and event.step <= 1
         started = "started" if first else "nothing was left to restore, started over from step 0"
-        verb = started if fresh else f"resumed at step {event['step']}"
+        verb = started if fresh else f"resumed at step {event.step}"
         self._causes, self._caused_t = [], None
         yield f"generation {number}: {count}{of} {noun}{after}; {verb}{took}"
 
 
-def _data_worker(event: Event) -> str:
-    loader = f"loader {event['loader']!r}"
-    match event["kind"]:
-        case "data_workers_forked":
-            return f"{loader} forks its worker processes: {event['why']}"
-        case "data_worker_stuck":
-            what = "was stuck"
-        case _:
-            what = "died"
-    again = f", {event['times']} times since the last batch" if event["times"] > 1 else ""
-    return f"a worker process of {loader} {what} ({event['how']}){again}; they are started again"
+def _remark(event: Event) -> Iterator[str]:
+    match event:
+        case WorkerStack(at=at) if at:
+            yield f"{event.seat} stands at {at}"
+        case StragglerFound(why=why):
+            yield why
+        case NodeReachable(victim=victim):
+            yield f"node {event.node} reaches node {victim} again"
+        case StragglerOver(victim=victim):
+            yield f"{victim} keeps up with the others again"
+        case LossJudged(step=step, why=why, action=action):
+            yield f"step {step}: {why} ({_ACTIONS[action]})"
+        case WorkerHandedOver(step=step):
+            yield f"{event.seat} hands over at step {step}"
+        case WorkerRehearsed(error=error, over=False) if error:
+            yield f"{event.seat}: its rehearsal ended early: {error}"
+
+
+def _checkpoint(event: Event) -> Iterator[str]:
+    match event:
+        case CheckpointProgress(step=step, bytes=written, total_bytes=total) if total:
+            yield f"checkpoint of step {step}: {written / total:.0%} written"
+        case CheckpointWaiting(step=step, done=done):
+            yield f"waiting for the checkpoint of step {step}: {done:.0%}"
+        case CheckpointRetried(attempt=attempt, error=error):
+            yield f"{error}; trying again ({attempt})"
+        case CheckpointCarried(step=step):
+            yield f"checkpoint of step {step} is carried over to the new generation"
+        case CheckpointSkipped(step=step, reason=reason):
+            yield f"checkpoint of step {step} was skipped: {reason}"
+        case CheckpointFailed(error=error) | CheckpointUnsaved(error=error):
+            yield error
+
+
+def _data_worker(event: Event) -> Iterator[str]:
+    match event:
+        case DataWorkersForked(loader=loader, why=why):
+            yield f"{event.seat}: loader {loader!r} forks its worker processes: {why}"
+        case DataWorkerDeath() | DataWorkerHang():
+            what = "was stuck" if isinstance(event, DataWorkerHang) else "died"
+            more = f", {event.times} times since the last batch" if event.times > 1 else ""
+            yield (
+                f"{event.seat}: a worker process of loader {event.loader!r} {what} "
+                f"({event.how}){more}; they are started again"
+            )
 
 
 def _cause(victim: str, what: str, why: str) -> str:

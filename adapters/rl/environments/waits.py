@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import EnvironmentWaits, Event
 
 _EVERY_S = 5.0
 _MOST = 256
 
 
-class Emit(Protocol):
-    """Records an event."""
-
-    def __call__(self, kind: str, **fields: Json) -> None:
-        """Record the event."""
-
-
-def unheard(kind: str, **fields: Json) -> None:
+def unheard(event: Event) -> None:
     """Record nothing."""
 
 
@@ -30,7 +22,7 @@ class Waits:
     one did, since the last event.
     """
 
-    def __init__(self, emit: Emit = unheard) -> None:
+    def __init__(self, emit: Callable[[Event], None] = unheard) -> None:
         self.failed = self.given_up = 0
         self._emit, self._seconds = emit, list[float]()
         self._told: float | None = None
@@ -47,15 +39,16 @@ class Waits:
         if not due or not (self._seconds or self.failed):
             return
         self._emit(
-            "environment_waits",
-            calls=len(self._seconds),
-            p50_s=quantile(self._seconds, 0.5),
-            p95_s=quantile(self._seconds, 0.95),
-            p99_s=quantile(self._seconds, 0.99),
-            longest_s=max(self._seconds, default=0.0),
-            failed=self.failed,
-            given_up=self.given_up,
-            waiting=waiting,
+            EnvironmentWaits(
+                calls=len(self._seconds),
+                p50_s=quantile(self._seconds, 0.5),
+                p95_s=quantile(self._seconds, 0.95),
+                p99_s=quantile(self._seconds, 0.99),
+                longest_s=max(self._seconds, default=0.0),
+                failed=self.failed,
+                given_up=self.given_up,
+                waiting=waiting,
+            )
         )
         self._seconds.clear()
         self.failed = self.given_up = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import StepTail
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -16,13 +16,6 @@ def percentile(values: Iterable[float], share: float) -> float:
         return 0.0
     rank = -(-len(ordered) * round(share * 100) // 100)
     return ordered[max(0, rank - 1)]
-
-
-def spread(name: str, values: Iterable[float]) -> dict[str, Json]:
-    """Return median, 95th percentile and maximum, as fields ``{name}_p50``, ``_p95``, ``_max``."""
-    values = list(values)
-    shares = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-    return {f"{name}_{label}": percentile(values, share) for label, share in shares.items()}
 
 
 @dataclass(slots=True)
@@ -53,10 +46,18 @@ class Tail:
         self._busy_s += busy * (now_s - since_s)
         self._slots_s += slots * (now_s - since_s)
 
-    def step(self, samples: Iterable[Trajectory], *, carried: int, now_s: float) -> dict[str, Json]:
-        """Return the figures of a step that took ``samples``, and start those of the next step.
+    def step(
+        self,
+        samples: Iterable[Trajectory],
+        *,
+        completes: int,
+        carried_tokens: int,
+        ordinals: tuple[int, ...] | None = None,
+        now_s: float,
+    ) -> StepTail:
+        """Return the figures of the step that ``completes`` so many, and start those of the next.
 
-        ``carried`` tokens stay for later steps.
+        It took ``samples``; the rest as in `StepTail`.
         """
         samples = list(samples)
         waited = [now_s - self._arrived.pop(each.key, now_s) for each in samples]
@@ -64,9 +65,16 @@ class Tail:
             self.occupied(worker, busy=occupied, slots=slots, now_s=now_s)
         busy = self._busy_s / self._slots_s if self._slots_s else 0.0
         self._busy_s = self._slots_s = 0.0
-        return {
-            **spread("length", [each.sampled for each in samples]),
-            **spread("waited_s", waited),
-            "busy": round(busy, 4),
-            "carried": carried,
-        }
+        lengths = [each.sampled for each in samples]
+        return StepTail(
+            step=completes,
+            length_p50_tokens=percentile(lengths, 0.5),
+            length_p95_tokens=percentile(lengths, 0.95),
+            length_max_tokens=percentile(lengths, 1.0),
+            waited_p50_s=percentile(waited, 0.5),
+            waited_p95_s=percentile(waited, 0.95),
+            waited_max_s=percentile(waited, 1.0),
+            busy=round(busy, 4),
+            carried_tokens=carried_tokens,
+            ordinals=ordinals,
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import Event, TokensSampled
 
 EVERY_S = 0.25
 
@@ -35,16 +35,17 @@ class Meter:
         yield
         self.logging_s += time.perf_counter() - started
 
-    def tell(self, emit: Callable[..., None], **more: Json) -> None:
-        """Emit ``sampled`` with the totals, unless the last time was less than ``EVERY_S`` ago."""
+    def tell(self, emit: Callable[[Event], None], *, logged_bytes: int) -> None:
+        """Emit the totals, unless the last time was less than ``EVERY_S`` ago."""
         now_s = time.monotonic()
         if now_s < self._told_s + EVERY_S:
             return
         self._told_s = now_s
         emit(
-            "sampled",
-            tokens=self.tokens,
-            sampling_s=round(self.sampling_s, 6),
-            logging_s=round(self.logging_s, 6),
-            **more,
+            TokensSampled(
+                tokens=self.tokens,
+                sampling_s=round(self.sampling_s, 6),
+                logging_s=round(self.logging_s, 6),
+                logged_bytes=logged_bytes,
+            )
         )

@@ -33,9 +33,16 @@ from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.refresh import Replica
 from holdfast.ckpt.transport import Client, RunKey
-from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import (
+    BackPressure,
+    Event,
+    SamplingChanged,
+    VersionUnavailable,
+    WeightsPulled,
+    WeightsRefused,
+)
 from holdfast.elastic.membership.records import Roster
 
 _EXCHANGE_TIMEOUT_S = 0.5
@@ -70,7 +77,7 @@ class Host(Protocol):
     def beat(self, *, step: int, phase: WorkerPhase) -> None:
         """Report progress."""
 
-    def emit(self, kind: str, **fields: Json) -> None:
+    def emit(self, event: Event) -> None:
         """Record an event."""
 
 
@@ -319,7 +326,7 @@ class SamplingClient:
         if (held >= most) != self._was_full:
             self._was_full = held >= most
             because = "worker" if self._was_full else "none"
-            self._host.emit("back_pressure", because=because, held_tokens=held)
+            self._host.emit(BackPressure(because=because, held_tokens=held))
         return held >= most
 
     def _obey(self, answer: Answer) -> None:
@@ -355,7 +362,7 @@ class SamplingClient:
         """Record when the first samples have tokens in the log, and when none is in progress."""
         if bool(samples) != self._told:
             self._told = bool(samples)
-            self._host.emit("sampling", samples=samples)
+            self._host.emit(SamplingChanged(samples=samples))
 
     def _holding(self) -> list[Trajectory]:
         return [*self._held.values(), *self._aside.values(), *self._engine.running()]
@@ -437,11 +444,12 @@ class SamplingClient:
         """Count and report refused weights; return the ranks whose blocks to avoid."""
         self._refused += 1
         self._host.emit(
-            "weights_refused",
-            version=error.version,
-            count=self._refused,
-            avoided=sorted(error.ranks),
-            why=str(error),
+            WeightsRefused(
+                version=error.version,
+                count=self._refused,
+                avoided=tuple(sorted(error.ranks)),
+                why=str(error),
+            )
         )
         return error.ranks
 
@@ -450,14 +458,15 @@ class SamplingClient:
         before = engine.version if engine.generation == generation else None
         engine.load(pulled.tensors, version=pulled.version, generation=generation)
         self._host.emit(
-            "weights_pulled",
-            generation=generation,
-            version=pulled.version,
-            before=before,
-            seconds=pulled.seconds,
-            bytes=pulled.nbytes,
-            saved=pulled.saved,
-            digest=pulled.digest,
+            WeightsPulled(
+                generation=generation,
+                version=pulled.version,
+                before=before,
+                seconds=pulled.seconds,
+                bytes=pulled.nbytes,
+                saved_bytes=pulled.saved,
+                digest=pulled.digest,
+            )
         )
 
     def _renew(self, work: Sequence[Assignment]) -> None:
@@ -481,7 +490,7 @@ class SamplingClient:
         if self._missed is None or self._missed[0] != version:
             self._missed = (version, now_s)
         missing_s = now_s - self._missed[1]
-        self._host.emit("version_unavailable", version=version, seconds=missing_s, why=str(error))
+        self._host.emit(VersionUnavailable(version=version, seconds=missing_s, why=str(error)))
         if missing_s > _MISSING_LIMIT_S:
             raise JobFailedError(
                 f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "

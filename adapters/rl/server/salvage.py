@@ -14,6 +14,7 @@ from holdfast.adapters.rl.samples.token_record import fold
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId
 from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.ckpt.errors import CkptError, NotFoundError
+from holdfast.elastic.events import RolloutRecovered
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,16 @@ class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     tokens: int
     resampled: int
+
+    def event(self, worker: str) -> RolloutRecovered:
+        """Return it as the event of a lost worker, by seat."""
+        return RolloutRecovered(
+            worker=worker,
+            samples=self.samples,
+            unfinished=self.unfinished,
+            tokens=self.tokens,
+            resampled=self.resampled,
+        )
 
 
 def read_log(

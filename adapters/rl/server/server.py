@@ -42,18 +42,12 @@ from holdfast.adapters.rl.weights.publisher import Publisher
 from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError
 from holdfast.ckpt.transport import Request, RunKey, Server
 from holdfast.ckpt.types import Json
+from holdfast.elastic.events import BackPressure, Event, RolloutLeft, StepTail
 from holdfast.elastic.membership.records import Roster, WorkerState
 
 _log = logging.getLogger(__name__)
 
 _LONG_POLL_S = 0.15
-
-
-class Emit(Protocol):
-    """Records an event."""
-
-    def __call__(self, kind: str, **fields: Json) -> None:
-        """Record the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +85,7 @@ class Term:
     prompt_of: Callable[[int], Tokens]
     alive: Callable[[], set[str]]
     logs: LogReader
-    emit: Emit
+    emit: Callable[[Event], None]
     began: float
     digest_of: Callable[[WeightsPlace], str] | None = None
     seen: dict[str, _WorkerSeen] = field(default_factory=dict)
@@ -240,9 +234,7 @@ class RolloutServer:
                 raise self._given_up
             return term.ledger.batch(step)
 
-    def train(
-        self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]
-    ) -> dict[str, Json]:
+    def train(self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]) -> StepTail:
         """Mark ``step`` as trained on ``samples``; return the figures of its tail (`Tail`).
 
         The figures cover the samples that are trained on for the first time.
@@ -252,10 +244,16 @@ class RolloutServer:
             ledger.train(step, rewards)
             taken = ledger.taken(step) or ()
             fresh = [sample for sample in samples if sample.ordinal in taken]
-            told = term.tail.step(fresh, carried=ledger.held_tokens, now_s=time.monotonic())
+            tail = term.tail.step(
+                fresh,
+                completes=step + 1,
+                carried_tokens=ledger.held_tokens,
+                ordinals=tuple(taken) if ledger.plan.by_arrival else None,
+                now_s=time.monotonic(),
+            )
             self._tell_pressure(term)
             self._answer_waiting()
-            return {**told, "ordinals": list(taken)} if ledger.plan.by_arrival else told
+            return tail
 
     def give_up(self, error: Exception) -> None:
         """Make waits for a batch raise ``error``: no sampler is left."""
@@ -381,11 +379,12 @@ class RolloutServer:
         ledger.leave(worker.incarnation)
         term.lost[worker.incarnation] = (worker, ledger.admitted)
         term.emit(
-            "rollout_left",
-            worker=worker.seat,
-            samples=len(exchange.left),
-            tokens=sum(each.sampled for each in exchange.left),
-            finished=len(exchange.finished),
+            RolloutLeft(
+                worker=worker.seat,
+                samples=len(exchange.left),
+                tokens=sum(each.sampled for each in exchange.left),
+                finished=len(exchange.finished),
+            )
         )
 
     def _note_slots(self, term: Term, exchange: WorkerExchange, answer: Answer | None) -> None:
@@ -400,7 +399,7 @@ class RolloutServer:
         ledger = term.ledger
         if ledger.pressure is not term.pressure:
             term.pressure = ledger.pressure
-            term.emit("back_pressure", because=term.pressure.value, held_tokens=ledger.held_tokens)
+            term.emit(BackPressure(because=term.pressure.value, held_tokens=ledger.held_tokens))
 
     def _offer(
         self, term: Term, exchange: WorkerExchange, *, reload: bool, abandon: set[SampleId]
@@ -514,7 +513,7 @@ class RolloutServer:
         found = take_over(
             ledger, pieces, unfinished=unfinished, reported=seen.progress if seen else {}
         )
-        term.emit("rollout_recovered", worker=worker.seat, **msgspec.structs.asdict(found))
+        term.emit(found.event(worker.seat))
 
 
 def rollout_workers(roster: Roster) -> set[str]:

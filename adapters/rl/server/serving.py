@@ -95,8 +95,7 @@ class Serving:
 
     def train(self, step: int, samples: Sequence[Trajectory]) -> None:
         """Mark ``step`` as trained on ``samples``."""
-        told = self.server.train(step, samples, ())
-        self._session.emit("rollout_tail", step=step + 1, **told)
+        self._session.emit(self.server.train(step, samples, ()))
 
     def finish(self) -> None:
         """Tell samplers that no more work will come."""

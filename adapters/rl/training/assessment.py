@@ -21,7 +21,7 @@ from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.held_out_episodes import Player
 from holdfast.adapters.rl.weights.setup import Policies
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import EpisodesPlayed
 
 
 class Assessment(Protocol):
@@ -129,18 +129,19 @@ class EpisodeAssessment:
         return {"held_out": round(earned.mean().item(), 6)}
 
 
-def episode_figures(samples: Sequence[Trajectory]) -> dict[str, Json]:
+def episode_figures(samples: Sequence[Trajectory], *, step: int) -> EpisodesPlayed:
     """Return figures of a step's episodes.
 
     ``cut_short`` counts the episodes that something other than the environment ended.
     """
     turns = [len(sample.turns) for sample in samples]
-    return {
-        "turns_mean": sum(turns) / len(turns),
-        "turns_most": max(turns),
-        "observed_tokens": sum(len(sample.tokens) - sample.sampled for sample in samples),
-        "cut_short": sum(bool(sample.reason) for sample in samples),
-    }
+    return EpisodesPlayed(
+        step=step,
+        turns_mean=sum(turns) / len(turns),
+        turns_most=max(turns),
+        observed_tokens=sum(len(sample.tokens) - sample.sampled for sample in samples),
+        cut_short=sum(bool(sample.reason) for sample in samples),
+    )
 
 
 _PART_ROWS = 32

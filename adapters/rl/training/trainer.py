@@ -41,6 +41,13 @@ from holdfast.adapters.rl.weights.warm_up import load_warm_start
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import (
+    RecheckSkipped,
+    RolloutsAwaited,
+    RuleViolated,
+    SampleRechecked,
+    TrainingHeld,
+)
 
 _WAIT_S = 0.05
 _HELD_POLL_S = 0.01
@@ -266,15 +273,15 @@ class Trainer:
         while samples is None:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
-        session.emit("rollouts_awaited", step=step + 1, seconds=time.perf_counter() - began)
+        session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
         self._await_release(job, step)
         rewards = [self._assessment.reward(sample) for sample in samples]
         with self._server.lock:
             seen = observe(ledger, step, samples, consumers=self._server.consumers())
-            told = self._server.train(step, samples, rewards)
-        session.emit("rollout_tail", step=step + 1, **told)
+            tail = self._server.train(step, samples, rewards)
+        session.emit(tail)
         if config.environment is not None and samples:
-            session.emit("episodes", step=step + 1, **episode_figures(samples))
+            session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
         length = config.model.context
         batch = collate(samples, torch.tensor(rewards), rows=config.rows, length=length)
@@ -293,17 +300,17 @@ class Trainer:
         try:
             difference = job.recheck.difference(batch, row)
         except CkptError as error:
-            session.emit("recheck_skipped", step=step + 1, why=str(error))
+            session.emit(RecheckSkipped(step=step + 1, why=str(error)))
             return
         seconds = time.perf_counter() - began
-        session.emit("rechecked", step=step + 1, difference=difference, seconds=seconds)
+        session.emit(SampleRechecked(step=step + 1, difference=difference, seconds=seconds))
         found = job.checker.recomputed(key, difference, tolerance=check.tolerance)
         self._judge(job, step, found)
 
     def _judge(self, job: _TrainerJob, step: int, found: Sequence[str]) -> None:
         """Report violations; end the job if ``check.fatal`` is set."""
         for what in found:
-            job.session.emit("violation", step=step + 1, what=what)
+            job.session.emit(RuleViolated(step=step + 1, what=what))
         if found and self._config.check.fatal:
             raise JobFailedError(f"{found[0]} (check.fatal is set)")
 
@@ -318,7 +325,7 @@ class Trainer:
         while Path(hold).exists():
             job.run.check()
             time.sleep(_HELD_POLL_S)
-        job.session.emit("held", step=step + 1, seconds=time.perf_counter() - began)
+        job.session.emit(TrainingHeld(step=step + 1, seconds=time.perf_counter() - began))
 
     # -- evaluation and end ------------------------------------------------------------------
 

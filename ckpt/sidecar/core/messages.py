@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.events import CheckpointNews
 from holdfast.ckpt.memory.hosts import FileRef
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
@@ -341,6 +342,13 @@ class AskNews(Message, frozen=True, kw_only=True):
 
     after: int = 0
     timeout_s: float = 0.0
+
+
+class NewsItem(Message, frozen=True, kw_only=True):
+    """Something that happened to a checkpoint, by number."""
+
+    number: int
+    event: CheckpointNews
 
 
 class Spill(Message, frozen=True, kw_only=True):

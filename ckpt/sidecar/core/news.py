@@ -7,10 +7,12 @@ from collections import deque
 from time import monotonic
 from typing import Final
 
+import msgspec
+
+from holdfast.ckpt.events import CheckpointNews
 from holdfast.ckpt.sidecar.core.core import Core, Op, Waiter
-from holdfast.ckpt.sidecar.core.messages import AskNews
+from holdfast.ckpt.sidecar.core.messages import AskNews, NewsItem
 from holdfast.ckpt.transport import Request
-from holdfast.ckpt.types import Json
 
 KEPT: Final = 256
 
@@ -20,29 +22,30 @@ class News:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._items: deque[dict[str, Json]] = deque(maxlen=KEPT)
+        self._items: deque[NewsItem] = deque(maxlen=KEPT)
         self._number = self._told = 0
 
     def ops(self) -> dict[str, Op]:
         """Return the operations of this part."""
         return {"news": (AskNews, self._ask)}
 
-    def add(self, kind: str, **fields: Json) -> None:
-        """Add an event."""
+    def add(self, event: CheckpointNews) -> None:
+        """Add an event, which happens now."""
         self._number += 1
-        self._items.append({"number": self._number, "t": time.time(), "kind": kind, **fields})
+        timed = msgspec.structs.replace(event, time_s=time.time())
+        self._items.append(NewsItem(number=self._number, event=timed))
         self._core.changed()
 
     def _ask(self, request: Request, body: AskNews) -> None:
         self._told = max(self._told, body.after)
 
-        def fresh() -> list[dict[str, Json]]:
-            return [item for item in self._items if item["number"] > self._told]
+        def fresh() -> list[NewsItem]:
+            return [item for item in self._items if item.number > self._told]
 
         def attempt() -> bool:
             if not (items := fresh()):
                 return False
-            request.reply(items)
+            request.reply(msgspec.to_builtins(items))
             return True
 
         deadline_s = monotonic() + body.timeout_s
@@ -51,6 +54,6 @@ class News:
                 request=request,
                 deadline_s=deadline_s,
                 attempt=attempt,
-                expire=lambda: request.reply(fresh()),
+                expire=lambda: request.reply(msgspec.to_builtins(fresh())),
             )
         )

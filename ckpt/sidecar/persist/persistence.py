@@ -13,6 +13,15 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Final
 
+from holdfast.ckpt.events import (
+    CheckpointCarried,
+    CheckpointDone,
+    CheckpointFailed,
+    CheckpointProgress,
+    CheckpointRetried,
+    CheckpointSkipped,
+    CheckpointStarted,
+)
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
@@ -190,7 +199,7 @@ class Persistence:
             return
         for job, lost in self._merged():
             self._jobs[job.key] = job
-            self.news.add("checkpoint_carried", step=job.step, rebuilt=sorted(lost))
+            self.news.add(CheckpointCarried(step=job.step, rebuilt=tuple(sorted(lost))))
             for rank in sorted(lost):
                 self._recover(job, rank)
             ranks = len(job.world.rank_nodes)
@@ -302,9 +311,10 @@ class Persistence:
                     self._order(key, begin=True)
                 case Skip(key=key, newer=newer):
                     self.news.add(
-                        "checkpoint_skipped",
-                        step=key[1],
-                        reason=f"the store was still busy when step {newer[1]} was due",
+                        CheckpointSkipped(
+                            step=key[1],
+                            reason=f"the store was still busy when step {newer[1]} was due",
+                        )
                     )
                     self._order(key, begin=False)
                 case Complete(key=key, receipts=receipts):
@@ -333,7 +343,7 @@ class Persistence:
             job.begun = True
             job.began_s = job.told_s = monotonic()
             if self._committer.is_here:
-                self.news.add("checkpoint_started", step=job.step, bytes=job.total_bytes)
+                self.news.add(CheckpointStarted(step=job.step, bytes=job.total_bytes))
         for rank in job.ranks & set(job.receipts):  # written before the committing node changed
             self._send_persisted(job, rank, receipt=job.receipts[rank])
         self._pin(job)
@@ -380,7 +390,7 @@ class Persistence:
             self._committer.tell("persisted", message)
 
     def _retried(self, job: CheckpointJob, attempt: int, error: str) -> None:
-        self.news.add("checkpoint_retried", step=job.step, attempt=attempt, error=error)
+        self.news.add(CheckpointRetried(step=job.step, attempt=attempt, error=error))
 
     def _progressed(self, job: CheckpointJob) -> None:
         if (now_s := monotonic()) - job.told_s >= PROGRESS_S:
@@ -391,10 +401,9 @@ class Persistence:
     def _tell_progress(self, job: CheckpointJob) -> None:
         if self._committer.is_here:
             self.news.add(
-                "checkpoint_progress",
-                step=job.step,
-                bytes=job.group_bytes,
-                total_bytes=job.total_bytes,
+                CheckpointProgress(
+                    step=job.step, bytes=job.group_bytes, total_bytes=job.total_bytes
+                )
             )
             return
         self._committer.tell("persist_progress", self._committer.progress(job))
@@ -441,20 +450,22 @@ class Persistence:
         if message.error is None:
             rate = job.total_bytes / seconds if seconds > 0 else 0.0
             self.news.add(
-                "checkpoint_done",
-                step=job.step,
-                seconds=round(seconds, 3),
-                bytes=job.total_bytes,
-                bytes_per_s=round(rate),
+                CheckpointDone(
+                    step=job.step,
+                    seconds=round(seconds, 3),
+                    bytes=job.total_bytes,
+                    bytes_per_s=round(rate),
+                )
             )
             return
         self.news.add(
-            "checkpoint_failed",
-            step=job.step,
-            error=message.error,
-            in_a_row=self._outcomes.failed_in_a_row,
-            fatal=self._outcomes.is_fatal(message, job.target),
-            newest=self._outcomes.durable,
+            CheckpointFailed(
+                step=job.step,
+                error=message.error,
+                in_a_row=self._outcomes.failed_in_a_row,
+                fatal=self._outcomes.is_fatal(message, job.target),
+                newest=self._outcomes.durable,
+            )
         )
 
     def _hear_durable(self, request: Request, body: Durable) -> None:

@@ -11,12 +11,13 @@ from holdfast.elastic.data.workers.feed import DataWorkerDiedError, DataWorkerSt
 from holdfast.elastic.data.workers.startable import startable
 from holdfast.elastic.data.workers.starter import StarterContext
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, DataWorkersForked, LoaderEvent
 
 _MAX_FAILURES = 3
 
 
 class Starting:
-    """The starts of one loader's workers; ``tell(kind, **fields)`` records an event.
+    """The starts of one loader's workers; ``tell`` records an event.
 
     Where the user does not say how, they come from the starter, or are forked from the rank: where
     they cannot be given what they need, and where nothing came of the starter's. A starter that is
@@ -24,7 +25,12 @@ class Starting:
     """
 
     def __init__(
-        self, dataset: Any, options: Mapping[str, Any], *, name: str, tell: Callable[..., None]
+        self,
+        dataset: Any,
+        options: Mapping[str, Any],
+        *,
+        name: str,
+        tell: Callable[[LoaderEvent], None],
     ) -> None:
         self._name, self._tell, self._failures = name, tell, 0
         asked: BaseContext | str | None = options.get("multiprocessing_context")
@@ -43,7 +49,7 @@ class Starting:
             return self._asked
         if not self._why_forked:
             return StarterContext(imports_main=self._imports_main)
-        self._tell("data_workers_forked", loader=self._name, why=self._why_forked)
+        self._tell(DataWorkersForked(loader=self._name, why=self._why_forked))
         return "fork"
 
     @property
@@ -62,8 +68,8 @@ class Starting:
         """
         self._failures += 1
         stuck = isinstance(died, DataWorkerStuckError)
-        kind = "data_worker_stuck" if stuck else "data_worker_died"
-        self._tell(kind, loader=self._name, how=str(died), times=self._failures)
+        kind = DataWorkerHang if stuck else DataWorkerDeath
+        self._tell(kind(loader=self._name, how=str(died), times=self._failures))
         if not gave:
             self._why_forked = f"nothing came of those that were not: {died}"
         if self._failures < _MAX_FAILURES:

@@ -17,6 +17,7 @@ from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.errors import LeaseExpiredError
+from holdfast.elastic.events import FencingBegun, FencingDone, SidecarStarted
 from holdfast.elastic.membership.records import (
     TRAINER,
     JobOutcome,
@@ -178,7 +179,7 @@ class SimulatedAgent:
             payload_bytes=self.sim.config.payload_bytes,
         )
         self.sim.addresses[address] = self.sidecar
-        self.sim.tell("sidecar_started", self.name)
+        self.sim.tell(SidecarStarted(node=self.name))
         if self.sidecar_starts > 1:
             self.publish()
 
@@ -475,7 +476,7 @@ class SimulatedAgent:
             return
         self._fencing = generation
         self.sim.log(f"{self.name} fences {generation}: {reason}")
-        self.sim.tell("fencing", self.name, generation=generation, reason=reason)
+        self.sim.tell(FencingBegun(node=self.name, generation=generation, reason=reason))
         for worker in self.workers.values():
             if worker.state is WorkerState.ACTIVE:
                 self._soon(0.001, 0.09, partial(self._park, worker, generation))
@@ -507,7 +508,7 @@ class SimulatedAgent:
             found = self.sidecar.inventory() if self.sidecar.alive else None
             self._inventory = compact(found, self.view.generation) if found else None
             self.fenced = generation
-            self.sim.tell("fenced", self.name, generation=generation)
+            self.sim.tell(FencingDone(node=self.name, generation=generation))
             self.publish()
 
         self._soon(0.001, 0.03, take)

@@ -6,7 +6,7 @@ seeds give equal runs, whatever the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -15,9 +15,9 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
-from holdfast.ckpt.types import Json
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree
+from holdfast.elastic.events import Event, GenerationProposed, JobEnded, RankReformed
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -47,7 +47,7 @@ _RESEND_S = 0.2
 _MAX_RESENDS = 200
 _MAX_EVENTS_SHOWN = 80
 
-Watch: TypeAlias = Callable[[str, str, Mapping[str, Json]], None]
+Watch: TypeAlias = Callable[[Event], None]
 """Called with the kind of an event, the node ("" for the whole job) and its fields."""
 
 
@@ -147,10 +147,13 @@ class Simulation:
         """Add a line to the trace."""
         self.schedule.log(text)
 
-    def tell(self, kind: str, node: str, **fields: Json) -> None:
-        """Tell whoever watches what happened; ``kind`` as in a real job's events."""
+    def tell(self, event: Event) -> None:
+        """Tell whoever watches what happened, as a real job's events do.
+
+        What all ranks of a generation do is told once, as of rank 0 and of no node.
+        """
         if self.watch is not None:
-            self.watch(kind, node, fields)
+            self.watch(event)
 
     def view(self) -> JobView:
         """Return the view at the table's present revision; shared by all who look at it."""
@@ -185,11 +188,19 @@ class Simulation:
             require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
             self.training.accepted(record)
             self.generations[record.number] = record
-            self.tell("proposed", by, generation=record.number, reason=record.reason)
+            self.tell(
+                GenerationProposed(
+                    node=by,
+                    generation=record.number,
+                    ranks=tuple(member.seat for member in record.members),
+                    restore_step=record.restore.step if record.restore else None,
+                    reason=record.reason,
+                )
+            )
         elif key == outcome_key(self.run_id):
             self.outcome = msgspec.json.decode(value, type=JobOutcome)
             self.log(f"{by} ended the job: {self.outcome.message}")
-            self.tell("job_ended", by, ok=self.outcome.ok, message=self.outcome.message)
+            self.tell(JobEnded(node=by, ok=self.outcome.ok, message=self.outcome.message))
         self._changed()
         return True
 
@@ -217,7 +228,7 @@ class Simulation:
             worker.active_in > agent.fenced,
             f"{worker.seat} enters {worker.active_in}, fenced by {agent.name} up to {agent.fenced}",
         )
-        self.tell("reformed", agent.name, seat=worker.seat, generation=worker.active_in)
+        self.tell(RankReformed(node=agent.name, seat=worker.seat, generation=worker.active_in))
         if role_of(worker.seat) == TRAINER:
             self.training.entered(worker.active_in)
 

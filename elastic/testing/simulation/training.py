@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.ckpt.errors import FencedError, InternalError
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
+from holdfast.elastic.events import StateRestored, StepDone, StepProtected, TrainingResumed
 from holdfast.elastic.membership.records import GenerationRecord, Member, WorkerState
 from holdfast.elastic.testing.simulation.sidecar import SimulatedSidecar
 
@@ -110,11 +111,10 @@ class SimulatedTraining:
             self._sim.log(f"generation {number} goes on from step {done}")
             point = self._sim.generations[number].restore
             if point is not None:
-                rebuilt = [source.rank for source in point.sources if source.rebuilt]
-                saved = point.world.generation
-                told = {"step": done, "saved": saved, "rebuilt": rebuilt}
-                self._sim.tell("restored", "", generation=number, **told)
-            self._sim.tell("resumed", "", generation=number, step=done)
+                rebuilt = any(source.rebuilt for source in point.sources)
+                tier = "parity" if rebuilt else "peer"
+                self._sim.tell(StateRestored(generation=number, step=done, tier=tier))
+            self._sim.tell(TrainingResumed(generation=number, step=done))
             self._snapshot(number)
             self._next(number)
 
@@ -152,7 +152,7 @@ class SimulatedTraining:
             return
         require(self._sim.newest == number, f"a step of {number} while {self._sim.newest} is born")
         self.history.append(hash((self.history[-1], number, done + 1)))
-        self._sim.tell("step", "", generation=number, step=done + 1)
+        self._sim.tell(StepDone(generation=number, step=done + 1))
         halting = self._halting(number)
         if halting or (done + 1) % config.snapshot_every == 0:
             self._snapshot(number)
@@ -233,7 +233,7 @@ class SimulatedTraining:
         if not valid or key in self._protected:
             return
         self._protected[key] = dict(record.nodes)
-        self._sim.tell("protected", "", generation=key[0], step=step)
+        self._sim.tell(StepProtected(generation=key[0], step=step))
         self.progress = max(self.progress, step)
         if step % self._sim.config.checkpoint_every == 0:
             self._durable = max(self._durable, step)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tree import HELPERS
 
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events import FaultInjected, FaultOver, of_kind
+from holdfast.elastic.events.log import EventReader
 from holdfast.tools.chaos import real
-from holdfast.tools.chaos.hooks import PATTERN
+from holdfast.tools.chaos.judging.history import HookReader
+from holdfast.tools.chaos.judging.record import StepCommit
 from holdfast.tools.chaos.judging.result import Result, load
 from holdfast.tools.chaos.real.jobs import alive
 from holdfast.tools.chaos.scenarios.scenario import Scenario, parse
@@ -44,8 +46,8 @@ def named(result: Result) -> list[tuple[int, str, str, bool]]:
 
 
 def longest_pause_s(folder: Path, rank: int) -> float:
-    events = EventReader(folder / "history", pattern=PATTERN).new()
-    told = [event["t"] for event in events if event["kind"] == "step" and event["rank"] == rank]
+    commits = of_kind(HookReader(folder / "history").new(), StepCommit)
+    told = [commit.t for commit in commits if commit.rank == rank]
     return max(after - before for before, after in pairwise(told))
 
 
@@ -76,8 +78,8 @@ def test_a_job_that_goes_on_where_it_stood_holds(tmp_path: Path) -> None:
     assert load(tmp_path) == result
     assert len(json.loads((tmp_path / "strikes.json").read_text())) == len(faults)
     told = EventReader(tmp_path / "history").new()
-    assert [event["number"] for event in told if event["kind"] == "fault"].count(0) == 1
-    over = [event["what"] for event in told if event["kind"] == "fault_over"]
+    assert [fault.number for fault in of_kind(told, FaultInjected)].count(0) == 1
+    over = [event.what for event in of_kind(told, FaultOver)]
     assert over == ["stop of worker/0"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from event_lines import EventLines
 from sidecar_group import (
     DEADLINE_S,
     SidecarGroup,
@@ -30,7 +31,6 @@ from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.disk.directory import SpillDirectory
 from holdfast.ckpt.testing.blocks import write_block
-from holdfast.elastic.events import EventReader
 
 NBYTES = 300_000
 
@@ -205,7 +205,7 @@ def test_what_is_on_too_few_disks_is_refused_by_name_and_the_checkpoint_taken(
 
 def _by_kind(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for event in EventReader(run_dir).new():
+    for event in EventLines(run_dir).new():
         found.setdefault(event["kind"], []).append(event)
     return found
 
@@ -262,7 +262,7 @@ def test_a_job_stopped_by_sigterm_saves_within_its_grace(tmp_path: Path) -> None
         contextlib.ExitStack() as ended,
     ):
         ended.callback(job.kill)
-        reader, events = EventReader(run_dir), []
+        reader, events = EventLines(run_dir), []
 
         def trained() -> bool:
             events.extend(event for event in reader.new() if event["kind"] == "step")

@@ -46,7 +46,7 @@ def test_survivors_go_on_and_a_replacement_joins_after_a_kill(
         survivor = running.worker("trainer/0")
         killed = hurt(running.worker("trainer/2"))
         smaller = running.world_of(2)
-        report(capsys, "SIGKILL of a worker", running.generation(2)["t"] - killed)
+        report(capsys, "SIGKILL of a worker", running.generation(2)["time_s"] - killed)
         assert smaller["ranks"] == ["trainer/0", "trainer/1"]
         running.world_of(3, after=running.history.index(smaller))
         assert running.worker("trainer/0") == survivor
@@ -57,7 +57,7 @@ def test_a_stopped_worker_is_a_dead_one(tmp_path: Path, capsys: pytest.CaptureFi
     with job(tmp_path, *LONG) as running:
         running.await_step(5)
         stopped = hurt(running.worker("trainer/1"), signal.SIGSTOP)
-        report(capsys, "SIGSTOP of a worker", running.generation(2)["t"] - stopped)
+        report(capsys, "SIGSTOP of a worker", running.generation(2)["time_s"] - stopped)
         assert running.events("detected")[0]["what"] == "stopped"
 
 
@@ -85,7 +85,7 @@ def test_a_hung_worker_is_ended_after_it_said_where_it_stands(tmp_path: Path, ho
         where = "in hang" if how == "soft" else "in match"
         assert where in stack["at"]
         assert "in run_generation" in stack["text"]
-        assert resumed["t"] > found["t"]
+        assert resumed["time_s"] > found["time_s"]
 
 
 def test_an_announced_pause_has_a_limit_of_its_own(tmp_path: Path) -> None:
@@ -99,9 +99,12 @@ def test_ranks_that_wait_for_each_other_begin_anew_with_the_same_workers(tmp_pat
     timing = {"min_hang_s": 1.5, "first_hang_s": 1.5}
     with job(tmp_path, "--hang", "meet", *LONG, nodes=2, per_node=1, timing=timing) as running:
         resumed = running.generation(2)
-        seen = [e["what"] for e in running.events("detected") if e["t"] < resumed["t"]]
+        seen = [e["what"] for e in running.events("detected") if e["time_s"] < resumed["time_s"]]
         assert seen == ["stall"]
-        assert len([e for e in running.events("worker_started") if e["t"] < resumed["t"]]) == 2
+        assert (
+            len([e for e in running.events("worker_started") if e["time_s"] < resumed["time_s"]])
+            == 2
+        )
         said = {event["seat"]: event["text"] for event in running.events("stack")}
         assert set(said) == {"trainer/0", "trainer/1"}
         assert all("in run_generation" in text for text in said.values())
@@ -145,7 +148,7 @@ def test_a_job_outlives_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str
         killed = time.time()
         assert running.launcher.lose_machine("n1")
         smaller = running.world_of(2)
-        report(capsys, "SIGKILL of a node", running.generation(2)["t"] - killed)
+        report(capsys, "SIGKILL of a node", running.generation(2)["time_s"] - killed)
         assert smaller["ranks"] == ["trainer/0", "trainer/2"]
         assert not list(Path("/dev/shm").glob(f"holdfast-{running.launcher.run}-n1"))
 
@@ -154,14 +157,14 @@ def test_a_stopped_agent_is_a_dead_node(tmp_path: Path, capsys: pytest.CaptureFi
     with job(tmp_path, *LONG, nodes=2, per_node=1) as running:
         running.await_step(5)
         stopped = hurt(running.launcher.processes()["n0"].agent, signal.SIGSTOP)
-        report(capsys, "SIGSTOP of an agent", running.generation(2)["t"] - stopped)
+        report(capsys, "SIGSTOP of an agent", running.generation(2)["time_s"] - stopped)
 
 
 def test_the_only_node_is_started_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with job(tmp_path, *LONG, node_restarts=1) as running:
         running.await_step(5)
         killed = hurt(running.launcher.processes()["n0"].agent)
-        report(capsys, "SIGKILL of the only agent", running.generation(2)["t"] - killed)
+        report(capsys, "SIGKILL of the only agent", running.generation(2)["time_s"] - killed)
 
 
 def test_the_loss_of_the_last_node_ends_the_job(tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_sidecar_is_replaced(
         running.await_step(5)
         before = running.launcher.processes()["n0"]
         hurt_at = hurt(before.sidecar, number)
-        report(capsys, f"{number.name} of a sidecar", running.generation(2)["t"] - hurt_at)
+        report(capsys, f"{number.name} of a sidecar", running.generation(2)["time_s"] - hurt_at)
         after = running.launcher.processes()["n0"]
         assert after.sidecar not in (0, before.sidecar)
         assert after.workers == before.workers

@@ -36,6 +36,13 @@ from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.data.workers.feed import Feed, WorkerStart
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext
 from holdfast.elastic.errors import GenerationOverError, JobFailedError
+from holdfast.elastic.events import (
+    DataWorkerDeath,
+    DataWorkerHang,
+    DataWorkersForked,
+    LoaderEvent,
+    of_kind,
+)
 
 SIZE, MICROBATCHES, BATCH = 37, 4, 10
 STEPS = 11  # nearly three epochs
@@ -76,8 +83,8 @@ def all_of(loader: Loader) -> list[int]:
 
 
 def test_a_killed_worker_process_costs_no_sample_and_no_error(tmp_path: Path) -> None:
-    events: list[Any] = []
-    site = alone({}, 2, emit=lambda kind, **fields: events.append((kind, fields)))
+    told = Told()
+    site = alone({}, 2, emit=told)
     dataset = Deadly(40, tmp_path / "died")
     loader = make_loader(dataset, site, batch=8, num_workers=1)
     found = []
@@ -86,8 +93,9 @@ def test_a_killed_worker_process_costs_no_sample_and_no_error(tmp_path: Path) ->
         loader.advance()
     loader.close()
     assert sorted(found) == list(range(40))
-    assert [(kind, fields["times"]) for kind, fields in events] == [("data_worker_died", 1)]
-    assert "killed by SIGKILL" in events[0][1]["how"]
+    (died,) = of_kind(told.events, DataWorkerDeath)
+    assert (told.kinds, died.times) == (["data_worker_died"], 1)
+    assert "killed by SIGKILL" in died.how
 
 
 def test_a_worker_process_killed_while_nobody_waits_is_noticed_at_the_next_batch() -> None:
@@ -153,7 +161,7 @@ from reading_sets import Hanging, Numbers
 from loader_worlds import alone, make_loader
 from pathlib import Path
 if __name__ == "__main__":
-    def tell(kind, **fields): print(kind, *loader.worker_pids(), flush=True)
+    def tell(event): print(event.kind, *loader.worker_pids(), flush=True)
     loader = make_loader(Numbers(1000), alone({{}}, 1, emit=tell), batch=1, num_workers=2, {how})
     for piece in loader.pieces():
         piece.fetch()
@@ -270,14 +278,14 @@ class Told:
     """The events of a loader."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[LoaderEvent] = []
 
-    def __call__(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def __call__(self, event: LoaderEvent) -> None:
+        self.events.append(event)
 
     @property
     def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.events]
+        return [event.kind for event in self.events]
 
 
 def test_a_lock_that_a_thread_of_the_rank_holds_does_not_stop_the_workers() -> None:
@@ -294,8 +302,8 @@ def test_a_forked_worker_that_stands_still_is_replaced() -> None:
     LOCK.acquire()
     how = {"multiprocessing_context": "fork", "first_batch_s": 0.5}
 
-    def emit(kind: str, **fields: Any) -> None:
-        told(kind, **fields)
+    def emit(event: LoaderEvent) -> None:
+        told(event)
         LOCK.release()
 
     site = alone({}, 1, emit=emit, beat=lambda: beats.append(1))
@@ -303,7 +311,7 @@ def test_a_forked_worker_that_stands_still_is_replaced() -> None:
     assert sorted(all_of(loader)) == list(range(8))
     loader.close()
     assert told.kinds == ["data_worker_stuck"]
-    assert "gave nothing for 0.5 s" in told.events[0][1]["how"]
+    assert "gave nothing for 0.5 s" in of_kind(told.events, DataWorkerHang)[0].how
     assert beats, "meanwhile the rank is not taken for hung itself"
 
 
@@ -357,9 +365,8 @@ def test_what_cannot_be_pickled_is_read_by_forked_workers_and_the_log_says_why()
     loader = make_loader(Local(8), alone({}, 1, emit=told), batch=8, num_workers=1)
     assert sorted(all_of(loader)) == list(range(8))
     loader.close()
-    ((kind, fields),) = told.events
-    assert kind == "data_workers_forked"
-    assert "cannot be pickled" in fields["why"]
+    assert told.kinds == ["data_workers_forked"]
+    assert "cannot be pickled" in of_kind(told.events, DataWorkersForked)[0].why
 
 
 def test_a_starter_that_is_killed_is_started_anew() -> None:
@@ -385,7 +392,7 @@ from loader_worlds import alone, make_loader, Numbers
 class Own(Numbers):
     pass
 def main():
-    def tell(kind, **fields): print(kind)
+    def tell(event): print(event.kind)
     loader = make_loader(Own(8), alone({{}}, 1, emit=tell), batch=8, num_workers=1)
     print([index for piece in loader.pieces() for index in sorted(piece.fetch())])
     loader.close()

@@ -77,7 +77,7 @@ def test_a_state_that_is_half_restored_is_built_anew_in_the_same_generation() ->
     kinds = [said[0] for said in channel.said]
     assert kinds == ["ready", "reformed", "restored", "done"]
     restored = next(said[1] for said in channel.said if said[0] == "restored")
-    assert (restored["tier"], restored["how"]) == ("none", "nothing in memory can be read")
+    assert (restored.tier, restored.how) == ("none", "nothing in memory can be read")
 
 
 def test_an_error_of_the_function_ends_the_worker() -> None:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from event_lines import EventLines
 from lan import Lan, Trouble, why_not
 from machines import Machines, waits
 from torchruns import DEADLINE_S
 from undisturbed import alone, weights
-
-from holdfast.elastic.events import EventReader
 
 NO_LAN = why_not()
 
@@ -74,7 +73,7 @@ def test_a_machine_out_of_reach_in_any_way_ends_its_workers_and_returns(
     first = machines.start("--nnodes", "2", "--coordinator", machines.place)
     second = machines.start("--join", machines.place)
     machines.await_lines(waits(2), count=2)
-    reader = EventReader(machines.run_dir(second))
+    reader = EventLines(machines.run_dir(second))
     for how, fault in OUT_OF_REACH.items():
         (worker,) = machines.processes(second).workers.values()
         before = len(machines.lines())

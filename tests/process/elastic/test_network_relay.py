@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_lines import EventLines
 from jobs import TOY
 from machines import Machines
 from torchruns import DEADLINE_S
@@ -18,7 +19,6 @@ from wire import Wire
 
 from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.coordinator.connecting import connect
-from holdfast.elastic.events import EventReader
 
 Event = dict[str, Any]
 
@@ -28,7 +28,7 @@ class History:
 
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
-        self._readers = [EventReader(machines.run_dir(number)) for number in range(2)]
+        self._readers = [EventLines(machines.run_dir(number)) for number in range(2)]
         self.events: list[Event] = []
 
     def await_event(self, wanted: Callable[[Event], bool], *, after: int = 0) -> int:
@@ -53,7 +53,7 @@ class History:
 
     def overlaps(self) -> list[Event]:
         """Return the steps of older generations behind the first of a newer one."""
-        steps = sorted((e for e in self.events if e["kind"] == "step"), key=lambda e: e["t"])
+        steps = sorted((e for e in self.events if e["kind"] == "step"), key=lambda e: e["time_s"])
         newest, found = 0, []
         for step in steps:
             newest = max(newest, step["generation"])

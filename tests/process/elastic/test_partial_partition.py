@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from event_lines import EventLines
 from lan import Lan, why_not
 from machines import Machines, waits
 from undisturbed import alone, weights
-
-from holdfast.elastic.events import EventReader
 
 NO_LAN = why_not()
 
@@ -62,7 +61,7 @@ def test_of_two_machines_that_do_not_reach_each_other_one_is_left_out_and_return
     assert {"unreachable"} == {
         event["what"]
         for number in others
-        for event in EventReader(machines.run_dir(number)).new()
+        for event in EventLines(machines.run_dir(number)).new()
         if event["kind"] == "detected" and event["what"] not in ("join", "node_lost")
     }
 

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.config import Batch, Settings
+from holdfast.elastic.events import Event
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop import rehearsal
 from holdfast.elastic.loop.rehearsal import stage
@@ -141,4 +142,4 @@ class _Channel:
 
     def beat(self, **_: Any) -> None: ...
 
-    def emit(self, kind: str, **_: Any) -> None: ...
+    def emit(self, event: Event) -> None: ...

@@ -21,6 +21,7 @@ from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorl
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.elastic.errors import GenerationOverError, JobFailedError, StateLostError
+from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.tracked.restoring import Restored, Restorer
 
@@ -57,7 +58,7 @@ class Ranks:
         self.meanwhile: Callable[[], None] = lambda: None
         self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
         self._said: dict[int, Any] = {}
-        self.events: list[dict[str, Any]] = []
+        self.events: list[RestoreFailed] = []
         self.fenced = False
 
     def gather(self, rank: int) -> Callable[[Any], list[Any]]:
@@ -176,7 +177,7 @@ def restore(
         channel: Any = SimpleNamespace(
             node=RANK_NODES[rank],
             key=group.key,
-            emit=lambda kind, **fields: ranks.events.append({"kind": kind, **fields}),
+            emit=ranks.events.append,
         )
         client = group.clients[RANK_NODES[rank]]
         with Restorer(channel, found, client=client, maps=SlotMaps()) as restorer:
@@ -218,9 +219,8 @@ def test_a_damaged_block_is_rebuilt_and_the_same_step_restored(group: SidecarGro
     assert {each.tier for each in results} == {"parity"}
     assert all(each.how.startswith("rank 1 rebuilt on b: ") for each in results)
     (told,) = ranks.events
-    assert told["kind"] == "restore_failed"
-    assert (told["step"], told["next_step"]) == (2, 2)
-    assert "of rank 1 fails its checksum" in told["reason"]
+    assert (told.step, told.next_step) == (2, 2)
+    assert "of rank 1 fails its checksum" in told.reason
     assert group.clients["b"].status()["counters"]["distrusted"] >= 1
     assert steps_held(group) == {1, 2}
 
@@ -233,7 +233,7 @@ def test_more_damage_than_parity_covers_goes_back_to_the_older_step(group: Sidec
     results, states = restore(group, ranks, *points)
     assert [value(state) for state in states] == [1, 1]
     assert {each.step for each in results} == {1}
-    assert [event["next_step"] for event in ranks.events] == [2, 1]
+    assert [event.next_step for event in ranks.events] == [2, 1]
     assert "step 1 of generation 1 is the next older one" in results[0].how
     assert steps_held(group) == {1}, "the step that was given up is not offered again"
 
@@ -248,7 +248,7 @@ def test_a_holder_that_is_gone_is_replaced_by_parity(group: SidecarGroup) -> Non
     )
     results, states = restore(group, ranks, gone, points[1])
     assert [value(state) for state in states] == [2, 2]
-    assert "no address of node x" in ranks.events[0]["reason"]
+    assert "no address of node x" in ranks.events[0].reason
     assert "b" in results[0].how or "c" in results[0].how
 
 

@@ -18,6 +18,7 @@ import sys, time
 from holdfast.elastic.channel.base import Phase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.events import UserEvent
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.ckpt.sidecar.client import SidecarClient
 
@@ -28,7 +29,7 @@ assert record.number == 1 and record.restore is None and len(record.members) == 
 assert record.members[0].incarnation == channel.incarnation
 assert not channel.fenced(1) and channel.role == "trainer"
 channel.beat(step=1, phase=Phase.COMPUTE)
-channel.emit("hello", step=1)
+channel.emit(UserEvent(name="hello", fields={"step": 1}))
 assert channel.roster().generation == record
 assert SidecarClient(channel.sidecar, channel.key).protected_step(generation=1) == -1
 try:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_lines import EventLines
 from tree import ROOT
-
-from holdfast.elastic.events import EventReader
 
 EXAMPLE = ROOT / "docs" / "examples" / "train_gpt.py"
 STEPS = 9
@@ -50,7 +49,7 @@ class Job:
 
     def __init__(self, process: subprocess.Popen[bytes], run_dir: Path) -> None:
         self.process = process
-        self._reader = EventReader(run_dir)
+        self._reader = EventLines(run_dir)
         self.events: list[dict[str, Any]] = []
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def _hurt(job: Job, seat: str, how: signal.Signals, *, after_step: int) -> float
     hurt_at = time.time()
     os.kill(job.pid(seat), how)
     resumed = job.await_event(lambda e: e["kind"] == "resumed" and e["generation"] > before)
-    return float(resumed["t"]) - hurt_at
+    return float(resumed["time_s"]) - hurt_at
 
 
 @pytest.mark.slow

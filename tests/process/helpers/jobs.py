@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from event_lines import EventLines
 
-from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import (
     LOCAL_TIMING,
     LaunchConfig,
@@ -43,7 +43,7 @@ class Job:
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self.history: list[Event] = []
-        self._reader = EventReader(launcher.run_dir)
+        self._reader = EventLines(launcher.run_dir)
 
     def await_event(self, wanted: Callable[[Event], bool], *, after: int = 0) -> Event:
         """Return the first event from position ``after`` on that is wanted."""

@@ -7,6 +7,7 @@ from typing import Any
 from ranks import record_of
 
 from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.events import Event
 
 
 class LoneChannel:
@@ -38,8 +39,8 @@ class LoneChannel:
 
     def beat(self, *, step: int, phase: Any, limit_s: float = 0.0) -> None: ...
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        self.said.append((kind, fields))
+    def emit(self, event: Event) -> None:
+        self.said.append((event.kind, event))
 
     def done(self, result: Any = None) -> None:
         self.said.append(("done", result))

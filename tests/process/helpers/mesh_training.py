@@ -18,6 +18,7 @@ import torch
 from mesh_bodies import BATCH
 
 from holdfast import elastic
+from holdfast.elastic.events import TrainingHeld
 
 
 def main(args: argparse.Namespace) -> None:
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> None:
         ):
             run.check()
             if not said and run.protection.step == run.completed:
-                elastic.session_of(run).emit("held", step=run.completed)
+                elastic.session_of(run).emit(TrainingHeld(step=run.completed))
                 said = True
             time.sleep(0.005)
 

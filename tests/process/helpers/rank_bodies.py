@@ -20,6 +20,7 @@ from holdfast.ckpt.testing.slots import FakeSidecar
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.errors import GenerationOverError
+from holdfast.elastic.events import Event
 from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.tracked.cursor import Cursor
@@ -178,10 +179,10 @@ class Listening:
     """Stands for the channel: remembers what was emitted."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        self.events.append({"kind": kind, **fields})
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def beat(self, *, step: int, phase: Any, limit_s: float = 0.0) -> None: ...
 

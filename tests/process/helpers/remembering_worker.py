@@ -15,9 +15,11 @@ from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpE
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.blocks import random_payload, write_block
+from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.events import StepDone, TrainingResumed, UserEvent
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
 
@@ -54,7 +56,7 @@ def _run_generation(
     rank = next(m.rank for m in record.members if m.incarnation == channel.incarnation)
     try:
         step = _restore(channel, client, record, rank=rank)
-        channel.emit("resumed", generation=number, step=step, rank=rank)
+        channel.emit(TrainingResumed(generation=number, step=step))
         while step < args.steps:
             if channel.fenced(number):
                 return False
@@ -71,12 +73,13 @@ def _run_generation(
             except (CapacityError, GivenUpError):
                 continue  # it is left out
             protected = client.protected_step(generation=number)
-            channel.emit("step", step=step, generation=number, rank=rank, protected=protected)
+            channel.emit(StepDone(step=step, generation=number, rank=rank, protected=protected))
     except BudgetError as error:
         channel.fail(str(error), user_error=True)
         raise
     except CkptError as error:
-        channel.emit("interrupted", generation=number, rank=rank, error=str(error))
+        told: dict[str, Json] = {"generation": number, "rank": rank, "error": str(error)}
+        channel.emit(UserEvent(name="interrupted", fields=told))
         while not channel.fenced(number):
             time.sleep(0.01)
         return False

@@ -20,6 +20,7 @@ from pathlib import Path
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.events import RankReformed, StepDone, TrainingResumed
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
 
@@ -76,8 +77,9 @@ def hang(channel: Channel, how: str) -> None:
 def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Namespace) -> bool:
     rank = next(m.rank for m in record.members if m.incarnation == channel.incarnation)
     step = int(args.progress.read_text() or 0) if args.progress.exists() else 0
-    channel.emit("reformed", generation=record.number, rank=rank, world=len(record.members))
-    channel.emit("resumed", generation=record.number, step=step)
+    world = len(record.members)
+    channel.emit(RankReformed(generation=record.number, rank=rank, world=world))
+    channel.emit(TrainingResumed(generation=record.number, step=step))
     while step < args.steps and not (args.until and args.until.exists()):
         if channel.fenced(record.number):
             return False
@@ -97,8 +99,8 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
             fresh = args.progress.with_suffix(f".{os.getpid()}")
             fresh.write_text(str(step))
             fresh.replace(args.progress)
-        spent = {"seconds": seconds, "waited_s": 0.0, "cpu_s": 0.0, "microbatches": 1}
-        channel.emit("step", step=step, generation=record.number, rank=rank, **spent)
+        at = {"step": step, "generation": record.number, "rank": rank}
+        channel.emit(StepDone(**at, seconds=seconds, microbatches=1))
     channel.beat(step=step, phase=WorkerPhase.IDLE)
     return not channel.fenced(record.number)
 

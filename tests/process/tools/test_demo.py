@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from event_lines import EventLines
 from tree import ROOT
 
-from holdfast.elastic.events import EventReader
 from holdfast.tools.leftovers import leftovers
 
 DEADLINE_S = 240.0
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
 
 def await_first_step(run_dir: Path) -> str:
     """Wait until the job trains and return its run id."""
-    reader, history = EventReader(run_dir), []
+    reader, history = EventLines(run_dir), []
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         history += reader.new()

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from event_lines import EventLines
 from jobs import TOY
 
 from holdfast.elastic.agent.reporting import read_processes
-from holdfast.elastic.events import EventReader
 from holdfast.elastic.launch.local import LOCAL_TIMING
 from holdfast.tools.leftovers import leftovers
 
@@ -49,7 +49,7 @@ def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
 
 def started(run_dir: Path) -> str:
     """Wait until the job trains and return its run id."""
-    reader, history = EventReader(run_dir), []
+    reader, history = EventLines(run_dir), []
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         history += reader.new()
@@ -102,7 +102,7 @@ def test_a_second_interrupt_ends_it_at_once(tmp_path: Path) -> None:
     job = holdfast("--run-dir", tmp_path / "run", *stubborn)
     (tmp_path / "run").mkdir(exist_ok=True)
     deadline_s = time.monotonic() + DEADLINE_S
-    reader, history = EventReader(tmp_path / "run"), []
+    reader, history = EventLines(tmp_path / "run"), []
     while not any(event["kind"] == "resumed" for event in history):
         assert time.monotonic() < deadline_s
         history += reader.new()
@@ -239,6 +239,6 @@ def test_the_planner_hears_of_the_nodes_domains(tmp_path: Path) -> None:
     _, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0, err
     proposed = [
-        event for event in EventReader(tmp_path / "run").new() if event["kind"] == "proposed"
+        event for event in EventLines(tmp_path / "run").new() if event["kind"] == "proposed"
     ]
     assert "domain rack-7 holds" in str(proposed[-1]["reason"])

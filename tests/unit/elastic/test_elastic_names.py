@@ -25,6 +25,7 @@ NAMES = [
     "Snapshots",
     "Stopped",
     "Timeouts",
+    "UserEvent",
     "Weighted",
     "all_to_all",
     "resilient",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from synthetic_run import BEGIN, hurt_job
 
+from holdfast.elastic.events import Event, FaultInjected, encode
 from holdfast.tools.chaos.judging.checker import check
 from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.record import Consumed, HookLine, StepCommit, Told, time_of
 from holdfast.tools.chaos.judging.result import HISTORY, Result, Struck, save
-
-Event = Mapping[str, Any]
 
 
 def struck(number: int, kind: str, victim: str, at_s: float, *, missed: bool = False) -> Struck:
@@ -33,53 +32,49 @@ SYNTHETIC = (
 
 def holdfast_events() -> list[Event]:
     """Return the events of `hurt_job` without the faults, which are told by the result."""
-    return sorted(
-        (event for event in hurt_job() if event["kind"] != "fault"), key=lambda e: float(e["t"])
-    )
+    told = (event for event in hurt_job() if not isinstance(event, FaultInjected))
+    return sorted(told, key=time_of)
 
 
-def hooks(kind: str, at_s: float, step: int, rank: int, attempt: int, **more: Any) -> Event:
+def commit(at_s: float, step: int, rank: int, attempt: int) -> StepCommit:
     """Return a line of a hook."""
-    return {
-        "t": BEGIN + at_s,
-        "kind": kind,
-        "step": step,
-        "rank": rank,
-        "attempt": attempt,
-        **more,
-    }
+    return StepCommit(t=BEGIN + at_s, step=step, rank=rank, attempt=attempt)
 
 
-def plain_events(*, samples: bool = True) -> list[Event]:
+def plain_events(*, samples: bool = True) -> list[HookLine]:
     """Return a plain job of two ranks: steps 0 to 6, then hurt, again from step 5 to 9.
 
     A step takes a second, of which it trains 0.8; the second attempt begins at 12 s.
     """
-    events = []
+    events: list[HookLine] = []
     for attempt, first, last, begin_s in ((0, 0, 6, 0.0), (1, 5, 9, 12.0)):
         for step in range(first, last + 1):
             at_s = begin_s + step - first
             for rank in range(2):
                 if samples:
-                    ids = [4 * step + 2 * rank, 4 * step + 2 * rank + 1]
-                    events.append(
-                        hooks("samples", at_s + 0.2, step, rank, attempt, ids=ids, epoch=0)
-                    )
-                events.append(hooks("step", at_s + 1.0, step, rank, attempt))
-    return sorted(events, key=lambda event: float(event["t"]))
+                    ids = (4 * step + 2 * rank, 4 * step + 2 * rank + 1)
+                    at = {"t": BEGIN + at_s + 0.2, "step": step, "rank": rank}
+                    events.append(Consumed(**at, attempt=attempt, ids=ids, epoch=0))
+                events.append(commit(at_s + 1.0, step, rank, attempt))
+    return sorted(events, key=time_of)
 
 
-def write_history(folder: Path, events: Iterable[Event], *, name: str = "history-here-1-a") -> Path:
-    """Write events as a history."""
+def write_history(folder: Path, told: Iterable[Told]) -> Path:
+    """Write what a job told as a history: the lines of hooks, and events."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(event) + "\n" for event in events)
-    (folder / f"{name}.jsonl").write_text(lines)
+    files: dict[str, list[bytes]] = {"history-here-1-a.jsonl": [], "events-here.jsonl": []}
+    for each in told:
+        is_event = isinstance(each, Event)
+        line = encode(each) if is_event else msgspec.json.encode(each)
+        files["events-here.jsonl" if is_event else "history-here-1-a.jsonl"].append(line + b"\n")
+    for name, lines in files.items():
+        (folder / name).write_bytes(b"".join(lines))
     return folder
 
 
 def write_run(
     folder: Path,
-    events: Sequence[Event],
+    events: Sequence[Told],
     *,
     strikes: Sequence[Struck] = (),
     name: str = "kills",

@@ -16,10 +16,20 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    NodeExited,
+    UserEvent,
+    WorkerStarted,
+    of_kind,
+)
 from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.bench.faults.faulted import HANG_SIGNAL
-from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_change
+from holdfast.tools.bench.faults.faulted import HANG_SIGNAL, HUNG
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_change
 from holdfast.tools.bench.faults.watching import Log, trained
 from holdfast.tools.bench.samples import BenchSetup
 from holdfast.tools.report.timeline import KILL_TRAINER
@@ -57,35 +67,30 @@ class ElasticJob:
 
     def ranks(self) -> Sequence[str]:
         """Return the seats of the newest generation, by rank."""
-        newest = [event for event in self.log.events if event["kind"] == "proposed"][-1]
-        found: Sequence[str] = newest["ranks"]
-        return found
+        return of_kind(self.log.events, GenerationProposed)[-1].ranks
 
     def kill(self, seat: str, *, what: str = KILL_TRAINER) -> float:
         """Kill a worker without warning; return when. ``what`` the fault is called."""
         started = self._started(seat)
-        self._launcher.emit("fault", what=what, victim=seat, on=started["node"], seats=[seat])
+        self._launcher.emit(FaultInjected(what=what, victim=seat, on=started.node, seats=(seat,)))
         killed_s = time.time()
-        os.kill(int(started["pid"]), signal.SIGKILL)
+        os.kill(started.pid, signal.SIGKILL)
         return killed_s
 
     def hang(self, seat: str) -> float:
         """Have a worker stand still in the middle of a step; return when it did."""
-        os.kill(int(self._started(seat)["pid"]), HANG_SIGNAL)
+        os.kill(self._started(seat).pid, HANG_SIGNAL)
         since_s = time.time()
 
         def look(events: Sequence[Event]) -> float | None:
-            stood = (e["t"] for e in events if e["kind"] == "hung" and e["t"] > since_s)
-            return next(stood, None)
+            hung = (event for event in of_kind(events, UserEvent) if event.name == HUNG)
+            return next((event.time_s for event in hung if event.time_s > since_s), None)
 
         return self.log.until(look, f"{seat} hangs")
 
-    def _started(self, seat: str) -> Event:
-        return [
-            event
-            for event in self.log.events
-            if event["kind"] == "worker_started" and event["seat"] == seat
-        ][-1]
+    def _started(self, seat: str) -> WorkerStarted:
+        starts = of_kind(self.log.events, WorkerStarted)
+        return [event for event in starts if event.seat == seat][-1]
 
     def shrink(self, node: str) -> MeasuredRecovery:
         """Give a node notice that it will be taken away; return how the others went on."""
@@ -100,7 +105,7 @@ class ElasticJob:
         return found
 
     def _without(self, node: str) -> int:
-        return len([seat for seat in self.ranks() if self._started(seat)["node"] != node])
+        return len([seat for seat in self.ranks() if self._started(seat).node != node])
 
     def grow(self, node: str) -> MeasuredRecovery:
         """Bring a node back that was taken away; return how it joined."""
@@ -126,7 +131,8 @@ class ElasticJob:
         """Wait until another worker of ``seat`` is ready to take part."""
 
         def look(events: Sequence[Event]) -> bool | None:
-            names = (e["victim"] for e in events if e["t"] > since_s and e.get("what") == "join")
+            joins = (e for e in of_kind(events, Detected) if e.what == "join")
+            names = (event.victim for event in joins if event.time_s > since_s)
             return True if seat in names else None
 
         self.log.until(look, f"another {seat}")
@@ -139,7 +145,7 @@ class ElasticJob:
 
 
 def _gone(events: Sequence[Event], *, node: str, since_s: float) -> bool | None:
-    ends = (e["victim"] for e in events if e["kind"] == "node_exited" and e["t"] > since_s)
+    ends = (event.victim for event in of_kind(events, NodeExited) if event.time_s > since_s)
     return True if node in ends else None
 
 

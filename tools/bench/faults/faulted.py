@@ -10,9 +10,13 @@ from typing import Final
 import torch
 
 from holdfast import elastic
+from holdfast.elastic.events import UserEvent
 from holdfast.tools.bench.faults import faulted_model
 
 HANG_SIGNAL: Final = signal.SIGUSR1
+HUNG: Final = "hung"
+"""The name of the event that tells that it hangs."""
+
 _FOREVER: Final = 10**9
 
 
@@ -29,7 +33,7 @@ class _Hang:
     def here(self, run: elastic.Run) -> None:
         """Hang, if it is to be."""
         if self._told:
-            elastic.session_of(run).emit("hung")
+            elastic.session_of(run).emit(UserEvent(name=HUNG))
             threading.Event().wait()
 
 

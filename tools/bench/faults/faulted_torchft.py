@@ -14,10 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.events import Event, RankReformed, StepDone, WorkerStarted
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.bench.faults import faulted_model
 
 _HOST: Final = "127.0.0.1"
@@ -64,11 +66,11 @@ class _Replica:
         self._optimizer = importlib.import_module("torchft.optim").OptimizerWrapper(
             self._manager, optimizer
         )
-        self._tell("worker_started", pid=os.getpid())
+        self._tell(WorkerStarted(pid=os.getpid()))
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        told = {"generation": self._quorum, **fields}
-        self._events.write(kind, source="worker", seat=self._seat, fields=told)
+    def _tell(self, event: Event) -> None:
+        seated = msgspec.structs.replace(event, seat=self._seat)
+        self._events.write(seated, source="worker")
 
     def train(self) -> None:
         """Train until ended; a step that is not committed is no step."""
@@ -80,7 +82,7 @@ class _Replica:
             before = self._quorum, self._world
             self._quorum, self._world = manager._quorum_id, manager.num_participants()
             if (self._quorum, self._world) != before:
-                self._tell("reformed", world=self._world)
+                self._tell(RankReformed(generation=self._quorum, world=self._world))
             start, at = time.time(), at + 1
             loss = faulted_model.loss(self._model, data[at % len(data)][None])
             torch.autograd.backward(loss)
@@ -90,7 +92,8 @@ class _Replica:
             step = manager.current_step()
             self._optimizer.step()
             if manager.current_step() > step:
-                self._tell("step", step=manager.current_step(), start=start)
+                step = manager.current_step()
+                self._tell(StepDone(step=step, generation=self._quorum, start_s=start))
 
 
 def _load(state: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -19,8 +20,19 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 
-from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.events import (
+    Event,
+    RankReformed,
+    StateRestored,
+    StepDone,
+    UserEvent,
+    WorkerStarted,
+)
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.bench.faults import faulted_model
+
+SAVED: Final = "saved"
+"""The name of the event that tells that a checkpoint is there."""
 
 _NEWEST: Final = "newest"
 _KEPT: Final = 2
@@ -37,22 +49,22 @@ class _TorchrunRank:
         self._seat = f"trainer/{self._rank}"
         writer = f"rank{self._rank}-{self._start}"
         self._events = EventWriter(events_file(self._directory, writer), node="torchrun")
-        self._tell("worker_started", pid=os.getpid())
+        self._tell(WorkerStarted(pid=os.getpid(), attempt=self._start))
         # A store of its own for every start: nothing of the ranks that were is met in it.
         meeting = (self._directory / f"meeting-{self._start}").absolute()
         dist.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=self._rank, world_size=self._world
         )
         mesh = init_device_mesh("cpu", (self._world,), mesh_dim_names=("dp",))
-        self._tell("reformed", world=self._world)
+        self._tell(RankReformed(generation=self._start, rank=self._rank, world=self._world))
         self._model = faulted_model.build(args.size_bytes, mesh=mesh)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=1e-4)
         self._step = self._restore()
-        self._tell("restored", step=self._step)
+        self._tell(StateRestored(generation=self._start, rank=self._rank, step=self._step))
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        told = {"generation": self._start, **fields}
-        self._events.write(kind, source="worker", seat=self._seat, fields=told)
+    def _tell(self, event: Event) -> None:
+        seated = msgspec.structs.replace(event, seat=self._seat)
+        self._events.write(seated, source="worker")
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
@@ -85,7 +97,9 @@ class _TorchrunRank:
             self._optimizer.step()
             self._optimizer.zero_grad()
             self._step += 1
-            self._tell("step", step=self._step, start=start)
+            self._tell(
+                StepDone(step=self._step, generation=self._start, rank=self._rank, start_s=start)
+            )
             if self._step % self._every == 0:
                 self._save()
 
@@ -97,7 +111,7 @@ class _TorchrunRank:
             fresh.rename(self._directory / _NEWEST)
             old = self._directory / f"step-{self._step - _KEPT * self._every}"
             shutil.rmtree(old, ignore_errors=True)
-            self._tell("saved", step=self._step)
+            self._tell(UserEvent(name=SAVED, fields={"step": self._step}))
 
 
 if __name__ == "__main__":

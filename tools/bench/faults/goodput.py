@@ -16,9 +16,10 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.elastic.events import Event, FaultInjected, StepDone, of_kind
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
-from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_fault
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_fault
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.report import accounting, timeline
 
@@ -86,10 +87,9 @@ def _steps(events: Sequence[Event]) -> list[Figure]:
     Fewer ranks also take longer for a step, and so do all while another starts on their cores.
     """
     ends: dict[int, float] = {}
-    for event in events:
-        if event["kind"] == "step":
-            ends[event["step"]] = max(ends.get(event["step"], 0.0), event["t"])
-    first = next(e["t"] for e in events if e["kind"] == "fault")
+    for event in of_kind(events, StepDone):
+        ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
+    first = of_kind(events, FaultInjected)[0].time_s
     before = sorted(t for t in ends.values() if t < first)
     period_s = statistics.median(b - a for a, b in pairwise(before))
     span_s = max(ends.values()) - min(ends.values())

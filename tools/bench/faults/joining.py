@@ -14,6 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
+from holdfast.elastic.events import WorkerRehearsed, of_kind
 from holdfast.tools.bench.faults import pauses
 from holdfast.tools.bench.faults.elastic_job import WORKERS, Shape, elastic_job
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
@@ -44,7 +45,7 @@ def _joins(setup: BenchSetup, name: str, tempo: Tempo) -> list[Figure]:
     sent = [each.sent_bytes / (1 << 20) for each in found]
     figures = pauses.figures("join", name, found, step_s=pauses.step_s(events))
     figures.append(pauses.sampled("join", f"{name}: {SENT}", sent, unit="MiB"))
-    if took := [float(e["seconds"]) for e in events if e["kind"] == "rehearsed"]:
+    if took := [event.seconds for event in of_kind(events, WorkerRehearsed)]:
         figures.append(pauses.sampled("join", f"{name}: {REHEARSAL}", took))
     return figures
 

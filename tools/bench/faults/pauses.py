@@ -10,7 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.tools.bench.faults.recoveries import PHASES, Event, MeasuredRecovery
+from holdfast.elastic.events import Event, StepDone, of_kind
+from holdfast.tools.bench.faults.recoveries import PHASES, MeasuredRecovery
 from holdfast.tools.bench.samples import Figure
 
 PAUSE: Final = "until all train again"
@@ -71,9 +72,7 @@ def sampled(
 
 def step_s(events: Sequence[Event]) -> float:
     """Return what a step of the job takes, in the middle."""
-    return statistics.median(
-        float(event["t"]) - float(event["start"]) for event in events if event["kind"] == "step"
-    )
+    return statistics.median(event.time_s - event.began_s for event in of_kind(events, StepDone))
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:

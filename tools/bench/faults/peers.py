@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.events import Event, RankReformed, UserEvent, WorkerStarted, of_kind
 from holdfast.tools.bench.faults.elastic_job import WORKERS
-from holdfast.tools.bench.faults.recoveries import Event, MeasuredRecovery, after_fault, after_loss
+from holdfast.tools.bench.faults.faulted_torchrun import SAVED
+from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_fault, after_loss
 from holdfast.tools.bench.faults.watching import Log, trained
 from holdfast.tools.bench.samples import BenchSetup
 
@@ -54,13 +56,10 @@ class PeerJob:
 
     def kill(self, seat: str) -> float:
         """Kill a worker without warning; return when."""
-        started = [
-            event
-            for event in self.log.events
-            if event["kind"] == "worker_started" and event["seat"] == seat
-        ]
+        starts = of_kind(self.log.events, WorkerStarted)
+        started = [event for event in starts if event.seat == seat]
         killed_s = time.time()
-        os.kill(int(started[-1]["pid"]), signal.SIGKILL)
+        os.kill(started[-1].pid, signal.SIGKILL)
         return killed_s
 
 
@@ -95,7 +94,8 @@ def restarted(
 
 
 def _saved(events: Sequence[Event], *, since_s: float) -> bool | None:
-    return any(e["kind"] == "saved" and e["t"] > since_s for e in events) or None
+    own = (event for event in of_kind(events, UserEvent) if event.name == SAVED)
+    return any(event.time_s > since_s for event in own) or None
 
 
 def replicated(
@@ -142,11 +142,12 @@ def replicated(
 
 def _whole(events: Sequence[Event]) -> bool | None:
     """Say that all replicas have made some steps in one quorum, which is the newest."""
-    newest = {e["seat"]: e for e in events if e["kind"] == "reformed"}
-    quorums = {(e["generation"], e["world"]) for e in newest.values()}
-    if len(newest) < WORKERS or len(quorums) > 1 or newest.popitem()[1]["world"] < WORKERS:
+    formed = of_kind(events, RankReformed)
+    newest = {event.seat: event for event in formed}
+    quorums = {(event.generation, event.world) for event in newest.values()}
+    if len(newest) < WORKERS or len(quorums) > 1 or newest.popitem()[1].world < WORKERS:
         return None
-    since_s = max(e["t"] for e in events if e["kind"] == "reformed")
+    since_s = max(event.time_s for event in formed)
     return trained(events, since_s=since_s, world=WORKERS)
 
 

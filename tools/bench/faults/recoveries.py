@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-Event: TypeAlias = Mapping[str, Any]
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    GenerationProposed,
+    RankReformed,
+    StateRestored,
+    StepDone,
+    of_kind,
+)
 
 PHASES: Final = {
     "detected": "detect",
@@ -62,7 +70,7 @@ class MeasuredRecovery:
 
 def after_fault(events: Sequence[Event], *, killed_s: float) -> MeasuredRecovery | None:
     """Return how the job got over what was killed at ``killed_s``, or None while it has not."""
-    before = [e for e in _steps(events) if e["t"] <= killed_s]
+    before = [event for event in of_kind(events, StepDone) if event.time_s <= killed_s]
     return _recovery(events, since_s=killed_s, began_s=killed_s, before=before)
 
 
@@ -71,19 +79,19 @@ def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Meas
 
     For replicas that do not do a step again, and need not all take part in the next.
     """
-    later = [e for e in _steps(events) if e["start"] > killed_s]
-    firsts = {e["seat"]: e for e in reversed(later)}
+    later = [event for event in of_kind(events, StepDone) if event.began_s > killed_s]
+    firsts = {event.seat: event for event in reversed(later)}
     if len(firsts) < others:
         return None
-    begun_s = max(float(e["start"]) for e in firsts.values())
-    formed = [e["t"] for e in events if e["kind"] == "reformed" and killed_s < e["t"] <= begun_s]
-    done_s = max(float(e["t"]) for e in firsts.values())
+    begun_s = max(event.began_s for event in firsts.values())
+    formed = [e.time_s for e in of_kind(events, RankReformed) if killed_s < e.time_s <= begun_s]
+    done_s = max(event.time_s for event in firsts.values())
     return MeasuredRecovery(
         began_s=killed_s,
         ends_s={**({"reformed": max(formed)} if formed else {}), "begun": begun_s},
         step_s=done_s,
         new_s=done_s,
-        generation=max(int(e["generation"]) for e in firsts.values()),
+        generation=max(event.generation for event in firsts.values()),
         world=others,
         lost_steps=0,
     )
@@ -94,21 +102,16 @@ def after_change(events: Sequence[Event], *, since_s: float, world: int) -> Meas
 
     The change was planned: it costs what passes from the last step before it.
     """
-    changed = [
-        e for e in events if e["kind"] == "reformed" and e["t"] > since_s and e["world"] == world
-    ]
+    formed = of_kind(events, RankReformed)
+    changed = [event for event in formed if event.time_s > since_s and event.world == world]
     if not changed:
         return None
-    generation = int(changed[0]["generation"])
-    before = [e for e in _steps(events) if e["generation"] < generation]
+    generation = changed[0].generation
+    before = [event for event in of_kind(events, StepDone) if event.generation < generation]
     if not before:
         return None
-    ended_s = max(e["t"] for e in before)
+    ended_s = max(event.time_s for event in before)
     return _recovery(events, since_s=since_s, began_s=ended_s, before=before, least=generation)
-
-
-def _steps(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if event["kind"] == "step"]
 
 
 def _recovery(
@@ -116,39 +119,43 @@ def _recovery(
     *,
     since_s: float,
     began_s: float,
-    before: Sequence[Event],
+    before: Sequence[StepDone],
     least: int = 0,
 ) -> MeasuredRecovery | None:
-    older = max((int(e["generation"]) for e in before), default=0)
-    done = max((int(e["step"]) for e in before), default=-1)
-    later = [e for e in events if e["t"] > since_s]
-    steps = [e for e in _steps(later) if e["generation"] > older and e["generation"] >= least]
+    older = max((event.generation for event in before), default=0)
+    done = max((event.step for event in before), default=-1)
+    later = [event for event in events if event.time_s > since_s]
+    every = of_kind(later, StepDone)
+    steps = [e for e in every if e.generation > older and e.generation >= least]
     if not steps:
         return None
-    generation = min(int(e["generation"]) for e in steps)
-    mine = [e for e in later if e.get("generation") == generation]
-    world = max((int(e["world"]) for e in mine if e["kind"] == "reformed"), default=0)
-    first = min(int(e["step"]) for e in steps)
-    ranks = {e["seat"]: e for e in reversed(steps) if e["step"] == first}
-    new = {e["seat"]: e["t"] for e in reversed(steps) if e["step"] == done + 1}
+    generation = min(event.generation for event in steps)
+    reformed = [e for e in of_kind(later, RankReformed) if e.generation == generation]
+    restored = [e for e in of_kind(later, StateRestored) if e.generation == generation]
+    proposed = [e for e in of_kind(later, GenerationProposed) if e.generation == generation]
+    world = max((event.world for event in reformed), default=0)
+    first = min(event.step for event in steps)
+    ranks = {event.seat: event for event in reversed(steps) if event.step == first}
+    new = {event.seat: event.time_s for event in reversed(steps) if event.step == done + 1}
     if not world or len(ranks) < world or len(new) < world:
         return None
-    ends_s = {
-        kind: max(e["t"] for e in mine if e["kind"] == kind)
-        for kind in ("proposed", "reformed", "restored")
-        if any(e["kind"] == kind for e in mine)
+    phases: dict[str, Sequence[Event]] = {
+        "proposed": proposed,
+        "reformed": reformed,
+        "restored": restored,
     }
-    seen = [e["t"] for e in later if e["kind"] == "detected" and e["t"] >= began_s]
+    ends_s = {name: max(e.time_s for e in told) for name, told in phases.items() if told}
+    seen = [e.time_s for e in of_kind(later, Detected) if e.time_s >= began_s]
     if seen and min(seen) <= ends_s.get("proposed", 0.0):
         ends_s = {"detected": min(seen), **ends_s}
-    ends_s["begun"] = max(float(e["start"]) for e in ranks.values())
+    ends_s["begun"] = max(event.began_s for event in ranks.values())
     return MeasuredRecovery(
         began_s=began_s,
         ends_s=ends_s,
-        step_s=max(e["t"] for e in ranks.values()),
+        step_s=max(event.time_s for event in ranks.values()),
         new_s=max(new.values()),
         generation=generation,
         world=world,
         lost_steps=done + 1 - first,
-        sent_bytes=sum(int(e.get("sent_bytes", 0)) for e in mine if e["kind"] == "restored"),
+        sent_bytes=sum(event.sent_bytes for event in restored),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from holdfast.ckpt.errors import PeerError
-from holdfast.elastic.events import EventReader
-from holdfast.tools.bench.faults.recoveries import Event
+from holdfast.elastic.events import Event, StepDone, of_kind
+from holdfast.elastic.events.log import EventReader
 
 STEPS_BETWEEN: Final = 3
 """So many steps every rank makes before it is hurt again."""
@@ -31,7 +31,7 @@ class Log:
         self, directory: Path, *, ended: Callable[[], str], outputs: Callable[[], Sequence[Path]]
     ) -> None:
         self._reader, self._ended, self._outputs = EventReader(directory), ended, outputs
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
 
     def until(self, look: Callable[[Sequence[Event]], _T | None], what: str) -> _T:
         """Wait until ``look`` finds something. Raises ``PeerError`` where the job ends before."""
@@ -50,7 +50,7 @@ class Log:
     def read(self) -> bool:
         """Take what is new; whether there was anything."""
         if fresh := self._reader.new():
-            self.events = sorted([*self.events, *fresh], key=lambda event: float(event["t"]))
+            self.events = sorted([*self.events, *fresh], key=lambda event: event.time_s)
         return bool(fresh)
 
     def _said(self) -> str:
@@ -64,6 +64,6 @@ class Log:
 
 def trained(events: Sequence[Event], *, since_s: float, world: int) -> bool | None:
     """Say that ``world`` ranks made some steps since; to be given to `Log.until`."""
-    seats = [e["seat"] for e in events if e["kind"] == "step" and e["start"] > since_s]
+    seats = [event.seat for event in of_kind(events, StepDone) if event.began_s > since_s]
     enough = [seat for seat in set(seats) if seats.count(seat) >= STEPS_BETWEEN]
     return True if len(enough) >= world else None

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.events import EVENTS_PATTERN
+from holdfast.elastic.events import EventFormatError, StepDone, decode
+from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
 from holdfast.tools.chaos.hooks import PATTERN
-from holdfast.tools.chaos.judging.record import Consumed, History, Stated, StepCommit
+from holdfast.tools.chaos.judging.record import (
+    Consumed,
+    History,
+    HookLine,
+    Stated,
+    StepCommit,
+    Told,
+    time_of,
+)
+
+_hook_lines: Final = msgspec.json.Decoder(HookLine)
 
 
 class HistoryError(ConfigError):
@@ -36,48 +47,60 @@ def read(folder: Path) -> History:
     return history
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    """Return all events in a folder, of hooks and of Holdfast, by time.
+def told(folder: Path) -> list[Told]:
+    """Return all that hooks and Holdfast told in a folder, by time.
 
     Raises ``HistoryError`` as `read` does; a folder without any has none.
     """
     if not folder.is_dir():
         raise HistoryError(f"{folder}: no such folder; check the path")
-    found = [event for path in _files(folder) for event in _lines(path)]
-    return sorted(found, key=lambda event: float(event["t"]))
+    hooks = (each for path in _files(folder, PATTERN) for each in _lines(path, _hook_lines.decode))
+    events = (each for path in _files(folder, EVENTS_PATTERN) for each in _lines(path, decode))
+    return sorted((*hooks, *events), key=time_of)
 
 
-def of_events(events: Iterable[Mapping[str, Any]]) -> History:
-    """Return the history in events, by time."""
+class HookReader:
+    """Reads what hooks tell in a folder, as far as it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = FreshLines(folder, pattern=PATTERN)
+
+    def new(self) -> list[Told]:
+        """Return what was told since the last call, by time. Raises ``HistoryError``."""
+        found = [_parsed(path, line, _hook_lines.decode) for path, line in self._lines.new()]
+        return sorted(found, key=time_of)
+
+
+def of_events(found: Iterable[Told]) -> History:
+    """Return the history in what a job told, by time."""
     commits: list[StepCommit] = []
     consumed: list[Consumed] = []
     states: list[Stated] = []
-    for event in events:
-        kind, attempt = event["kind"], event.get("attempt", event.get("generation"))
-        if kind not in ("step", "samples", "state") or attempt is None or "rank" not in event:
-            continue
-        at = {name: event[name] for name in ("t", "step", "rank")}
-        if kind == "step":
-            commits.append(StepCommit(**at, attempt=attempt))
-        elif kind == "samples":
-            ids = tuple(event["ids"])
-            consumed.append(Consumed(**at, attempt=attempt, epoch=event["epoch"], ids=ids))
-        else:
-            states.append(Stated(**at, attempt=attempt, digest=event["digest"]))
+    for each in found:
+        match each:
+            case StepDone(time_s=t, step=step, rank=rank, generation=generation):
+                commits.append(StepCommit(t=t, step=step, rank=rank, attempt=generation))
+            case StepCommit():
+                commits.append(each)
+            case Consumed():
+                consumed.append(each)
+            case Stated():
+                states.append(each)
     return History(commits=tuple(commits), consumed=tuple(consumed), states=tuple(states))
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for name in (PATTERN, EVENTS_PATTERN) for path in folder.rglob(name))
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.rglob(pattern))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, parse: Callable[[bytes], Told]) -> Iterator[Told]:
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # behind the last newline: nothing, or a torn one
-        try:
-            event = msgspec.json.decode(line, type=dict[str, Any])
-            if not {"t", "kind"} <= event.keys():
-                raise HistoryError(f"{path}, line {number}: an event without `t` or `kind`")
-        except msgspec.MsgspecError as error:
-            raise HistoryError(f"{path}, line {number}: {error}") from error
-        yield event
+        yield _parsed(f"{path}, line {number}", line, parse)
+
+
+def _parsed(origin: Path | str, line: bytes, parse: Callable[[bytes], Told]) -> Told:
+    try:
+        return parse(line)
+    except (EventFormatError, msgspec.MsgspecError) as error:
+        raise HistoryError(f"{origin}: {error}") from error

@@ -9,11 +9,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from holdfast.elastic.events import Event
+
 Execution: TypeAlias = tuple[int, int]
 """(attempt, step): a step that some rank completed."""
 
 
-class StepCommit(msgspec.Struct, frozen=True, kw_only=True):
+class StepCommit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """A rank completed a step, at wall second ``t``."""
 
     t: float
@@ -22,7 +24,7 @@ class StepCommit(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+class Consumed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="samples"):
     """A rank trains on samples in a step; an id names one sample of an epoch."""
 
     t: float
@@ -33,7 +35,7 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[int | str, ...]
 
 
-class Stated(msgspec.Struct, frozen=True, kw_only=True):
+class Stated(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="state"):
     """A digest of a rank's state behind a step."""
 
     t: float
@@ -41,6 +43,18 @@ class Stated(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     attempt: int
     digest: str
+
+
+HookLine: TypeAlias = StepCommit | Consumed | Stated
+"""A line that a hook wrote (`holdfast.tools.chaos.hooks`)."""
+
+Told: TypeAlias = Event | HookLine
+"""Something that a job told: a job of Holdfast by its events, any loop by its hooks."""
+
+
+def time_of(told: Told) -> float:
+    """Return when it was told, in wall seconds."""
+    return told.time_s if isinstance(told, Event) else told.t
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -15,6 +15,7 @@ from holdfast.elastic.agent.stacks import kernel_state
 from holdfast.tools.chaos.faults.environment import LISTS, together
 from holdfast.tools.chaos.faults.injector import JobAccess
 from holdfast.tools.chaos.hooks import HISTORY
+from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.scenarios.scenario import Workload
 
 MARK: Final = "HOLDFAST_CHAOS_RUN"
@@ -59,7 +60,7 @@ class RealJob(JobAccess, Protocol):
         Raises ``ConfigError`` or ``HoldfastError`` where it cannot be started.
         """
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Told]:
         """Return what was told since the last call, by time."""
 
     def ending(self) -> Ending | None:

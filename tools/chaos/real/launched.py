@@ -7,9 +7,9 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from holdfast.elastic.events import EVENTS_PATTERN, EventReader
+from holdfast.elastic.events.log import EVENTS_PATTERN, EventReader
 from holdfast.elastic.launch.local import (
     EMBEDDED,
     ETCD_TIMING,
@@ -18,6 +18,7 @@ from holdfast.elastic.launch.local import (
     Launcher,
     NodeSpec,
 )
+from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
@@ -85,9 +86,9 @@ class HoldfastJob(LaunchedSite):
         self._launcher.config = config
         self._launcher.start()
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Told]:
         """See `Job`."""
-        return self._reader.new()
+        return [*self._reader.new()]
 
     def ending(self) -> Ending | None:
         """See `Job`."""

@@ -11,16 +11,16 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKind, unreferenced
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.store.places import open_store, scheme_of
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events import CheckpointFailed, CheckpointSkipped
+from holdfast.elastic.events.log import EventReader
 
 _STEP: Final = re.compile(r"step-[0-9]{12}")
 _SCHEMES: Final = frozenset({"s3", "file"})
-_NOT_SAVED: Final = frozenset({"checkpoint_failed", "checkpoint_skipped"})
 
 
 class Objects:
@@ -107,6 +107,8 @@ def _not_saved(work: Path) -> set[int]:
     """Return the steps of which a job of Holdfast told that they were not saved."""
     found: set[int] = set()
     for folder in {path.parent for path in work.rglob("events-*.jsonl")}:
-        events: list[dict[str, Any]] = EventReader(folder).new()
-        found |= {int(event["step"]) for event in events if event["kind"] in _NOT_SAVED}
+        for event in EventReader(folder).new():
+            match event:
+                case CheckpointFailed(step=step) | CheckpointSkipped(step=step):
+                    found.add(step)
     return found

@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from holdfast.elastic.events import EventReader
 from holdfast.elastic.processes.children import Child, describe_exit, end_processes
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.hooks import ATTEMPT, PATTERN
+from holdfast.tools.chaos.judging.history import HookReader
+from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
@@ -39,7 +40,7 @@ class PlainJob:
     def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
         self._workload, self._source = workload, source
-        self._reader = EventReader(place.history, pattern=PATTERN)
+        self._reader = HookReader(place.history)
         self._env: dict[str, str] = {}
         self._attempt = self._restarts = 0
         self._output = place.work / "output.log"
@@ -65,7 +66,7 @@ class PlainJob:
         except OSError as error:
             raise ScenarioError(f"workload.command: {command[0]}: {error.strerror}") from error
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Told]:
         """See `Job`."""
         return self._reader.new()
 

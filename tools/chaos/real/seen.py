@@ -5,15 +5,15 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
-RESTARTED: Final = "restarted"
-"""What is seen when a step is told of a newer attempt (generation) than ever before."""
+from holdfast.elastic.events import Event, GenerationProposed, MetricsLogged, StepDone
+from holdfast.tools.chaos.judging.record import StepCommit, Told
+from holdfast.tools.chaos.scenarios.moments import RESTARTED, moment_of
 
 _STEPS_REMEMBERED: Final = 16
 _EVENTS_REMEMBERED: Final = 4096
-_UNKEPT: Final = {"step", "samples", "state", "metric"}
 
 
 class JobProgress:
@@ -35,32 +35,38 @@ class JobProgress:
         self._last: dict[str, float] = {}
         self._own_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS_REMEMBERED))
 
-    def take(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take in new events."""
-        for event in events:
-            kind = event["kind"]
-            if kind == "step":
-                self._take_step(event)
-            elif kind == "proposed":
-                self.leader = event["node"]
-                self.ranks = {seat: rank for rank, seat in enumerate(event["ranks"])}
-            if kind not in _UNKEPT:
-                self._times[kind].append(float(event["t"]))
+    def take(self, found: Iterable[Told]) -> None:
+        """Take in what is new."""
+        for each in found:
+            match each:
+                case StepCommit(t=t, step=step, rank=rank, attempt=attempt):
+                    self._take_step(t, step, attempt=attempt)
+                    self._take_pace(f"worker/{rank}", t, rank=rank)
+                case StepDone(time_s=t, step=step, rank=rank, generation=generation):
+                    self._take_step(t, step, attempt=generation)
+                    seat = each.seat or f"worker/{rank}"
+                    own_s = each.seconds - each.waited_s if each.seconds else None
+                    self._take_pace(seat, t, rank=rank, own_s=own_s)
+                case GenerationProposed(node=node, ranks=ranks):
+                    self.leader = node
+                    self.ranks = {seat: rank for rank, seat in enumerate(ranks)}
+            if isinstance(each, Event) and not isinstance(each, StepDone | MetricsLogged):
+                self._times[moment_of(each)].append(each.time_s)
 
-    def _take_step(self, event: Mapping[str, Any]) -> None:
-        t, step, rank = float(event["t"]), int(event["step"]), int(event["rank"])
+    def _take_step(self, t: float, step: int, *, attempt: int) -> None:
         self.first_t = t if self.first_t is None else min(t, self.first_t)
         if step > self.step:
             self.step = step
             self._reached.append((step, t))
-        attempt = int(event.get("attempt", event.get("generation", 0)))
         if self._attempt is not None and attempt > self._attempt:
             self._times[RESTARTED].append(t)
         self._attempt = max(attempt, self._attempt or 0)
-        seat = event.get("seat", f"worker/{rank}")
+
+    def _take_pace(self, seat: str, t: float, *, rank: int, own_s: float | None = None) -> None:
+        """Learn how long a worker's step takes: what it says, or the time since its last one."""
         self.ranks[seat] = rank
-        if "seconds" in event:
-            self._own_s[seat].append(event["seconds"] - event.get("waited_s", 0.0))
+        if own_s is not None:
+            self._own_s[seat].append(own_s)
         elif seat in self._last:
             self._own_s[seat].append(t - self._last[seat])
         self._last[seat] = t
@@ -70,9 +76,9 @@ class JobProgress:
         at = bisect.bisect_left(self._reached, step, key=lambda reached: reached[0])
         return self._reached[at][1] if at < len(self._reached) else None
 
-    def first_after(self, kind: str, t: float) -> float | None:
-        """Return when the first event of a kind after ``t`` was."""
-        return min((each for each in self._times[kind] if each > t), default=None)
+    def first_after(self, moment: str, t: float) -> float | None:
+        """Return when the first event of a kind after ``t`` was; see `moments`."""
+        return min((each for each in self._times[moment] if each > t), default=None)
 
     def step_seconds(self, seat: str) -> float:
         """Return the median time of a worker's newest steps, 0 where none is known.

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.events import FaultInjected, FaultOver
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.chaos.faults.injector import Injector, MissedError, Undo, Victim
 from holdfast.tools.chaos.judging.result import Struck
 from holdfast.tools.chaos.real.jobs import JobFolders, RealJob
@@ -83,7 +84,7 @@ class RealStriker:
         while self._lasting and self._lasting[0][0] <= until_s:
             _, _, end, name = heapq.heappop(self._lasting)
             end()
-            self._writer.write("fault_over", source="chaos", fields={"what": name})
+            self._writer.write(FaultOver(what=name), source="chaos")
 
     def close(self) -> None:
         """End all that lasts, for good or not; nothing when that was done."""
@@ -96,13 +97,14 @@ class RealStriker:
         )
 
     def _write(self, strike: Strike, victim: Victim, t: float) -> None:
-        fields = {
-            "what": strike.kind,
-            "number": strike.number,
-            "victim": victim.seat or victim.node or victim.name,
-            "on": victim.node,
-            "pids": list(victim.pids),
-            "seats": [victim.seat] if victim.seat else [],
-            "lasts_s": strike.lasts_s,
-        }
-        self._writer.write("fault", source="chaos", t=t, fields=fields)
+        fault = FaultInjected(
+            time_s=t,
+            what=strike.kind,
+            victim=victim.seat or victim.node or victim.name,
+            on=victim.node,
+            seats=(victim.seat,) if victim.seat else (),
+            pids=victim.pids,
+            number=strike.number,
+            lasts_s=strike.lasts_s,
+        )
+        self._writer.write(fault, source="chaos")

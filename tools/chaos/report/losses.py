@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.elastic.events import JobEnded, JobStarted, StateRestored, WorkerStarted, of_kind
+from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.report.timeline import Fault, Timeline
 
 Outcome: TypeAlias = Literal["memory", "parity", "checkpoint", "beginning", "refused", "lost"]
@@ -54,7 +56,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 def losses(
     story: Timeline,
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Told],
     *,
     held: bool,
     prediction: Prediction | None = None,
@@ -94,22 +96,20 @@ def losses(
     return tuple(found)
 
 
-def _nodes(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    started = next((e for e in events if e["kind"] == "job_started" and "nodes" in e), None)
-    if started:
-        return list(started["nodes"])
-    return sorted({str(event["node"]) for event in events if event["kind"] == "worker_started"})
+def _nodes(events: Sequence[Told]) -> list[str]:
+    for started in of_kind(events, JobStarted):
+        if started.nodes:
+            return list(started.nodes)
+    return sorted({event.node for event in of_kind(events, WorkerStarted)})
 
 
-def _outcome(
-    events: Sequence[Mapping[str, Any]], *, since: float, until: float, held: bool
-) -> Outcome:
+def _outcome(events: Sequence[Told], *, since: float, until: float, held: bool) -> Outcome:
     """Return what became of the job between two wall times; the job's end tells of the last."""
     if until == inf and not held:
         return "lost"
-    ended = next((e for e in reversed(events) if e["kind"] == "job_ended"), {"ok": True})
-    if until == inf and not ended.get("ok"):
+    ended = of_kind(events, JobEnded)
+    if until == inf and ended and not ended[-1].ok:
         return "refused"
-    back = (e for e in events if e["kind"] == "restored" and since <= float(e["t"]) < until)
-    found = [_OF_TIER.get(str(event.get("tier")), "memory") for event in back]
+    back = (e for e in of_kind(events, StateRestored) if since <= e.time_s < until)
+    found = [_OF_TIER.get(event.tier, "memory") for event in back]
     return max(found, key=tuple(OUTCOMES).index, default="memory")

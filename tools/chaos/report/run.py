@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.tools.chaos.judging.checker import HistoryVerdict
-from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.judging.record import History, Told
 from holdfast.tools.chaos.judging.result import Result, Struck
 from holdfast.tools.chaos.report.losses import Loss, Prediction, losses
 from holdfast.tools.chaos.report.story import tell, tells_generations
 from holdfast.tools.chaos.scenarios.catalogue import World
 from holdfast.tools.report.timeline import Recovery, Timeline
-
-Event: TypeAlias = Mapping[str, Any]
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +59,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(
-    events: Sequence[Event],
+    events: Sequence[Told],
     history: History,
     verdict: HistoryVerdict,
     *,

@@ -9,33 +9,40 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    StepDone,
+    WorkerStarted,
+    of_kind,
+)
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
+from holdfast.tools.chaos.judging.record import Consumed, HookLine, StepCommit, Told, time_of
 from holdfast.tools.chaos.judging.result import Struck
 from holdfast.tools.report import timeline
 from holdfast.tools.report.timeline import Fault, Recovery, Timeline
 
-Event: TypeAlias = Mapping[str, Any]
-
-_HOOKS: Final = ("step", "samples", "state")
 _NO_NODES: Final = {"launcher", "chaos"}
 """Writers of events that are no node."""
 
 _NOT_TOLD: Final = "how long its phases took is not told"
 
 
-def tells_generations(events: Iterable[Event]) -> bool:
+def tells_generations(events: Iterable[Told]) -> bool:
     """Whether the steps are those of a job of Holdfast, with generations, seats and durations."""
-    return any(event["kind"] == "step" and "seconds" in event for event in events)
+    return any(isinstance(event, StepDone) for event in events)
 
 
-def tell(events: Sequence[Event], *, struck: Sequence[Struck] | None = None) -> Timeline | None:
+def tell(events: Sequence[Told], *, struck: Sequence[Struck] | None = None) -> Timeline | None:
     """Return the story of ``events``, by time; None without any.
 
     ``struck`` is what was done to the job, where that is known from elsewhere; else the faults
@@ -43,43 +50,36 @@ def tell(events: Sequence[Event], *, struck: Sequence[Struck] | None = None) -> 
     because of it.
     """
     generations = tells_generations(events)
-    plain = [event for event in events if _is_hook(event)]
-    others = [event for event in events if not _is_hook(event) and event["kind"] != "fault"]
+    told_faults = of_kind(events, FaultInjected)
+    others = [each for each in of_kind(events, Event) if not isinstance(each, FaultInjected)]
     if not generations:
-        others = [*others, *_attempts(plain, proposed=_are_proposed(others))]
+        hooks = [each for each in events if not isinstance(each, Event)]
+        others = [*others, *_attempts(hooks, proposed=bool(of_kind(others, GenerationProposed)))]
     if not others:
         return None
     places = _NamedPlaces(others)
     faults = (
-        [places.seated(event) for event in events if event["kind"] == "fault"]
+        [places.seated(event) for event in told_faults]
         if struck is None
         else [places.fault(each) for each in struck if not each.missed]
     )
     answered = _answered(faults, others)
     story = timeline.build([*others, *answered])
-    everything = tuple(_fault(fault, story) for fault in sorted(faults, key=_time))
+    everything = tuple(_fault(fault, story) for fault in sorted(faults, key=time_of))
     recoveries = story.recoveries if generations else tuple(map(_whole, story.recoveries))
     return msgspec.structs.replace(story, faults=everything, recoveries=recoveries)
 
 
-def _is_hook(event: Event) -> bool:
-    return event["kind"] in _HOOKS and "attempt" in event
-
-
-def _time(event: Event) -> float:
-    return float(event["t"])
-
-
-def _fault(event: Event, story: Timeline) -> Fault:
-    at_s = float(event["t"]) - story.started_at
+def _fault(event: FaultInjected, story: Timeline) -> Fault:
+    at_s = event.time_s - story.started_at
     done = (run.step for run in story.steps if run.end_s <= at_s)
     return Fault(
         time_s=at_s,
-        kind=event["what"],
-        victim=event["victim"],
-        node=event["on"],
+        kind=event.what,
+        victim=event.victim,
+        node=event.on,
         step=max(done, default=0),
-        seats=tuple(event["seats"]),
+        seats=event.seats,
     )
 
 
@@ -98,53 +98,59 @@ def _whole(recovery: Recovery) -> Recovery:
 # -- jobs without generations ----------------------------------------------------------------------
 
 
-def _are_proposed(events: Iterable[Event]) -> bool:
-    """Whether generations are told, though no steps of theirs are: so does a simulated job."""
-    return any(event["kind"] == "proposed" for event in events)
-
-
-def _attempts(told: Sequence[Event], *, proposed: bool) -> list[Event]:
+def _attempts(told: Sequence[HookLine], *, proposed: bool) -> list[Event]:
     """Return the steps that hooks told as events of a job whose generations are its attempts.
 
     A step begins with its samples, or where the rank's step before ended. Generations that were
     ``proposed`` are the attempts themselves.
     """
-    attempts = sorted({event["attempt"] for event in told})
+    attempts = sorted({line.attempt for line in told})
     numbers = {a: a if proposed else n for n, a in enumerate(attempts, 1)}
     signs: dict[tuple[int, int], float] = {}
     begun: dict[tuple[int, int, int], float] = {}
-    steps: list[Event] = []
-    for event in told:
-        rank, number, at = event["rank"], numbers[event["attempt"]], float(event["t"])
-        key = (number, rank, event["step"])
-        if event["kind"] == "samples":
-            begun[key] = at
-            signs.setdefault((number, rank), at)
-        elif event["kind"] == "step":
-            start = begun.get(key, signs.get((number, rank), at))
-            signs[number, rank] = at
-            fields = {"step": event["step"], "rank": rank, "generation": number}
-            fields["seat"] = f"worker/{rank}"
-            steps.append({"t": at, "kind": "step", **fields, "start": start, "seconds": at - start})
-    return steps if proposed else [*steps, *_begins(steps)]
+    steps: list[StepDone] = []
+    for line in told:
+        rank, number, at_s = line.rank, numbers[line.attempt], line.t
+        key = (number, rank, line.step)
+        if isinstance(line, Consumed):
+            begun[key] = at_s
+            signs.setdefault((number, rank), at_s)
+        elif isinstance(line, StepCommit):
+            start_s = begun.get(key, signs.get((number, rank), at_s))
+            signs[number, rank] = at_s
+            steps.append(
+                StepDone(
+                    time_s=at_s,
+                    step=line.step,
+                    rank=rank,
+                    generation=number,
+                    seat=_seat(rank),
+                    start_s=start_s,
+                    seconds=at_s - start_s,
+                )
+            )
+    return [*steps] if proposed else [*steps, *_begins(steps)]
 
 
-def _begins(steps: Sequence[Event]) -> list[Event]:
+def _begins(steps: Sequence[StepDone]) -> list[GenerationProposed]:
     """Return a proposal for each attempt, at the first sign of it."""
-    found: dict[int, list[Event]] = defaultdict(list)
+    found: dict[int, list[StepDone]] = defaultdict(list)
     for step in steps:
-        found[step["generation"]].append(step)
+        found[step.generation].append(step)
     return [
-        {
-            "t": min(step["start"] for step in own),
-            "kind": "proposed",
-            "generation": number,
-            "ranks": len({step["rank"] for step in own}),
-            "restore_step": min(step["step"] for step in own) - 1,
-            "reason": "the first" if number == 1 else "started again",
-        }
+        GenerationProposed(
+            time_s=min(step.began_s for step in own),
+            generation=number,
+            ranks=tuple(_seat(rank) for rank in sorted({step.rank for step in own})),
+            restore_step=min(step.step for step in own) - 1,
+            reason="the first" if number == 1 else "started again",
+        )
         for number, own in found.items()
     ]
+
+
+def _seat(rank: int) -> str:
+    return f"worker/{rank}"
 
 
 # -- strikes ---------------------------------------------------------------------------------------
@@ -153,11 +159,11 @@ def _begins(steps: Sequence[Event]) -> list[Event]:
 class _NamedPlaces:
     """Where the parts of a job are, by the names that strikes give them."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._lives = [event for event in events if event["kind"] == "worker_started"]
-        self._nodes = {event["node"] for event in events if event.get("node")} - _NO_NODES
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._lives = of_kind(events, WorkerStarted)
+        self._nodes = {event.node for event in events if event.node} - _NO_NODES
 
-    def fault(self, struck: Struck) -> Event:
+    def fault(self, struck: Struck) -> FaultInjected:
         """Return a strike as the event that a nemesis inside the job writes.
 
         What is no worker is seen to end by the name of its node, or of its part of it.
@@ -166,42 +172,33 @@ class _NamedPlaces:
         node = self._node(victim, struck.t)
         seats: tuple[str, ...] = ()
         if victim == node:
-            seats = tuple(sorted(e["seat"] for e in self._lives if e["node"] == node))
+            seats = tuple(sorted(life.seat for life in self._lives if life.node == node))
         elif node and self._is_seat(victim):
             seats = (victim,)
         elif node:
             seats = tuple(name for name in (node, f"{node}/sidecar") if name != victim)
-        return {
-            "t": struck.t,
-            "kind": "fault",
-            "what": struck.kind,
-            "victim": victim,
-            "on": node,
-            "seats": seats,
-        }
+        return FaultInjected(time_s=struck.t, what=struck.kind, victim=victim, on=node, seats=seats)
 
-    def seated(self, event: Event) -> Event:
+    def seated(self, event: FaultInjected) -> FaultInjected:
         """Return a nemesis' own event with the seats that were hit, where it does not tell them."""
-        found = self.fault(
-            Struck(number=0, kind=event["what"], victim=event["victim"], t=event["t"])
-        )
-        on = found["on"] or event.get("on", "")
-        told = event.get("seats") if on else ()
-        return {**found, "on": on, "seats": told or found["seats"]}
+        found = self.fault(Struck(number=0, kind=event.what, victim=event.victim, t=event.time_s))
+        on = found.on or event.on
+        told = event.seats if on else ()
+        return msgspec.structs.replace(found, on=on, seats=told or found.seats)
 
     def _is_seat(self, name: str) -> bool:
-        return any(event["seat"] == name for event in self._lives)
+        return any(life.seat == name for life in self._lives)
 
-    def _node(self, victim: str, at: float) -> str:
+    def _node(self, victim: str, at_s: float) -> str:
         """Return the node that a name is of, or that a worker of this name was on last."""
-        on = [e["node"] for e in self._lives if e["seat"] == victim and float(e["t"]) <= at]
+        on = [life.node for life in self._lives if life.seat == victim and life.time_s <= at_s]
         if on:
-            return str(on[-1])
+            return on[-1]
         words = [victim, *re.split(r"[ /]", victim)]
         return next((word for word in words if word in self._nodes), "")
 
 
-def _answered(faults: Sequence[Event], events: Sequence[Event]) -> list[Event]:
+def _answered(faults: Sequence[FaultInjected], events: Sequence[Event]) -> list[FaultInjected]:
     """Return the strikes that the job had to recover from.
 
     A rank of the generation was seen to end, or to have notice. Where that is not told: behind such
@@ -209,47 +206,47 @@ def _answered(faults: Sequence[Event], events: Sequence[Event]) -> list[Event]:
     generation is proposed because of a loss. A worker that does not train is recovered from once it
     was seen to end.
     """
-    ends = [(_time(event), event["step"]) for event in events if event["kind"] == "step"]
+    ends = [(event.time_s, event.step) for event in of_kind(events, StepDone)]
     losses = _losses(events)
     found = []
-    for fault in sorted(faults, key=_time):
+    for fault in sorted(faults, key=time_of):
         seen = _seen(fault, faults, events)
-        if seen and fault["victim"] in fault["seats"] and role_of(fault["victim"]) != TRAINER:
+        if seen and fault.victim in fault.seats and role_of(fault.victim) != TRAINER:
             found.append(fault)
             continue
-        since = _time(seen) if seen else _time(fault)
+        since = seen.time_s if seen else fault.time_s
         if (proposed := next((t for t in losses if t >= since), None)) is None:
             continue
         more = {step for end, step in ends if since < end < proposed}
-        ranks = _ranks(events, before=_time(fault))
-        noticed = seen is not None and seen.get("what") == "notice"
-        ended = seen is not None and bool(ranks & {fault["victim"], *fault["seats"]})
+        ranks = _ranks(events, before=fault.time_s)
+        noticed = seen is not None and seen.what == "notice"
+        ended = seen is not None and bool(ranks & {fault.victim, *fault.seats})
         if noticed or ended or len(more) <= 1:
             found.append(fault)
     return found
 
 
 def _ranks(events: Sequence[Event], *, before: float) -> set[str]:
-    """Return the seats of the newest generation's ranks, where they are told."""
-    proposed = [e for e in events if e["kind"] == "proposed" and _time(e) <= before]
-    newest = max(proposed, key=lambda event: int(event["generation"]), default=None)
-    ranks = newest.get("ranks", ()) if newest else ()
-    return set(ranks) if isinstance(ranks, list | tuple) else set()
+    """Return the seats of the newest generation's ranks."""
+    proposed = [e for e in of_kind(events, GenerationProposed) if e.time_s <= before]
+    newest = max(proposed, key=lambda event: event.generation, default=None)
+    return set(newest.ranks) if newest else set()
 
 
-def _seen(fault: Event, faults: Sequence[Event], events: Sequence[Event]) -> Event | None:
+def _seen(
+    fault: FaultInjected, faults: Sequence[FaultInjected], events: Sequence[Event]
+) -> Detected | None:
     """Return the event that says that a strike's victim ended, before it was struck again."""
-    names = {fault["victim"], *fault["seats"]}
-    again = [_time(f) for f in faults if f["victim"] == fault["victim"] and _time(f) > _time(fault)]
+    names = {fault.victim, *fault.seats}
+    again = [f.time_s for f in faults if f.victim == fault.victim and f.time_s > fault.time_s]
     until = min(again, default=inf)
     return next(
         (
             event
-            for event in events
-            if event["kind"] == "detected"
-            and event.get("what") != "join"
-            and event.get("victim") in names
-            and _time(fault) <= _time(event) < until
+            for event in of_kind(events, Detected)
+            if event.what != "join"
+            and event.victim in names
+            and fault.time_s <= event.time_s < until
         ),
         None,
     )
@@ -258,10 +255,9 @@ def _seen(fault: Event, faults: Sequence[Event], events: Sequence[Event]) -> Eve
 def _losses(events: Sequence[Event]) -> list[float]:
     """Return when generations were proposed because of a loss: not the first, no joiner."""
     first: dict[int, float] = {}
-    for event in sorted(events, key=_time):
-        if event["kind"] == "proposed":
-            first.setdefault(event["generation"], _time(event))
-    joins = [_time(e) for e in events if e["kind"] == "detected" and e.get("what") == "join"]
+    for event in sorted(of_kind(events, GenerationProposed), key=time_of):
+        first.setdefault(event.generation, event.time_s)
+    joins = [event.time_s for event in of_kind(events, Detected) if event.what == "join"]
     found, before = [], 0.0
     for number in sorted(first):
         at = first[number]

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
+from holdfast.tools.chaos.scenarios.moments import RESTARTED, wrong_moment
 
 
 class ScenarioError(ConfigError):
@@ -67,10 +68,11 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What sets a fault off; exactly one of the fields but ``times`` and ``after_s``.
 
     ``s``: seconds after the job's first step. ``step``: that step is complete. ``state``: an event
-    of this kind is seen (`holdfast.elastic.events`). ``every_s``: again and again. ``poisson_s``:
-    the same with random pauses of this mean. ``recovery``: an event of this kind after the fault
-    before, so that the next thing is lost during a recovery. ``after_s`` is waited in addition;
-    ``times`` is how often, for those that can repeat (0: until the job ends).
+    of this kind is seen (`holdfast.elastic.events`; ``own:NAME`` for one of the job's own).
+    ``every_s``: again and again. ``poisson_s``: the same with random pauses of this mean.
+    ``recovery``: an event of this kind after the fault before, so that the next thing is lost
+    during a recovery. ``after_s`` is waited in addition; ``times`` is how often, for those that can
+    repeat (0: until the job ends).
     """
 
     s: float | None = None
@@ -171,6 +173,8 @@ def _wrong(fault: FaultSpec) -> str:
     ]
     if len(named) != 1:
         return f"when: give one of s, step, state, every_s, poisson_s, recovery, not {len(named)}"
+    if wrong := wrong_moment(when.state or when.recovery or RESTARTED):
+        return f"when: {wrong}"
     if fault.target.part is not None and fault.target.part not in info.parts:
         return f"target.part {fault.target.part!r} cannot be hit; {', '.join(info.parts)} can"
     if fault.target.count < 1:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import Event, StepDone
 from holdfast.elastic.membership.records import WorkerState
 from holdfast.elastic.membership.view import role_of
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
@@ -57,32 +57,30 @@ class SimulatedStriker:
         missed = [self._struck(strike, _NOBODY, missed=True) for strike in self._open.values()]
         return (*self._found, *missed)
 
-    def saw(self, kind: str, fields: Mapping[str, Json]) -> None:
+    def saw(self, event: Event) -> None:
         """Look whether an event is what strikes wait for."""
-        begins = kind == "step" and not self._begun
+        begins = isinstance(event, StepDone) and not self._begun
         self._begun = self._begun or begins
         begun: list[Strike] = []
         for strike in self._waiting:
             alike = any((one.when, one.target) == (strike.when, strike.target) for one in begun)
-            if self._is_due(strike, kind, fields, begins=begins, alike=alike):
+            if self._is_due(strike, event, begins=begins, alike=alike):
                 begun.append(strike)
         self._waiting = [strike for strike in self._waiting if strike not in begun]
         for strike in begun:
             delay_s = (strike.when.s or 0.0) + strike.when.after_s
             self._sim.schedule.after(delay_s, partial(self._strike, strike))
 
-    def _is_due(
-        self, strike: Strike, kind: str, fields: Mapping[str, Json], *, begins: bool, alike: bool
-    ) -> bool:
+    def _is_due(self, strike: Strike, event: Event, *, begins: bool, alike: bool) -> bool:
         when = strike.when
         if when.s is not None:
             return begins
         if when.step is not None:
-            return kind == "step" and int(fields["step"]) >= when.step
+            return isinstance(event, StepDone) and event.step >= when.step
         if when.recovery is not None:
             earlier = [one.number for one in self._all if one.number < strike.number]
-            return kind == when.recovery and not (earlier and earlier[-1] in self._open)
-        return kind == when.state and not alike
+            return event.kind == when.recovery and not (earlier and earlier[-1] in self._open)
+        return event.kind == when.state and not alike
 
     # -- whom it hits ----------------------------------------------------------------------------
 

@@ -7,19 +7,26 @@ rank runs and where their samples lie is what production says.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.types import Json
 from holdfast.elastic.data.sampler import positions
-from holdfast.elastic.events import events_file
+from holdfast.elastic.events import (
+    Event,
+    FaultInjected,
+    JobStarted,
+    StateRestored,
+    StepDone,
+    TrainingResumed,
+    encode,
+)
+from holdfast.elastic.events.log import events_file
 from holdfast.elastic.planning.shares import part
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.tools.chaos.judging.history import of_events
-from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.judging.record import Consumed, History, HookLine, Stated, StepCommit
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _FILE: Final = "history-simulated.jsonl"
@@ -30,11 +37,11 @@ class Telling:
 
     def __init__(self, sim: Simulation, *, microbatches: int, names: tuple[str, ...]) -> None:
         self._sim, self._microbatches, self._names = sim, microbatches, names
-        self._told: list[dict[str, Any]] = []
-        self._events: list[dict[str, Any]] = []
+        self._told: list[HookLine] = []
+        self._events: list[Event] = []
         self._line, self._begun_s = [""], 0.0
         self._digests: dict[tuple[int, int], str] = {}
-        self._event("job_started", "launcher", "launcher", {"nodes": list(names)})
+        self._note(JobStarted(node="launcher", source="launcher", nodes=names))
 
     @property
     def history(self) -> History:
@@ -44,36 +51,37 @@ class Telling:
     def write(self, folder: Path) -> None:
         """Write what was told and what happened as real jobs do: JSON lines, two files."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path, told in (
-            (folder / _FILE, self._told),
-            (events_file(folder, "simulated"), self._events),
-        ):
-            path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in told))
+        hooks = (msgspec.json.encode(each) + b"\n" for each in self._told)
+        (folder / _FILE).write_bytes(b"".join(hooks))
+        events = (encode(each) + b"\n" for each in self._events)
+        events_file(folder, "simulated").write_bytes(b"".join(events))
 
-    def saw(self, kind: str, node: str, fields: Mapping[str, Json]) -> None:
+    def saw(self, event: Event) -> None:
         """Take note of an event of the simulation."""
-        if kind == "step":
-            self._step(fields["generation"], fields["step"])
+        if isinstance(event, StepDone):
+            self._step(event.generation, event.step)
             return
-        if kind == "resumed":
-            self._resume(fields["generation"], fields["step"])
-        if kind == "restored":
-            fields = {**fields, "tier": "parity" if fields["rebuilt"] else "peer"}
-        if kind == "proposed":
-            record = self._sim.generations[fields["generation"]]
-            ranks: Json = [member.seat for member in record.members]
-            restored = record.restore.step if record.restore else None
-            fields = {**fields, "ranks": ranks, "restore_step": restored}
-        self._event(kind, self._names[int(node[1:])] if node else "", "agent", fields)
+        if isinstance(event, TrainingResumed):
+            self._resume(event.generation, event.step)
+        node = self._names[int(event.node[1:])] if event.node else ""
+        self._note(msgspec.structs.replace(event, node=node, source="agent"))
 
     def strike(self, strike: Strike, victim: str, node: str) -> None:
         """Take note of a strike that hit."""
-        fields = {"what": strike.kind, "victim": victim, "on": node, "number": strike.number}
-        self._event("fault", "chaos", "chaos", fields)
+        self._note(
+            FaultInjected(
+                node="chaos",
+                source="chaos",
+                what=strike.kind,
+                victim=victim,
+                on=node,
+                number=strike.number,
+            )
+        )
 
-    def _event(self, kind: str, node: str, source: str, fields: Mapping[str, Json]) -> None:
-        at = {"t": round(self._sim.now_s, 6), "node": node, "source": source, "kind": kind}
-        self._events.append({**at, **fields, **at})
+    def _note(self, event: Event) -> None:
+        time_s = round(self._sim.now_s, 6)
+        self._events.append(msgspec.structs.replace(event, time_s=time_s))
 
     def _resume(self, generation: int, step: int) -> None:
         """Go on from what was restored, or from the newest checkpoint."""
@@ -84,8 +92,7 @@ class Telling:
         else:
             del self._line[step + 1 :]
             tier = "checkpoint" if step else "none"
-            told = {"generation": generation, "step": step, "tier": tier}
-            self._event("restored", "", "agent", told)
+            self._note(StateRestored(source="agent", generation=generation, step=step, tier=tier))
         self._begun_s = self._sim.now_s
         self._digests[generation, step] = self._line[-1]
 
@@ -110,11 +117,9 @@ class Telling:
         self._line.append(digest)
         self._digests[generation, step] = digest
         begun_s, self._begun_s = self._begun_s, self._sim.now_s
+        began_t, t = round(begun_s, 6), round(self._sim.now_s, 6)
         for rank, mine in ids.items():
-            at = {
-                "t": round(self._sim.now_s, 6), "step": step, "rank": rank, "attempt": generation,
-            }  # fmt: skip
-            begun = {**at, "t": round(begun_s, 6)}
-            self._told.append({**begun, "kind": "samples", "ids": mine, "epoch": 0})
-            self._told.append({**at, "kind": "step"})
-            self._told.append({**at, "kind": "state", "digest": digest})
+            at = {"step": step, "rank": rank, "attempt": generation}
+            self._told.append(Consumed(t=began_t, epoch=0, ids=tuple(mine), **at))
+            self._told.append(StepCommit(t=t, **at))
+            self._told.append(Stated(t=t, digest=digest, **at))

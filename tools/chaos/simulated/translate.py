@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.elastic.events import (
+    FencingBegun,
+    FencingDone,
+    GenerationProposed,
+    RankReformed,
+    SidecarStarted,
+    StateRestored,
+    StepDone,
+    StepProtected,
+    TrainingResumed,
+)
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.testing.simulation.faults import SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import SimulationConfig
@@ -35,16 +46,19 @@ KINDS: Final[dict[tuple[str, Part], SimulatedFaultKind]] = {
 """Kind and part → what the simulator does. Its nodes live and die as a whole, memory included: so
 an agent that is killed takes its node along, which returns empty."""
 
-EVENTS: Final = (
-    "fencing",
-    "fenced",
-    "proposed",
-    "protected",
-    "reformed",
-    "restored",
-    "resumed",
-    "sidecar_started",
-    "step",
+EVENTS: Final = tuple(
+    kind.tag()
+    for kind in (
+        FencingBegun,
+        FencingDone,
+        GenerationProposed,
+        RankReformed,
+        SidecarStarted,
+        StateRestored,
+        StepDone,
+        StepProtected,
+        TrainingResumed,
+    )
 )
 """The events of a job that the simulation tells."""
 

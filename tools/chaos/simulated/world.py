@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import Event
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.elastic.testing.simulation.training import InvariantError
@@ -87,9 +87,9 @@ def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> Sim
     telling = Telling(sim, microbatches=scenario.simulated.microbatches, names=names)
     striker = SimulatedStriker(sim, strikes, names=names, tell=telling.strike)
 
-    def watch(kind: str, node: str, fields: Mapping[str, Json]) -> None:
-        telling.saw(kind, node, fields)
-        striker.saw(kind, fields)
+    def watch(event: Event) -> None:
+        telling.saw(event)
+        striker.saw(event)
 
     sim.watch = watch
     problems: tuple[str, ...] = ()

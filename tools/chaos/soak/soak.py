@@ -23,7 +23,8 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events import Event, JobEnded, StepProtected
+from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
@@ -128,14 +129,14 @@ class Soak:
         seen.begin()
         launcher.start()
         try:
-            part.watch(_WAIT_S, until="protected")
+            part.watch(_WAIT_S, until=StepProtected)
             self._strike_on(part, seconds=self._options.minutes * 60 / PARTS)
             part.striker.settle()
             part.watch(0)
             seen.ending = True
             if last:
                 self._end.write_text(str(seen.step + _ENDING_STEPS))
-                part.watch(_WAIT_S, until="job_ended")
+                part.watch(_WAIT_S, until=JobEnded)
             outcome = launcher.wait(_WAIT_S if last else 0)
         finally:
             launcher.kill()
@@ -168,7 +169,7 @@ class Soak:
             return
         if stroke.moment:
             part.watch(_MOMENT_S, until=stroke.moment)
-            yield f"at {stroke.moment!r}"
+            yield f"at {stroke.moment.tag()!r}"
         if part.striker.strike(stroke.then):
             yield stroke.then
 
@@ -195,7 +196,7 @@ class SoakedJob:
         self._reader = EventReader(launcher.run_dir)
         self._sampled_s = 0.0
 
-    def watch(self, seconds: float, *, until: str = "") -> None:
+    def watch(self, seconds: float, *, until: type[Event] | None = None) -> None:
         """Read on for so long, or until an event of a kind is seen."""
         end_s = time.monotonic() + seconds
         while True:

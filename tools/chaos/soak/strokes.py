@@ -6,6 +6,17 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+from holdfast.elastic.events import (
+    Event,
+    FencingBegun,
+    FencingDone,
+    GenerationProposed,
+    RankReformed,
+    StateRestored,
+    TrainingResumed,
+)
 
 NODES = {"a": 2, "b": 1, "c": 1, "d": 1}
 """The nodes and how many trainers each has room for."""
@@ -43,7 +54,14 @@ ENDING = (
 )
 """What the job must recover from."""
 
-MOMENTS = ("fencing", "fenced", "proposed", "reformed", "restored", "resumed")
+MOMENTS: Final[tuple[type[Event], ...]] = (
+    FencingBegun,
+    FencingDone,
+    GenerationProposed,
+    RankReformed,
+    StateRestored,
+    TrainingResumed,
+)
 """Events of a recovery at which the next thing may be lost."""
 
 _TWO, _DURING = 0.2, 0.25
@@ -82,7 +100,7 @@ class Stroke:
     after_s: float
     first: SoakFault
     then: SoakFault | None = None
-    moment: str = ""
+    moment: type[Event] | None = None
 
     @property
     def name(self) -> str:

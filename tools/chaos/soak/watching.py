@@ -6,12 +6,24 @@ import contextlib
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.elastic.events import (
+    CheckpointDone,
+    Detected,
+    Event,
+    GenerationProposed,
+    JobEnded,
+    SidecarFailed,
+    StateRestored,
+    StepDone,
+    StepProtected,
+    StepUnprotected,
+    WorkerExited,
+)
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.soak.striking import BALLAST
 
@@ -63,14 +75,36 @@ class SoakEvents:
         self.ending = False
         self._harmed.clear()
 
-    def take(self, events: Iterable[Mapping[str, Any]]) -> set[str]:
+    def take(self, events: Iterable[Event]) -> set[type[Event]]:
         """Note what happened; return the kinds of the events."""
-        kinds = set[str]()
+        kinds = set[type[Event]]()
         for event in events:
-            if (way := getattr(self, f"_take_{event['kind']}", None)) is not None:
-                way(event)
-            kinds.add(str(event["kind"]))
+            self._take(event)
+            kinds.add(type(event))
         return kinds
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self._take_step(event)
+            case GenerationProposed(generation=generation, ranks=ranks):
+                self.generation, self._world = generation, len(ranks)
+            case StepProtected():
+                self._take_protected(event)
+            case StateRestored(rank=0):
+                self._take_restored(event)
+            case CheckpointDone(step=step):
+                self.durable = max(self.durable, step)
+            case WorkerExited():
+                self._take_exit(event)
+            case SidecarFailed():
+                self.told["sidecar could not be started"] += 1
+            case Detected(what=what):
+                self.told[f"detected {what}"] += 1
+            case StepUnprotected():
+                self.told["unprotected for a while"] += 1
+            case JobEnded(message=message):
+                self.outcome = message
 
     def expect(self, harmed: set[str], *, parity: int) -> None:
         """Note that nodes are about to be harmed.
@@ -83,57 +117,38 @@ class SoakEvents:
         if len(self._harmed) > parity:
             self.safe = self.durable
 
-    def _take_step(self, event: Mapping[str, Any]) -> None:
-        at_s, step = float(event["t"]), int(event["step"])
-        paused_s = at_s - self._stepped_s
+    def _take_step(self, event: StepDone) -> None:
+        paused_s = event.time_s - self._stepped_s
         if self._stepped_s and paused_s > _PAUSE_S:
-            self.pauses = sorted([*self.pauses, (round(paused_s, 1), step)])[-_PAUSES:]
-        self.steps += event["rank"] == 0
-        self.step, self._stepped_s = max(self.step, step), max(self._stepped_s, at_s)
+            pauses = [*self.pauses, (round(paused_s, 1), event.step)]
+            self.pauses = sorted(pauses)[-_PAUSES:]
+        self.steps += event.rank == 0
+        self.step = max(self.step, event.step)
+        self._stepped_s = max(self._stepped_s, event.time_s)
 
-    def _take_proposed(self, event: Mapping[str, Any]) -> None:
-        self.generation, self._world = int(event["generation"]), len(event["ranks"])
-
-    def _take_protected(self, event: Mapping[str, Any]) -> None:
-        self.protected = int(event["step"])
+    def _take_protected(self, event: StepProtected) -> None:
+        self.protected = event.step
         whole = self._world == self.ranks and self.protected >= self._whole_from
-        if whole and event["generation"] == self.generation:
+        if whole and event.generation == self.generation:
             self._harmed.clear()
         if not self._harmed:
             self.safe = max(self.protected, self.durable)
 
-    def _take_restored(self, event: Mapping[str, Any]) -> None:
-        if event["rank"] != 0:
-            return
-        step, tier = int(event["step"]), str(event["tier"])
+    def _take_restored(self, event: StateRestored) -> None:
+        step, tier = event.step, event.tier
         self.restored[tier] += 1
         if step < self.safe:
             self.wrong.append(
-                f"generation {event['generation']} restored step {step} ({tier}: {event['how']}) "
+                f"generation {event.generation} restored step {step} ({tier}: {event.how}) "
                 f"although step {self.safe} was protected and at most {sorted(self._harmed)} harmed"
             )
         self.safe = min(self.safe, step)
 
-    def _take_checkpoint_done(self, event: Mapping[str, Any]) -> None:
-        self.durable = max(self.durable, int(event["step"]))
-
-    def _take_worker_exited(self, event: Mapping[str, Any]) -> None:
-        status = str(event["status"])
-        self.told[f"worker {status}"] += 1
-        if "SIGKILL" not in status and status != "exit status 0" and not self.ending:
-            self.wrong.append(f"{event['seat']} ended: {status}")
-
-    def _take_sidecar_failed(self, event: Mapping[str, Any]) -> None:
-        self.told["sidecar could not be started"] += 1
-
-    def _take_detected(self, event: Mapping[str, Any]) -> None:
-        self.told[f"detected {event['what']}"] += 1
-
-    def _take_unprotected(self, event: Mapping[str, Any]) -> None:
-        self.told["unprotected for a while"] += 1
-
-    def _take_job_ended(self, event: Mapping[str, Any]) -> None:
-        self.outcome = str(event["message"])
+    def _take_exit(self, event: WorkerExited) -> None:
+        self.told[f"worker {event.status}"] += 1
+        expected = "SIGKILL" in event.status or event.status == "exit status 0" or self.ending
+        if not expected:
+            self.wrong.append(f"{event.seat} ended: {event.status}")
 
 
 class Use:

@@ -65,15 +65,16 @@ def in_sidecar() -> None:
 
 
 def in_worker() -> None:
+    from holdfast.elastic.events import Event, StepDone
     from holdfast.elastic.loop.session import Session
 
     emit = Session.emit
 
-    def told(session: Session, kind: str, **fields: Any) -> None:
-        emit(session, kind, **fields)
-        if kind == "step":
-            ended = fields["start"] + fields["seconds"]
-            record("step", session._channel.node, fields["generation"], t=ended)
+    def told(session: Session, event: Event) -> None:
+        emit(session, event)
+        if isinstance(event, StepDone):
+            ended = event.start_s + event.seconds
+            record("step", session._channel.node, event.generation, t=ended)
 
     Session.emit = told  # type: ignore[method-assign]
 

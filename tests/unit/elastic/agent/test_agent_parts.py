@@ -22,7 +22,6 @@ from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.errors import ConfigError, CoordinatorError
-from holdfast.elastic.events import EventReader, EventWriter, events_file
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import JobOutcome, NodeRecord
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
@@ -167,24 +166,6 @@ def test_a_wrong_launch_is_refused(changes: dict[str, object], match: str) -> No
     LaunchConfig(**right)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=match):
         LaunchConfig(**{**right, **changes})  # type: ignore[arg-type]
-
-
-def test_events_are_read_whole_and_once(tmp_path: Path) -> None:
-    reader = EventReader(tmp_path)
-    assert reader.new() == []
-    writer = EventWriter(events_file(tmp_path, "n0"), node="n0")
-    writer.write("step", source="worker", seat="trainer/0", t=2.0, fields={"step": 1, "node": "x"})
-    writer.write("metric", source="worker", t=1.0)
-    with events_file(tmp_path, "n1").open("w") as half:
-        half.write('{"t": 3.0, "kind": "half"')
-    kinds = [(event["kind"], event["node"]) for event in reader.new()]
-    assert kinds == [("metric", "n0"), ("step", "n0")]
-    with events_file(tmp_path, "n1").open("a") as half:
-        half.write("}\n")
-    assert [event["kind"] for event in reader.new()] == ["half"]
-    writer.close()
-    writer.write("late", source="agent")
-    assert reader.new() == []
 
 
 def test_the_inbox_wakes_a_selector_and_keeps_order() -> None:

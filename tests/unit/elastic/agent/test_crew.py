@@ -14,6 +14,7 @@ from holdfast.elastic.agent.config import AgentConfig, AgentTiming
 from holdfast.elastic.agent.crew import Crew
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.workers import SeatProcess
+from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, encode
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Roster, Seating, WorkerState
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
@@ -210,9 +211,12 @@ def test_the_data_workers_that_a_rank_lost_are_told_as_long_as_it_lives(make) ->
     node.seat(1, 1)
     worker = node.crew.table.get("trainer/1")
     assert node.crew.data_troubles == {}
-    for kind, how in (("stuck", "it gave nothing"), ("died", "x"), ("died", "killed by SIGKILL")):
-        fields = {"loader": "words", "how": how, "times": 1}
-        node.crew._handle(worker, messages.Emit(t=1.0, kind=f"data_worker_{kind}", fields=fields))
+    for event in (
+        DataWorkerHang(loader="words", how="it gave nothing", times=1),
+        DataWorkerDeath(loader="words", how="x", times=1),
+        DataWorkerDeath(loader="words", how="killed by SIGKILL", times=1),
+    ):
+        node.crew._handle(worker, messages.Emit(event=msgspec.Raw(encode(event))))
     assert node.crew.data_troubles == {
         "trainer/1": "trainer/1 lost data workers (2 died, 1 stuck), "
         "the last of loader 'words': killed by SIGKILL"

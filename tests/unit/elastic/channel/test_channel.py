@@ -19,6 +19,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.channel.base import AgentChannel, WorkerConfig
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.events import StepDone, decode
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
@@ -90,11 +91,12 @@ _kept: list[Pair] = []
 def test_what_a_worker_says_arrives(pair: Pair) -> None:
     pair.channel.ready(after=3, spec=JobSpec(parity=2), info={"store": "h:1"})
     assert pair.heard() == messages.Ready(after=3, spec=JobSpec(parity=2), info={"store": "h:1"})
-    pair.channel.emit("step", step=4, seconds=0.5)
+    pair.channel.emit(StepDone(step=4, seconds=0.5))
     said = pair.heard()
     assert isinstance(said, messages.Emit)
-    assert (said.kind, said.fields) == ("step", {"step": 4, "seconds": 0.5})
-    assert abs(said.t - time.time()) < 5
+    event = decode(said.event)
+    assert event == StepDone(step=4, seconds=0.5, time_s=event.time_s)
+    assert abs(event.time_s - time.time()) < 5
     pair.channel.done({"hash": "x"})
     assert pair.heard() == messages.Done(result={"hash": "x"})
     pair.channel.fail("no", user_error=True)

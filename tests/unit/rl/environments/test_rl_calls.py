@@ -14,6 +14,7 @@ from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.waits import Waits, quantile
 from holdfast.adapters.rl.samples.trajectory import SampleId
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import EnvironmentWaits, Event
 
 
 class Scripted:
@@ -171,8 +172,8 @@ def test_a_fault_in_the_environments_code_ends_the_worker_and_is_named(
 
 
 def test_waiting_times_are_told_every_few_seconds_with_their_tail() -> None:
-    events: list[dict[str, Any]] = []
-    waits = Waits(lambda kind, **fields: events.append({"kind": kind, **fields}))
+    events: list[Event] = []
+    waits = Waits(events.append)
     waits.tell(waiting=0, now_s=0.0)
     for tenths in range(1, 101):
         waits.add(tenths / 10)
@@ -182,17 +183,16 @@ def test_waiting_times_are_told_every_few_seconds_with_their_tail() -> None:
     waits.tell(waiting=3, now_s=5.0)
     waits.tell(waiting=3, now_s=20.0)
     assert events == [
-        {
-            "kind": "environment_waits",
-            "calls": 100,
-            "p50_s": 5.0,
-            "p95_s": 9.5,
-            "p99_s": 9.9,
-            "longest_s": 10.0,
-            "failed": 0,
-            "given_up": 1,
-            "waiting": 3,
-        }
+        EnvironmentWaits(
+            calls=100,
+            p50_s=5.0,
+            p95_s=9.5,
+            p99_s=9.9,
+            longest_s=10.0,
+            failed=0,
+            given_up=1,
+            waiting=3,
+        )
     ]
 
 

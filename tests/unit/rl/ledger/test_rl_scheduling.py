@@ -18,6 +18,7 @@ from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.ledger.tail_figures import Tail, percentile
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
+from holdfast.elastic.events import StepTail
 
 END = 10
 
@@ -363,13 +364,19 @@ def test_the_tail_of_a_step_is_told() -> None:
     tail.occupied("w", busy=2, slots=8, now_s=10.0)
     tail.occupied("v", busy=8, slots=8, now_s=11.0)
     tail.gone("v", now_s=12.0)
-    told = tail.step(samples, carried=5, now_s=13.0)
-    assert told == {
-        **{"length_p50": 2, "length_p95": 4, "length_max": 4},
-        **{"waited_s_p50": 1.0, "waited_s_p95": 3.0, "waited_s_max": 3.0},
-        **{"busy": 0.5, "carried": 5},
-    }
-    assert tail.step([], carried=0, now_s=14.0)["busy"] == 0.25
+    told = tail.step(samples, completes=1, carried_tokens=5, now_s=13.0)
+    assert told == StepTail(
+        step=1,
+        length_p50_tokens=2,
+        length_p95_tokens=4,
+        length_max_tokens=4,
+        waited_p50_s=1.0,
+        waited_p95_s=3.0,
+        waited_max_s=3.0,
+        busy=0.5,
+        carried_tokens=5,
+    )
+    assert tail.step([], completes=2, carried_tokens=0, now_s=14.0).busy == 0.25
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from holdfast.adapters.rl.rollout import meter
 from holdfast.adapters.rl.rollout.meter import Meter
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import Event, TokensSampled, of_kind
 
 
 def test_totals_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, told = [100.0], list[dict[str, Any]]()
+    now, told = [100.0], list[Event]()
     monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
-
-    def emit(kind: str, **fields: Json) -> None:
-        told.append({"kind": kind, **fields})
 
     counted = Meter()
     for _ in range(3):
         counted.tokens += 10
-        counted.tell(emit, logged_bytes=60)
+        counted.tell(told.append, logged_bytes=60)
     now[0] += meter.EVERY_S
-    counted.tell(emit, logged_bytes=70)
-    assert [each["tokens"] for each in told] == [10, 30]
-    assert told[1]["kind"] == "sampled"
-    assert told[1]["logged_bytes"] == 70
+    counted.tell(told.append, logged_bytes=70)
+    sampled = of_kind(told, TokensSampled)
+    assert [(each.tokens, each.logged_bytes) for each in sampled] == [(10, 60), (30, 70)]
 
 
 def test_what_is_timed_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:

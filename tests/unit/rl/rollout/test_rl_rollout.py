@@ -19,6 +19,7 @@ from holdfast.adapters.rl.weights.pull import RefusedWeightsError
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import BackPressure, Event, VersionUnavailable, WeightsRefused, of_kind
 
 GONE = NotFoundError("no protected snapshot of step 3 in memory; have [5, 6]")
 
@@ -57,7 +58,8 @@ class Pulls:
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sampling_client, "_PULL_LIMIT_S", 0.05)
     monkeypatch.setattr(sampling_client, "_MISSING_LIMIT_S", 0.2)
-    events: list[tuple[str, dict[str, Any]]] = []
+    events: list[Event] = []
+    handed: list[int] = []
     record: Any = SimpleNamespace(number=2)
     roster: Any = SimpleNamespace(generation=record)
     host: Any = SimpleNamespace(
@@ -69,9 +71,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         roster=lambda: roster,
         beat=lambda **_: None,
         leaving=lambda: False,
-        handed_over=lambda **fields: events.append(("handed_over", fields)),
-        emit=lambda kind, **fields: events.append((kind, fields)),
+        handed_over=lambda *, generation, step: handed.append(generation),
+        emit=events.append,
         events=events,
+        handed=handed,
         now=record,
     )
     config = msgspec.structs.replace(preset("tiny"), steps=5)
@@ -95,10 +98,9 @@ def test_a_version_that_is_gone_is_looked_for_everywhere_and_given_back(
     assert pulls.everywhere[0] is False
     assert all(pulls.everywhere[1:])
     assert len(pulls.everywhere) < 10, "it pauses between attempts"
-    ((kind, fields),) = worker._host.events
-    assert kind == "version_unavailable"
-    assert fields["version"] == 3
-    assert "have [5, 6]" in fields["why"]
+    (event,) = of_kind(worker._host.events, VersionUnavailable)
+    assert event.version == 3
+    assert "have [5, 6]" in event.why
 
 
 def test_where_samples_go_on_under_newer_weights_the_newest_is_as_good_as_one_that_is_gone(
@@ -139,9 +141,10 @@ def test_refused_weights_are_told_and_fetched_elsewhere(
     assert worker._engine.version is None, "nothing was sampled with them"
     assert pulls.avoided[0] == frozenset()
     assert set(pulls.avoided[1:]) == {frozenset({1})}
-    told = [fields for kind, fields in worker._host.events if kind == "weights_refused"]
-    assert [each["count"] for each in told] == [*range(1, len(told) + 1)]
-    assert told[0] | {"version": 3, "avoided": [1], "why": "not what was published"} == told[0]
+    told = of_kind(worker._host.events, WeightsRefused)
+    assert [each.count for each in told] == [*range(1, len(told) + 1)]
+    first = told[0]
+    assert (first.version, first.avoided, first.why) == (3, (1,), "not what was published")
 
 
 @pytest.mark.parametrize(
@@ -225,8 +228,8 @@ def test_told_to_leave_it_hands_over_what_it_is_at_work_on_once_to_every_leader(
     worker._leave()
     assert [list(each.left) for each in leader.heard] == [running, running]
     assert worker._engine.idle
-    ((kind, fields),) = worker._host.events
-    assert (kind, fields["generation"]) == ("handed_over", 2)
+    assert worker._host.events == []
+    assert worker._host.handed == [2]
     successor = Leader()
     worker._link = SimpleNamespace(generation=3, client=successor)
     worker._leave()
@@ -276,5 +279,4 @@ def test_it_says_when_it_holds_as_much_as_it_may(worker: Any) -> None:
         worker._engine.tick()
     worker._exchange()
     assert [each.full for each in leader.heard] == [False, True]
-    ((kind, fields),) = worker._host.events
-    assert (kind, fields["because"], fields["held_tokens"]) == ("back_pressure", "worker", 4)
+    assert worker._host.events == [BackPressure(because="worker", held_tokens=4)]

@@ -33,7 +33,7 @@ from holdfast.adapters.rl.server.server import (
 from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import Client, RunKey
-from holdfast.ckpt.types import Json
+from holdfast.elastic.events import BackPressure, Event, RolloutLeft, RolloutRecovered, of_kind
 from holdfast.elastic.membership.records import NodeRecord, Roster, WorkerRecord, WorkerState
 
 LIMITS = TurnLimits(end=10, context=12, max_new_tokens=6)
@@ -51,7 +51,7 @@ class World:
         )
         self.alive: set[str] = set()
         self.logs: dict[tuple[str, str], list[bytes]] = {}
-        self.events: list[dict[str, Json]] = []
+        self.events: list[Event] = []
         self.clients: list[Client] = []
         self.ledger = Ledger(PLAN)
         self.found: list[WeightsPlace] = []
@@ -88,7 +88,7 @@ class World:
             prompt_of=lambda ordinal: tuple(f"{ordinal}>".encode()),
             alive=lambda: rollout_workers(self.roster()),
             logs=self,
-            emit=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
+            emit=self.events.append,
             began=time.monotonic(),
             digest_of=self.digest_of,
         )
@@ -198,14 +198,14 @@ def test_the_work_of_a_lost_worker_is_handed_on_with_its_logged_tokens(
 
     def recovered() -> bool:
         ask(other, "v")
-        return any(event["kind"] == "rollout_recovered" for event in world.events)
+        return bool(of_kind(world.events, RolloutRecovered))
 
     until(recovered)
     work = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=8).work}
     assert (work[0, 0].tokens, work[0, 0].logprobs) == ((97, 98), (-0.25, -0.25))
     assert work[0, 1].tokens == ()
-    event = next(event for event in world.events if event["kind"] == "rollout_recovered")
-    assert (event["tokens"], event["resampled"]) == (2, 3)
+    event = of_kind(world.events, RolloutRecovered)[0]
+    assert (event.tokens, event.resampled) == (2, 3)
 
 
 def test_a_new_leader_waits_for_announcements_before_it_gives_work_away(world: World) -> None:
@@ -235,7 +235,7 @@ def test_a_restored_ledger_remembers_whose_logs_still_matter(world: World) -> No
     assert again.workers == (worker("w"),)
     world.server.retire()
     world.lead(generation=2, former=again.workers)
-    until(lambda: any(event["kind"] == "rollout_recovered" for event in world.events))
+    until(lambda: bool(of_kind(world.events, RolloutRecovered)))
 
 
 def test_weights_of_a_rolled_back_future_are_to_be_reloaded(world: World) -> None:
@@ -333,10 +333,10 @@ def test_beyond_the_token_budget_workers_set_aside_what_the_next_step_can_do_wit
     samples = world.server.wait_batch(0, timeout_s=1)
     assert samples is not None
     tail = world.server.train(0, samples, [0.0] * len(samples))
-    assert (tail["ordinals"], tail["carried"], tail["length_max"]) == ([0, 1], 4, 3)
+    assert (tail.ordinals, tail.carried_tokens, tail.length_max_tokens) == ((0, 1), 4, 3)
     again = {a.trajectory.key: a.trajectory for a in ask(other, "v", free=4).work}
     assert list(again.values()) == list(stopped)
-    pressures = [e["because"] for e in world.events if e["kind"] == "back_pressure"]
+    pressures = [event.because for event in of_kind(world.events, BackPressure)]
     assert pressures == ["budget", "none"]
 
 
@@ -357,8 +357,8 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
     assert [a.trajectory for a in ask(other, "v", free=8).work] == left
     world.alive = {"v"}
     ask(other, "v")
-    (event,) = world.events
-    assert (event["kind"], event["samples"], event["tokens"]) == ("rollout_left", 7, 14)
+    (event,) = of_kind(world.events, RolloutLeft)
+    assert (event.samples, event.tokens) == (7, 14)
     assert world.ledger.counters.workers_left == 1
     assert world.ledger.counters.workers_lost == 0
     assert "w" in world.server._term.lost, "another leader may need its log"
@@ -366,7 +366,7 @@ def test_a_worker_that_leaves_hands_over_what_it_has_and_its_log_is_not_read(
     world.ledger = Ledger(PLAN)
     world.lead(generation=2, former=(worker("w"),))
     assert world.ledger.held_tokens == 3 + 14, "it has what was handed over, in the next term too"
-    assert [event["kind"] for event in world.events] == ["rollout_left"]
+    assert [event.kind for event in world.events] == ["rollout_left"]
 
 
 def digest(client: Client, version: int, *, of: int = 1, generation: int = 2) -> ToldDigest:

@@ -16,6 +16,7 @@ from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 from holdfast.adapters.rl.training.trainer import Trainer
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import Event
 
 SAMPLE = Trajectory(
     ordinal=3,
@@ -31,12 +32,12 @@ class Step:
     """A step of a trainer whose rows differ by ``difference``, or cannot be looked at again."""
 
     def __init__(self, difference: float | Exception, **check: Any) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
         self.difference = difference
         config = msgspec.structs.replace(preset("tiny"), check=CheckConfig(**check))
         self.trainer: Any = Trainer.__new__(Trainer)
         self.trainer._config = config
-        session = SimpleNamespace(emit=lambda kind, **fields: self.events.append((kind, fields)))
+        session = SimpleNamespace(emit=self.events.append)
         self.checker = StepChecker()
         recheck = SimpleNamespace(difference=self.look)
         self.job: Any = SimpleNamespace(session=session, checker=self.checker, recheck=recheck)
@@ -50,7 +51,7 @@ class Step:
 
     def look_again(self, step: int) -> list[str]:
         self.trainer._look_again(self.job, step, self.batch, [SAMPLE])
-        return [kind for kind, _ in self.events]
+        return [event.kind for event in self.events]
 
 
 def test_by_default_nothing_is_computed_anew() -> None:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from holdfast.elastic.events import (
+    Event,
+    MetricsLogged,
+    RolloutRecovered,
+    RolloutsAwaited,
+    StepDone,
+    TokensSampled,
+)
 from holdfast.tools.bench.rollouts import handed_on, logged, pace, sampled
 
 
-def steps(*ends: float) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
+def steps(*ends: float) -> list[Event]:
+    events: list[Event] = []
     for step, t in enumerate(ends, 1):
-        events.append({"kind": "rollouts_awaited", "t": t - 0.5, "step": step, "seconds": 0.25})
-        events.append({"kind": "step", "t": t, "step": step, "rank": 0})
-        events.append({"kind": "step", "t": t + 9, "step": step, "rank": 1})
-        events.append({"kind": "metric", "t": t, "step": step, "tokens": 100.0 * step})
+        events.append(RolloutsAwaited(time_s=t - 0.5, step=step, seconds=0.25))
+        events.append(StepDone(time_s=t, step=step, rank=0))
+        events.append(StepDone(time_s=t + 9, step=step, rank=1))
+        events.append(MetricsLogged(time_s=t, step=step, values={"tokens": 100.0 * step}))
     return events
 
 
-def told(seat: str, *totals: tuple[float, int]) -> list[dict[str, Any]]:
+def told(seat: str, *totals: tuple[float, int]) -> list[Event]:
     return [
-        {
-            "kind": "sampled",
-            "seat": seat,
-            "t": t,
-            "tokens": tokens,
-            "sampling_s": 0.9 * t,
-            "logging_s": 0.1 * t,
-            "logged_bytes": 6 * tokens,
-        }
+        TokensSampled(
+            seat=seat,
+            time_s=t,
+            tokens=tokens,
+            sampling_s=0.9 * t,
+            logging_s=0.1 * t,
+            logged_bytes=6 * tokens,
+        )
         for t, tokens in totals
     ]
 
@@ -61,10 +66,10 @@ def test_a_process_that_begins_anew_takes_nothing_back() -> None:
 
 def test_work_is_handed_on_by_the_first_report_behind_the_loss() -> None:
     events = [
-        {"kind": "rollout_recovered", "t": t, "worker": worker, "tokens": 5, "resampled": 1}
+        RolloutRecovered(time_s=t, worker=worker, samples=2, unfinished=1, tokens=5, resampled=1)
         for t, worker in ((1.0, "rollout/0"), (3.0, "rollout/1"), (4.0, "rollout/0"))
     ]
     found = handed_on(events, seat="rollout/0", since_s=2.0)
     assert found is not None
-    assert found["t"] == 4.0
+    assert found.time_s == 4.0
     assert handed_on(events, seat="rollout/0", since_s=5.0) is None

@@ -13,7 +13,8 @@ from rich.console import Console
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses, Reporter, read_all_processes
-from holdfast.elastic.events import EventWriter, events_file
+from holdfast.elastic.events import JobEnded
+from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.commands import status
 from holdfast.tools.show.node_status import NodeStatus
 from holdfast.tools.show.prometheus import exposition
@@ -221,7 +222,7 @@ def test_a_job_without_sidecars_is_starting(tmp_path: Path) -> None:
 def test_a_job_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
     started(tmp_path, NodeProcesses(agent=1, sidecar=0))
     writer = EventWriter(events_file(tmp_path, "launcher"), node="launcher")
-    writer.write("job_ended", source="launcher", fields={"ok": False, "message": "it crashed"})
+    writer.write(JobEnded(ok=False, message="it crashed"), source="launcher")
     writer.close()
     with pytest.raises(NotFoundError, match=r"the job is over \(it crashed\)"):
         status.ask(tmp_path)

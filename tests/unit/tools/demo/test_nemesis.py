@@ -8,7 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.elastic.events import EventReader
+from holdfast.elastic.events import (
+    Event,
+    GenerationProposed,
+    RolloutRecovered,
+    SamplingChanged,
+    StateRestored,
+    StepDone,
+    WorkerStarted,
+)
+from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.demo import kills as chaos
 from holdfast.tools.demo.kills import ScheduledKills
@@ -36,19 +45,19 @@ class Scene:
             cast("Launcher", launcher), plan, seed=0, hold_file=run_dir / "hold"
         )
         for at, seat in enumerate(("trainer/0", "rollout/0", "trainer/1", "rollout/1")):
-            self.tell("worker_started", seat=seat, node="ab"[at // 2], pid=10 + at)
+            self.tell(WorkerStarted, seat=seat, node="ab"[at // 2], pid=10 + at)
         self.generation(1)
 
     def generation(self, number: int) -> None:
-        self.tell("proposed", generation=number)
+        self.tell(GenerationProposed, generation=number)
         for node, seat in (("a", "trainer/0"), ("b", "trainer/1")):
-            self.tell("restored", generation=number, seat=seat, node=node)
+            self.tell(StateRestored, generation=number, seat=seat, node=node)
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        self.state.apply([{"kind": kind, "t": self.now, **fields}])
+    def tell(self, kind: type[Event], **fields: Any) -> None:
+        self.state.apply([kind(time_s=self.now, **fields)])
 
     def step(self, number: int, *, generation: int = 1) -> None:
-        self.tell("step", step=number, generation=generation, seconds=0.0)
+        self.tell(StepDone, step=number, generation=generation, seconds=0.0)
 
     def tick(self) -> list[list[int]]:
         """Let the nemesis look, feed its events back, and return what it has hit so far."""
@@ -68,7 +77,7 @@ def test_nothing_is_hurt_before_its_step(tmp_path: Path, monkeypatch: pytest.Mon
     scene.step(5)
     assert scene.tick() in ([[10]], [[12]])
     assert scene.nemesis.pending == 0
-    assert scene.state.faults[0]["what"] == KILL_TRAINER
+    assert scene.state.faults[0].what == KILL_TRAINER
 
 
 def test_the_next_kill_waits_until_the_job_stands_again(
@@ -81,7 +90,7 @@ def test_the_next_kill_waits_until_the_job_stands_again(
     assert len(scene.tick()) == 1
     assert (tmp_path / "hold").exists()
     victim = scene.state.faults[0]
-    scene.tell("worker_started", seat=victim["victim"], node=victim["on"], pid=20)
+    scene.tell(WorkerStarted, seat=victim.victim, node=victim.on, pid=20)
     scene.generation(2)
     assert len(scene.tick()) == 1
     assert not (tmp_path / "hold").exists()
@@ -120,10 +129,10 @@ def test_a_rollout_worker_is_hit_only_while_it_samples(
     scene = Scene(tmp_path, [kill(KILL_ROLLOUT, 1)], monkeypatch)
     scene.step(1)
     assert scene.tick() == []
-    scene.tell("sampling", seat="rollout/1", samples=8)
+    scene.tell(SamplingChanged, seat="rollout/1", samples=8)
     scene.now += 1.0
     assert scene.tick() == []
-    scene.tell("sampling", seat="rollout/1", samples=8)
+    scene.tell(SamplingChanged, seat="rollout/1", samples=8)
     assert scene.tick() == [[13]]
 
 
@@ -133,10 +142,11 @@ def test_a_miss_between_two_sequences_is_tried_again(
 ) -> None:
     scene = Scene(tmp_path, [kill(KILL_ROLLOUT, 1)], monkeypatch)
     scene.step(1)
-    scene.tell("sampling", seat="rollout/1", samples=8)
+    scene.tell(SamplingChanged, seat="rollout/1", samples=8)
     scene.tick()
-    scene.tell("rollout_recovered", worker="rollout/1", unfinished=unfinished)
-    scene.tell("worker_started", seat="rollout/1", node="b", pid=21)
+    none = {"samples": 0, "tokens": 0, "resampled": 0}
+    scene.tell(RolloutRecovered, worker="rollout/1", unfinished=unfinished, **none)
+    scene.tell(WorkerStarted, seat="rollout/1", node="b", pid=21)
     scene.step(2)
-    scene.tell("sampling", seat="rollout/0", samples=8)
+    scene.tell(SamplingChanged, seat="rollout/0", samples=8)
     assert len(scene.tick()) == hits

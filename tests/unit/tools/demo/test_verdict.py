@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from synthetic_run import hurt_job
 
+from holdfast.elastic.events import RolloutRecovered, WorkerExited
 from holdfast.tools.demo.verdict import Evidence, first_difference, judge
 from holdfast.tools.report import timeline
 
@@ -24,7 +25,7 @@ def result(**changes: Any) -> dict[str, Any]:
 
 def evidence(**changes: Any) -> Evidence:
     events = hurt_job()
-    begin = events[0]["t"]
+    begin = events[0].time_s
     whole = Evidence(
         hurt=result(),
         reference=result(),
@@ -38,8 +39,10 @@ def evidence(**changes: Any) -> Evidence:
         must_learn=True,
     )
     if changes.pop("a_survivor_exits", False):
-        exited = {"t": begin + 10.0, "kind": "worker_exited", "seat": "rollout/1", "pid": 103}
-        changes["events"] = [*events, {**exited, "node": "a"}]
+        exited = WorkerExited(
+            time_s=begin + 10.0, node="a", seat="rollout/1", pid=103, status="exit status 1"
+        )
+        changes["events"] = [*events, exited]
     return msgspec.structs.replace(whole, **changes)
 
 
@@ -84,7 +87,10 @@ def test_a_failed_check_is_called_by_name(changes: dict[str, Any], check: str, t
 
 
 def test_a_kill_between_two_sequences_does_not_count() -> None:
-    events = [{**e, "unfinished": 0} if "unfinished" in e else e for e in hurt_job()]
+    events = [
+        msgspec.structs.replace(each, unfinished=0) if isinstance(each, RolloutRecovered) else each
+        for each in hurt_job()
+    ]
     verdict, failures = judge(evidence(events=events))
     assert not verdict["faults_ok"]
     assert "between two sequences" in failures[0]

@@ -8,6 +8,7 @@ import pytest
 from self_contained import assert_self_contained
 from synthetic_run import hurt_job
 
+from holdfast.elastic.events import JobEnded, JobStarted
 from holdfast.tools.report import charts, html, timeline
 from holdfast.tools.report.record import (
     DemoReport,
@@ -92,7 +93,7 @@ def test_what_others_wrote_is_escaped() -> None:
 
 
 def test_a_job_without_faults_or_steps_still_gives_a_page() -> None:
-    story = timeline.build([{"t": 1.0, "kind": "job_started"}, {"t": 2.0, "kind": "job_ended"}])
+    story = timeline.build([JobStarted(time_s=1.0), JobEnded(time_s=2.0, ok=False)])
     page = html.render(make_report(timeline=story, faults=[], recoveries=[], reward=[], heldout=[]))
     assert "nothing measured" in page
 

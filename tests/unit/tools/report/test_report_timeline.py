@@ -3,6 +3,7 @@
 import pytest
 from synthetic_run import Story, hurt_job
 
+from holdfast.elastic.events import Detected, JobEnded, JobStarted
 from holdfast.tools.report import timeline
 from holdfast.tools.report.accounting import CLASSES, Interval, account
 from holdfast.tools.report.record import recovery_rows, summarise
@@ -71,17 +72,17 @@ def test_lives_end_where_they_were_killed() -> None:
 
 def test_a_second_failure_on_the_way_counts_until_a_generation_works() -> None:
     story = Story()
-    story.at(0.0, "job_started")
+    story.at(0.0, JobStarted)
     both = {"trainer/0": "a", "trainer/1": "b"}
     story.generation(1, t=1.0, restore=0, seats=both, reason="start")
     story.steps(range(1, 3), start=1.2, seconds=1.0, generation=1, seats=both)
     story.kill(3.5, "kill_trainer", "trainer/1", on="b", seats=["trainer/1"])
-    story.at(3.6, "detected", what="exit", victim="trainer/1", node="b")
+    story.at(3.6, Detected, what="exit", victim="trainer/1", node="b")
     alone = {"trainer/0": "a"}
     story.generation(2, t=3.7, restore=2, seats=alone, reason="smaller")
     story.generation(3, t=4.0, restore=2, seats=alone, reason="again: the first attempt was fenced")
     story.steps(range(3, 4), start=4.2, seconds=1.0, generation=3, seats=alone)
-    story.at(5.5, "job_ended", ok=True)
+    story.at(5.5, JobEnded, ok=True)
     recovery = timeline.build(story.events).recoveries[0]
     assert recovery.generation == 3
     assert recovery.total_s == pytest.approx(4.11 - 3.5, abs=1e-3)
@@ -89,9 +90,9 @@ def test_a_second_failure_on_the_way_counts_until_a_generation_works() -> None:
 
 def test_a_fault_without_an_answer_has_no_total() -> None:
     story = Story()
-    story.at(0.0, "job_started")
+    story.at(0.0, JobStarted)
     story.kill(1.0, "kill_trainer", "trainer/0", on="a", seats=["trainer/0"])
-    story.at(2.0, "job_ended", ok=False)
+    story.at(2.0, JobEnded, ok=False)
     result = timeline.build(story.events)
     assert result.recoveries[0].total_s is None
     assert not result.ok

@@ -2,13 +2,14 @@
 
 from synthetic_run import hurt_job
 
+from holdfast.elastic.events import FaultInjected, SamplingChanged
 from holdfast.tools.show.live_state import LiveState
 
 
 def state_at(seconds: float) -> LiveState:
-    events = sorted(hurt_job(), key=lambda event: event["t"])
+    events = sorted(hurt_job(), key=lambda event: event.time_s)
     state = LiveState()
-    state.apply(event for event in events if event["t"] <= events[0]["t"] + seconds)
+    state.apply(event for event in events if event.time_s <= events[0].time_s + seconds)
     return state
 
 
@@ -44,17 +45,17 @@ def test_the_newest_step_and_its_pace_are_known() -> None:
 
 def test_a_rollout_worker_is_busy_from_when_it_began_until_it_says_so() -> None:
     state = LiveState()
-    sampling = {"kind": "sampling", "node": "a", "seat": "rollout/0"}
-    state.apply([{**sampling, "t": 10.0, "samples": 8}])
+    at = {"node": "a", "seat": "rollout/0"}
+    state.apply([SamplingChanged(time_s=10.0, samples=8, **at)])
     assert state.busy(since=9.9) == ["rollout/0"]
     assert state.busy(since=10.1) == []
-    state.apply([{**sampling, "t": 10.2, "samples": 0}])
+    state.apply([SamplingChanged(time_s=10.2, samples=0, **at)])
     assert state.busy(since=9.9) == []
 
 
 def test_what_a_lost_rollout_worker_was_at_is_known_until_it_is_lost_again() -> None:
     state = state_at(13.1)
     assert state.salvaged == {"rollout/0": 5}
-    fault = {"t": 0.0, "victim": "rollout/0", "on": "c", "seats": ["rollout/0"]}
-    state.apply([{**fault, "kind": "fault", "what": "kill_rollout"}])
+    seats = ("rollout/0",)
+    state.apply([FaultInjected(what="kill_rollout", victim="rollout/0", on="c", seats=seats)])
     assert state.salvaged == {}

@@ -6,35 +6,59 @@ from typing import Any
 
 import pytest
 
+from holdfast.elastic.events import (
+    CheckpointCarried,
+    CheckpointDone,
+    CheckpointFailed,
+    CheckpointProgress,
+    CheckpointRetried,
+    CheckpointSkipped,
+    CheckpointStarted,
+    CheckpointWaiting,
+    DataWorkerDeath,
+    DataWorkerHang,
+    DataWorkersForked,
+    Detected,
+    Event,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    LossJudged,
+    NodeReachable,
+    SnapshotsLeftOut,
+    StepDone,
+    StepProtected,
+    StragglerFound,
+    StragglerOver,
+    TrainingResumed,
+    WorkerHandedOver,
+    WorkerRehearsed,
+    WorkerStack,
+)
 from holdfast.tools.show.narrate import Narrator
 
 
-def told(*events: dict[str, Any], quiet: bool = False) -> list[str]:
+def told(*events: Event, quiet: bool = False) -> list[str]:
     narrator = Narrator(quiet=quiet)
     return [line for event in events for line in narrator.lines(event)]
 
 
-def job(trainers: int) -> dict[str, Any]:
-    return {"t": 0.0, "kind": "job_started", "wanted": {"trainer": trainers}}
+def job(trainers: int) -> Event:
+    return JobStarted(wanted={"trainer": trainers})
 
 
-def lost(t: float, victim: str, what: str, why: str = "") -> dict[str, Any]:
-    return {"t": t, "kind": "detected", "victim": victim, "what": what, "why": why}
+def lost(t: float, victim: str, what: str, why: str = "") -> Event:
+    return Detected(time_s=t, victim=victim, what=what, why=why)
 
 
-def formed(t: float, number: int, ranks: int, step: int) -> list[dict[str, Any]]:
-    seats = [f"trainer/{i}" for i in range(ranks)]
-    return [
-        {
-            "t": t,
-            "kind": "proposed",
-            "generation": number,
-            "ranks": seats,
-            "restore_step": step - 1 if step > 1 else None,
-        },
-        {"t": t, "kind": "resumed", "generation": number, "step": step},
-        {"t": t, "kind": "resumed", "generation": number, "step": step},
-    ]
+def formed(t: float, number: int, ranks: int, step: int) -> list[Event]:
+    proposed = GenerationProposed(
+        time_s=t,
+        generation=number,
+        ranks=tuple(f"trainer/{i}" for i in range(ranks)),
+        restore_step=step - 1 if step > 1 else None,
+    )
+    return [proposed, *2 * (TrainingResumed(time_s=t, generation=number, step=step),)]
 
 
 def test_a_start_is_one_line() -> None:
@@ -61,7 +85,7 @@ def test_a_start_from_nothing_is_told_as_such() -> None:
 def test_nodes_that_do_not_reach_each_other_are_told_and_that_they_do_again() -> None:
     why = "node n1 does not reach node n2"
     missed = lost(5.0, "n2", "unreachable", why)
-    again = {"kind": "reachable", "t": 9.0, "node": "n1", "victim": "n2"}
+    again = NodeReachable(time_s=9.0, node="n1", victim="n2")
     assert told(job(3), missed, *formed(5.5, 2, 2, 7), again) == [
         why,
         f"generation 2: 2 of 3 trainers after {why}; resumed at step 7 in 0.50 s",
@@ -87,14 +111,14 @@ def test_quiet_says_nothing() -> None:
     assert told(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []
 
 
-def step(rank: int, **fields: Any) -> dict[str, Any]:
-    costs = {"stall_s": 0.01, "seconds": 1.0, "copied_bytes": 0, "discarded": 0}
-    return {"t": 1.0, "kind": "step", "generation": 1, "rank": rank, **costs, **fields}
+def step(rank: int, **fields: Any) -> Event:
+    costs = {"stall_s": 0.01, "seconds": 1.0, "copied_bytes": 0, "generation": 1}
+    return StepDone(step=1, rank=rank, **{**costs, **fields})
 
 
 def test_the_end_says_what_snapshots_cost() -> None:
-    protected = [{"t": 1.0, "kind": "protected", "seconds": s} for s in (0.02, 0.03, 0.2)]
-    ended = {"t": 9.0, "kind": "job_ended", "ok": True, "message": ""}
+    protected = [StepProtected(generation=1, step=1, seconds=s) for s in (0.02, 0.03, 0.2)]
+    ended = JobEnded(ok=True)
     steps = [
         step(0, copied_bytes=1 << 20),
         step(0, copied_bytes=2 << 20, discarded=1),
@@ -108,23 +132,21 @@ def test_the_end_says_what_snapshots_cost() -> None:
 
 
 def test_a_job_that_took_no_step_has_no_costs() -> None:
-    assert told({"t": 9.0, "kind": "job_ended", "ok": False, "message": "no"}) == []
-
-
-def checkpoint(what: str, **fields: Any) -> dict[str, Any]:
-    return {"t": 1.0, "kind": f"checkpoint_{what}", "step": 40, **fields}
+    assert told(JobEnded(ok=False, message="no")) == []
 
 
 def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
     assert told(
-        checkpoint("started", bytes=100),
-        checkpoint("progress", bytes=43, total_bytes=100),
-        checkpoint("retried", error="it failed: full", attempt=2),
-        checkpoint("skipped", reason="the store was still busy"),
-        checkpoint("carried", rebuilt=[]),
-        checkpoint("waiting", done=0.43),
-        checkpoint("failed", error="checkpoint of step 40 failed: full", fatal=False),
-        checkpoint("done", bytes=100, seconds=1.0),
+        CheckpointStarted(step=40, bytes=100),
+        CheckpointProgress(step=40, bytes=43, total_bytes=100),
+        CheckpointRetried(step=40, error="it failed: full", attempt=2),
+        CheckpointSkipped(step=40, reason="the store was still busy"),
+        CheckpointCarried(step=40, rebuilt=()),
+        CheckpointWaiting(step=40, done=0.43),
+        CheckpointFailed(
+            step=40, error="checkpoint of step 40 failed: full", in_a_row=1, fatal=False, newest=-1
+        ),
+        CheckpointDone(step=40, bytes=100, seconds=1.0, bytes_per_s=100),
     ) == [
         "checkpoint of step 40: 43% written",
         "it failed: full; trying again (2)",
@@ -136,79 +158,79 @@ def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
 
 
 def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
-    left_out = {
-        "t": 3.0,
-        "kind": "snapshots_left_out",
-        "seat": "trainer/1",
-        "step": 14,
-        "newest": 10,
-        "count": 4,
-        "reason": "there was no room for it: declare more",
-    }
+    left_out = SnapshotsLeftOut(
+        seat="trainer/1",
+        generation=1,
+        step=14,
+        newest=10,
+        count=4,
+        reason="there was no room for it: declare more",
+    )
     assert told(left_out) == [
         "trainer/1: SNAPSHOTS ARE LEFT OUT since step 10, 4 so far: there was no room for it: "
         "declare more"
     ]
 
 
+SEAT = "trainer/1"
+NO_MORE = {"text": "", "kernel": ""}
+PACE: dict[str, Any] = {
+    **{"times": 2.0, "microbatch_s": 2.0, "others_s": 1.0},
+    **{"waits": 0.0, "data": 0.0, "busy": 1.0, "computes": True},
+}
+
+
 @pytest.mark.parametrize(
     ("event", "line"),
     [
         (
-            {"kind": "stack", "seat": "trainer/1", "at": 'File "train.py", line 3 in load'},
+            WorkerStack(seat=SEAT, how="py-spy", at='File "train.py", line 3 in load', **NO_MORE),
             'trainer/1 stands at File "train.py", line 3 in load',
         ),
-        ({"kind": "straggler", "why": "trainer/1 is slow"}, "trainer/1 is slow"),
+        (StragglerFound(victim=SEAT, on="a", why="trainer/1 is slow", **PACE), "trainer/1 is slow"),
         (
-            {"kind": "straggler_over", "victim": "trainer/1"},
+            StragglerOver(victim=SEAT),
             "trainer/1 keeps up with the others again",
         ),
         (
-            {"kind": "loss", "step": 7, "why": "loss is nan", "action": "rollback"},
+            LossJudged(step=7, generation=1, why="loss is nan", action="rollback"),
             "step 7: loss is nan (going back)",
         ),
-        ({"kind": "handed_over", "seat": "trainer/1", "step": 9}, "trainer/1 hands over at step 9"),
         (
-            {"kind": "rehearsed", "seat": "trainer/1", "error": "KeyError: 'x'", "over": False},
+            WorkerHandedOver(seat=SEAT, generation=1, step=9),
+            "trainer/1 hands over at step 9",
+        ),
+        (
+            WorkerRehearsed(
+                seat=SEAT, rank=1, world=2, error="KeyError: 'x'", over=False, seconds=1.0
+            ),
             "trainer/1: its rehearsal ended early: KeyError: 'x'",
         ),
         (
-            {
-                "kind": "data_worker_died",
-                "seat": "trainer/1",
-                "loader": "data",
-                "how": "killed by SIGKILL (process 7)",
-                "times": 1,
-            },
+            DataWorkerDeath(seat=SEAT, loader="data", how="killed by SIGKILL (process 7)", times=1),
             "trainer/1: a worker process of loader 'data' died (killed by SIGKILL (process 7)); "
             "they are started again",
         ),
         (
-            {
-                "kind": "data_worker_stuck",
-                "seat": "trainer/1",
-                "loader": "data",
-                "how": "it gave nothing for 60 s after its start (process 7)",
-                "times": 2,
-            },
+            DataWorkerHang(
+                seat=SEAT,
+                loader="data",
+                how="it gave nothing for 60 s after its start (process 7)",
+                times=2,
+            ),
             "trainer/1: a worker process of loader 'data' was stuck (it gave nothing for 60 s "
             "after its start (process 7)), 2 times since the last batch; they are started again",
         ),
         (
-            {
-                "kind": "data_workers_forked",
-                "seat": "trainer/1",
-                "loader": "data",
-                "why": "the data set cannot be pickled",
-            },
+            DataWorkersForked(seat=SEAT, loader="data", why="the data set cannot be pickled"),
             "trainer/1: loader 'data' forks its worker processes: the data set cannot be pickled",
         ),
         (
-            {"kind": "detected", "victim": "node1", "what": "notice", "why": "SIGTERM"},
+            Detected(victim="node1", what="notice", why="SIGTERM"),
             "node1 is to end (SIGTERM)",
         ),
     ],
-    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+    ids=lambda value: value.kind if isinstance(value, Event) else "",
 )
-def test_what_detection_finds_is_said(event: dict[str, object], line: str) -> None:
-    assert list(Narrator().lines({"t": 1.0, "node": "node0", **event})) == [line]
+def test_what_detection_finds_is_said(event: Event, line: str) -> None:
+    assert list(Narrator().lines(event)) == [line]

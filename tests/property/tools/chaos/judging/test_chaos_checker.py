@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.tools.chaos.judging.checker import CHECKS, HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import of_events
-from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.chaos.judging.record import History, HookLine
 
 STEPS, RANKS, PER_RANK = 24, 3, 2
 Event = dict[str, Any]
@@ -59,11 +59,15 @@ def job(seed: int, *, faults: int, resize: bool = True) -> list[Event]:
     return events
 
 
+def history_of(lines: list[Event]) -> History:
+    return of_events(msgspec.convert(line, HookLine) for line in lines)
+
+
 def judged(
     events: list[Event], *, against: list[Event] | None = None, **more: Any
 ) -> HistoryVerdict:
-    reference = None if against is None else of_events(against)
-    return check(of_events(events), reference=reference, promises=Promises(**more))
+    reference = None if against is None else history_of(against)
+    return check(history_of(events), reference=reference, promises=Promises(**more))
 
 
 CALM = job(0, faults=0)
@@ -79,7 +83,7 @@ def test_a_job_that_restarts_rightly_breaks_nothing(seed: int, faults: int) -> N
 
 
 def survivors(events: list[Event], kind: str) -> list[Event]:
-    history = of_events(events)
+    history = history_of(events)
     return [e for e in events if e["kind"] == kind and history.surviving[e["step"]] == e["attempt"]]
 
 
@@ -109,7 +113,7 @@ def _other_state(events: list[Event], draw: random.Random) -> None:
 
 
 def _silent_rank(events: list[Event], draw: random.Random) -> None:
-    ranks_of = of_events(events).ranks
+    ranks_of = history_of(events).ranks
     told = survivors(events, "samples")
     told = [e for e in told if e["rank"] in ranks_of[e["attempt"], e["step"]]]
     told = [e for e in told if len(ranks_of[e["attempt"], e["step"]]) > 1]
@@ -166,6 +170,6 @@ def test_other_samples_than_the_references_are_told_with_the_step() -> None:
 
 
 def test_a_history_is_a_value() -> None:
-    history = of_events(CALM)
+    history = history_of(CALM)
     again = msgspec.json.decode(msgspec.json.encode(history), type=History)
     assert again == history

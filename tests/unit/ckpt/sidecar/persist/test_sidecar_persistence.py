@@ -23,6 +23,7 @@ from holdfast.ckpt.checkpoints import commit
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.events import CheckpointCarried, CheckpointFailed
 from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.parity.stripes import restore_points
@@ -106,7 +107,7 @@ def assert_saved(group: SidecarGroup, step: int, payloads: dict[int, bytes]) -> 
 
 
 def news(group: SidecarGroup, node: str = "a") -> list[str]:
-    return [item["kind"] for item in group.clients[node].news()]
+    return [item.event.kind for item in group.clients[node].news()]
 
 
 def best(group: SidecarGroup) -> RestorePoint:
@@ -191,8 +192,8 @@ def test_several_failures_in_a_row_are_fatal_and_one_success_makes_up_for_them(
             else:
                 await_durable(three, step)
     for item in three.clients["a"].news():
-        if item["kind"] == "checkpoint_failed":
-            found.append(item["fatal"])
+        if isinstance(item.event, CheckpointFailed):
+            found.append(item.event.fatal)
     assert found == [False, False, True]
     assert three.clients["c"].status()["persist_failed_in_a_row"] == 2
 
@@ -204,11 +205,11 @@ def test_a_bandwidth_holds_and_progress_is_told(
     world = three.adopt()
     save(three, world, 1, target_of(three, bytes_per_s=20_000))
     await_durable(three, 1)
-    done = {item["kind"]: item for item in three.clients["a"].news()}
-    assert done["checkpoint_done"]["seconds"] > 0.1
-    assert done["checkpoint_started"]["bytes"] == 3 * NBYTES
+    done: dict[str, Any] = {i.event.kind: i.event for i in three.clients["a"].news()}
+    assert done["checkpoint_done"].seconds > 0.1
+    assert done["checkpoint_started"].bytes == 3 * NBYTES
     progress = done["checkpoint_progress"]
-    assert 0 < progress["bytes"] <= progress["total_bytes"] + 3 * 4096
+    assert 0 < progress.bytes <= progress.total_bytes + 3 * 4096
 
 
 def test_news_are_told_once(three: SidecarGroup) -> None:
@@ -216,9 +217,9 @@ def test_news_are_told_once(three: SidecarGroup) -> None:
     save(three, world, 1, target_of(three))
     await_durable(three, 1)
     first = client.news()
-    assert [item["kind"] for item in first] == ["checkpoint_started", "checkpoint_done"]
-    assert client.news(after=first[0]["number"]) == first[1:]
-    assert client.news(after=first[1]["number"], timeout_s=0.05) == []
+    assert [item.event.kind for item in first] == ["checkpoint_started", "checkpoint_done"]
+    assert client.news(after=first[0].number) == first[1:]
+    assert client.news(after=first[1].number, timeout_s=0.05) == []
     assert client.news() == []
 
 
@@ -259,8 +260,8 @@ def test_the_block_of_a_lost_node_is_rebuilt_for_its_checkpoint(
     await_durable(three, 5)
     assert_saved(three, 5, payloads)
     told = three.clients[left[0]].news()
-    carried = [item for item in told if item["kind"] == "checkpoint_carried"]
-    assert carried[0]["rebuilt"] == [world.rank_nodes.index(lost)]
+    carried = [item.event for item in told if isinstance(item.event, CheckpointCarried)]
+    assert carried[0].rebuilt == (world.rank_nodes.index(lost),)
     wait_until(lambda: all_unpinned(three), "every block is let go")
 
 

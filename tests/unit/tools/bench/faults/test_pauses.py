@@ -10,6 +10,15 @@ import pytest
 from rich.console import Console
 
 from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.events import (
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    StateRestored,
+    StepDone,
+)
 from holdfast.tools.bench.faults import goodput, mttr, pauses, peers
 from holdfast.tools.bench.faults.recoveries import MeasuredRecovery
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
@@ -88,7 +97,7 @@ class FakeJob:
     """A job of which one step is known."""
 
     class log:
-        events = ({"kind": "step", "t": 2.0, "start": 1.0},)
+        events = (StepDone(step=1, time_s=2.0, start_s=1.0),)
 
 
 def printed(show: Any) -> str:
@@ -98,34 +107,29 @@ def printed(show: Any) -> str:
     return console.file.getvalue()
 
 
-def step(number: int, start: float, t: float, *, generation: int = 1) -> dict[str, Any]:
-    fields = {"seat": "trainer/0", "node": "n0", "rank": 0, "seconds": t - start}
-    return {
-        "t": t,
-        "kind": "step",
-        "step": number,
-        "generation": generation,
-        "start": start,
-        **fields,
-    }
+def step(number: int, start: float, t: float, *, generation: int = 1) -> Event:
+    return StepDone(
+        time_s=t,
+        node="n0",
+        seat="trainer/0",
+        step=number,
+        generation=generation,
+        start_s=start,
+        seconds=t - start,
+    )
 
 
 def test_the_time_between_first_and_last_step_is_in_one_class_each() -> None:
-    events: list[dict[str, Any]] = [
-        {"t": 0.0, "kind": "job_started"},
+    events: list[Event] = [
+        JobStarted(),
         *(step(number, 10.0 + number - 1, 10.0 + number) for number in range(1, 6)),
-        {
-            "t": 15.5,
-            "kind": "fault",
-            "what": "kill_trainer",
-            "victim": "trainer/1",
-            "on": "n0",
-            "seats": ["trainer/1"],
-        },
-        {"t": 16.0, "kind": "proposed", "generation": 2, "ranks": ["trainer/0"]},
-        {"t": 16.5, "kind": "restored", "generation": 2},
+        FaultInjected(
+            time_s=15.5, what="kill_trainer", victim="trainer/1", on="n0", seats=("trainer/1",)
+        ),
+        GenerationProposed(time_s=16.0, generation=2, ranks=("trainer/0",)),
+        StateRestored(time_s=16.5, generation=2),
         *(step(n, 16.5 + n - 6, 17.5 + n - 6, generation=2) for n in range(6, 10)),
-        {"t": 30.0, "kind": "job_ended", "ok": False},
+        JobEnded(time_s=30.0, ok=False),
     ]
     found = by_name([*goodput._shares(events), *goodput._steps(events)])
     assert found["time accounted for"].value == pytest.approx(10.5)

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    GenerationProposed,
+    RankReformed,
+    StateRestored,
+    StepDone,
+)
 from holdfast.tools.bench.faults.recoveries import after_change, after_fault, after_loss
 
 
-def step(t: float, number: int, generation: int, rank: int, *, seconds: float = 0.5) -> Any:
-    return {
-        "t": t,
-        "kind": "step",
-        "step": number,
-        "generation": generation,
-        "seat": f"trainer/{rank}",
-        "start": t - seconds,
-    }
+def step(t: float, number: int, generation: int, rank: int, *, seconds: float = 0.5) -> Event:
+    seat = f"trainer/{rank}"
+    return StepDone(time_s=t, step=number, generation=generation, seat=seat, start_s=t - seconds)
 
 
-def event(t: float, kind: str, **fields: Any) -> Any:
-    return {"t": t, "kind": kind, **fields}
+def seen(t: float, what: str) -> Event:
+    return Detected(time_s=t, what=what, victim="trainer/2")
 
 
-def grew(t: float, generation: int, world: int, rank: int) -> Any:
-    return event(t, "reformed", generation=generation, world=world, seat=f"trainer/{rank}")
+def proposed(t: float, generation: int) -> Event:
+    return GenerationProposed(time_s=t, generation=generation)
+
+
+def restored(t: float, generation: int, rank: int) -> Event:
+    return StateRestored(time_s=t, generation=generation, seat=f"trainer/{rank}")
+
+
+def grew(t: float, generation: int, world: int, rank: int) -> Event:
+    return RankReformed(time_s=t, generation=generation, world=world, seat=f"trainer/{rank}")
 
 
 FAULT = [
     *(step(9.0, 4, 1, rank) for rank in range(3)),
     *(step(9.6 + rank / 100, 5, 1, rank) for rank in range(3)),
-    event(10.02, "detected", what="exit"),
-    event(10.10, "proposed", generation=2),
+    seen(10.02, "exit"),
+    proposed(10.10, 2),
     grew(10.15, 2, 2, 0),
     grew(10.16, 2, 2, 1),
-    event(10.20, "restored", generation=2, seat="trainer/0"),
-    event(10.22, "restored", generation=2, seat="trainer/1"),
+    restored(10.20, 2, 0),
+    restored(10.22, 2, 1),
     step(10.73, 5, 2, 0),
     step(10.75, 5, 2, 1),
     step(11.24, 6, 2, 0),
@@ -59,10 +67,10 @@ def test_a_fault_ends_when_every_rank_trains_again() -> None:
 def test_a_join_pauses_from_the_last_step_before_it_to_the_first_after() -> None:
     joined = [
         *FAULT,
-        event(11.30, "detected", what="join"),
-        event(11.40, "proposed", generation=3),
+        seen(11.30, "join"),
+        proposed(11.40, 3),
         *(grew(11.5, 3, 3, rank) for rank in range(3)),
-        *(event(11.6, "restored", generation=3, seat=f"trainer/{rank}") for rank in range(3)),
+        *(restored(11.6, 3, rank) for rank in range(3)),
         *(step(12.2, 7, 3, rank) for rank in range(3)),
     ]
     assert after_change(FAULT, since_s=10.0, world=3) is None
@@ -75,7 +83,7 @@ def test_a_join_pauses_from_the_last_step_before_it_to_the_first_after() -> None
 
 
 def test_a_generation_in_which_no_step_was_begun_is_part_of_the_recovery() -> None:
-    twice = [*FAULT[:8], event(10.3, "proposed", generation=3)]
+    twice = [*FAULT[:8], proposed(10.3, 3)]
     twice += [grew(10.4, 3, 3, rank) for rank in range(3)]
     twice += [step(11.0, 5, 3, rank) for rank in range(3)]
     twice += [step(11.5, 6, 3, rank) for rank in range(3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKin
 from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.memory import MemoryCoordinator
+from holdfast.elastic.events import CheckpointFailed, encode
 from holdfast.elastic.membership.view import generation_key, node_key
 from holdfast.tools.chaos.real.jobs import JobFolders, words
 from holdfast.tools.chaos.real.keys import keys_of, left_keys
@@ -120,8 +120,8 @@ def test_steps_that_were_told_to_be_not_saved_may_be_unfinished(tmp_path: Path) 
     data.mkdir(parents=True)
     (data / "half.pack").write_bytes(b"x")
     assert objects.left(ended_well=True, hurt=True) != []
-    event = {"t": 1.0, "kind": "checkpoint_failed", "step": 5, "error": "full"}
-    (tmp_path / "events-a.jsonl").write_text(json.dumps(event) + "\n")
+    failed = CheckpointFailed(step=5, error="full", in_a_row=1, fatal=False, newest=-1)
+    (tmp_path / "events-a.jsonl").write_bytes(encode(failed) + b"\n")
     assert objects.left(ended_well=True, hurt=True) == []
 
 

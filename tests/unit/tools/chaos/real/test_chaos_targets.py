@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
+from holdfast.elastic.events import (
+    FencingBegun,
+    FencingDone,
+    GenerationProposed,
+    StepDone,
+    UserEvent,
+)
 from holdfast.tools.chaos.faults.injector import Victim
+from holdfast.tools.chaos.judging.record import StepCommit, Told
 from holdfast.tools.chaos.real.due import Due
 from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.targets import choose, part_of
@@ -23,22 +31,19 @@ WORKERS = [
 NODES = [Victim(name=f"node {name}", part="node", pids=(9,), node=name) for name in "abc"]
 
 
-def seen(*events: dict[str, Any]) -> JobProgress:
+def seen(*events: Told) -> JobProgress:
     found = JobProgress()
     found.take(events)
     return found
 
 
-PROPOSED = {
-    "kind": "proposed",
-    "t": 1.0,
-    "node": "b",
-    "ranks": ["trainer/1", "trainer/0", "trainer/2"],
-}
+PROPOSED = GenerationProposed(
+    time_s=1.0, node="b", generation=1, ranks=("trainer/1", "trainer/0", "trainer/2")
+)
 
 
-def step(number: int, *, t: float, rank: int = 0, **more: Any) -> dict[str, Any]:
-    return {"kind": "step", "t": t, "step": number, "rank": rank, **more}
+def step(number: int, *, t: float, rank: int = 0, attempt: int = 0) -> StepCommit:
+    return StepCommit(t=t, step=number, rank=rank, attempt=attempt)
 
 
 FIRST = When(step=1)
@@ -86,8 +91,8 @@ def test_the_leader_is_who_proposed_the_newest_generation() -> None:
 def test_the_slowest_is_who_takes_longest_without_waiting() -> None:
     told = seen(
         PROPOSED,
-        step(1, t=1.0, seat="trainer/0", generation=1, seconds=5.0, waited_s=4.5),
-        step(1, t=1.0, rank=1, seat="trainer/2", generation=1, seconds=5.0, waited_s=0.5),
+        StepDone(step=1, seat="trainer/0", generation=1, seconds=5.0, waited_s=4.5),
+        StepDone(step=1, rank=1, seat="trainer/2", generation=1, seconds=5.0, waited_s=0.5),
     )
     assert names(strike(which="slowest"), WORKERS, told) == ["trainer/2"]
     assert names(strike(which="slowest"), NODES, told) == ["node c"]
@@ -122,22 +127,26 @@ def test_moments_are_counted_from_the_first_step_and_from_complete_steps() -> No
     assert due.left == [at]
 
 
+def fenced(t: float) -> FencingDone:
+    return FencingDone(time_s=t, generation=1)
+
+
 def test_strikes_that_wait_for_the_same_event_take_one_each() -> None:
     pair = [strike(When(state="fenced"), number=number) for number in range(2)]
-    due, told = Due(pair), seen({"kind": "fenced", "t": 1.0}, {"kind": "fenced", "t": 1.1})
+    due, told = Due(pair), seen(fenced(1.0), fenced(1.1))
     assert due.take(told, now=2.0) == pair[:1]
     assert due.take(told, now=2.1) == []
-    told.take([{"kind": "fenced", "t": 2.5}])
+    told.take([fenced(2.5)])
     assert due.take(told, now=2.6) == pair[1:]
 
 
 def test_a_strike_during_recovery_waits_for_the_event_behind_the_fault_before() -> None:
     second = strike(When(recovery="fencing"), number=1)
-    due, told = Due([second]), seen({"kind": "fencing", "t": 1.0})
+    due, told = Due([second]), seen(FencingBegun(time_s=1.0, generation=1, reason=""))
     assert due.take(told, now=2.0) == [], "no fault was done"
     due.struck(3.0)
     assert due.take(told, now=4.0) == [], "that one was before it"
-    told.take([{"kind": "fencing", "t": 3.2}])
+    told.take([FencingBegun(time_s=3.2, generation=1, reason="")])
     assert due.take(told, now=4.0) == [second]
 
 
@@ -145,3 +154,9 @@ def test_a_restart_of_a_job_without_events_is_seen_by_its_steps() -> None:
     told = seen(step(1, t=1.0, attempt=0), step(2, t=2.0, attempt=0), step(2, t=5.0, attempt=1))
     assert told.first_after("restarted", 0.0) == pytest.approx(5.0)
     assert told.step == 2
+
+
+def test_an_event_of_the_jobs_own_is_a_moment_too() -> None:
+    told = seen(UserEvent(name="evaluated", time_s=2.0))
+    assert told.first_after("own:evaluated", 0.0) == 2.0
+    assert told.first_after("evaluated", 0.0) is None

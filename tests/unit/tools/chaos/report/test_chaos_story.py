@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import msgspec
 import pytest
-from chaos_runs import SYNTHETIC, holdfast_events, hooks, plain_events, struck
+from chaos_runs import SYNTHETIC, commit, holdfast_events, plain_events, struck
 from synthetic_run import BEGIN
 
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    StateRestored,
+    StepDone,
+    WorkerStarted,
+)
 from holdfast.tools.chaos.judging.checker import check
 from holdfast.tools.chaos.judging.history import of_events
+from holdfast.tools.chaos.judging.record import Told, time_of
 from holdfast.tools.chaos.judging.result import Result, Struck
 from holdfast.tools.chaos.report.run import ReportedRun, judged
 from holdfast.tools.chaos.report.story import tell
 
 
-def run_of(
-    events: Sequence[Mapping[str, Any]], *strikes: Struck, problems: tuple[str, ...] = ()
-) -> ReportedRun:
+def run_of(events: Sequence[Told], *strikes: Struck, problems: tuple[str, ...] = ()) -> ReportedRun:
     history = of_events(events)
     verdict = check(history)
     result = Result(
@@ -58,8 +68,8 @@ def test_each_recovery_is_of_the_strike_that_the_job_went_back_for() -> None:
 
 
 def test_faults_among_the_events_count_where_there_is_no_result() -> None:
-    fault = {"kind": "fault", "what": "kill", "victim": "trainer/1", "on": "b", "seats": []}
-    events = sorted([*holdfast_events(), {"t": BEGIN + 8.3, **fault}], key=lambda e: e["t"])
+    fault = FaultInjected(time_s=BEGIN + 8.3, what="kill", victim="trainer/1", on="b")
+    events = sorted([*holdfast_events(), fault], key=time_of)
     story = tell(events)
     assert story is not None
     (recovery,) = story.recoveries
@@ -97,21 +107,18 @@ def test_what_is_struck_at_once_is_recovered_from_together() -> None:
 
 
 def test_a_rank_that_ended_is_recovered_from_however_many_steps_others_made() -> None:
-    events = [
-        {**event, "ranks": ["trainer/0", "trainer/1"]} if event["kind"] == "proposed" else event
-        for event in holdfast_events()
-    ]
+    events = holdfast_events()
     for step in range(100, 103):  # of others, before they were told
-        events.append({**step_event(step, generation=1), "t": BEGIN + 8.32, "seat": "trainer/0"})
-    events.sort(key=lambda event: float(event["t"]))
+        events.append(msgspec.structs.replace(step_event(step, generation=1), time_s=BEGIN + 8.32))
+    events.sort(key=time_of)
     story = tell(events, struck=[SYNTHETIC[1]])
     assert story is not None
     assert [recovery.generation for recovery in story.recoveries] == [2]
 
 
 def test_steps_that_no_later_attempt_reached_are_undone_all_the_same() -> None:
-    events = [hooks("step", 1.0 + step, step, 0, 0) for step in range(6)]
-    events += [hooks("step", 10.0 + step, step, 0, 1) for step in range(2, 4)]
+    events = [commit(1.0 + step, step, 0, 0) for step in range(6)]
+    events += [commit(10.0 + step, step, 0, 1) for step in range(2, 4)]
     story = tell(events)
     assert story is not None
     assert [(run.step, run.generation) for run in story.steps if not run.stands] == [
@@ -126,37 +133,32 @@ def test_a_run_that_never_told_anything_is_shown_as_that() -> None:
     assert "any step" in run.unknown
 
 
-def machines(*, tier: str = "peer", ok: bool = True) -> list[Mapping[str, Any]]:
+def machines(*, tier: str = "peer", ok: bool = True) -> list[Event]:
     """Return a job on three nodes that lost two of them at once, and then ended."""
-    events: list[Mapping[str, Any]] = [
-        {"t": BEGIN, "kind": "job_started", "nodes": ["a", "b", "c"]},
-        {"t": BEGIN, "kind": "proposed", "generation": 1, "ranks": 3, "reason": "the first"},
-    ]
     seats = {f"trainer/{n}": node for n, node in enumerate("abc")}
+    events: list[Event] = [
+        JobStarted(time_s=BEGIN, nodes=("a", "b", "c")),
+        GenerationProposed(time_s=BEGIN, generation=1, ranks=tuple(seats), reason="the first"),
+    ]
     for pid, (seat, node) in enumerate(seats.items()):
-        events.append(
-            {"t": BEGIN + 0.1, "kind": "worker_started", "seat": seat, "node": node, "pid": pid}
-        )
+        events.append(WorkerStarted(time_s=BEGIN + 0.1, seat=seat, node=node, pid=pid))
     for step in range(1, 4):
         events.append(step_event(step, generation=1))
     for name in "bc":
-        at = {"t": BEGIN + 3.4, "kind": "detected", "what": "node_lost"}
-        events.append({**at, "victim": name})
+        events.append(Detected(time_s=BEGIN + 3.4, what="node_lost", victim=name))
     if ok:
-        two = {"generation": 2, "ranks": 1, "restore_step": 3, "reason": "b and c are lost"}
-        events.append({"t": BEGIN + 3.5, "kind": "proposed", **two})
-        events.append(
-            {"t": BEGIN + 3.6, "kind": "restored", "generation": 2, "step": 3, "tier": tier}
-        )
+        two = {"generation": 2, "ranks": ("trainer/0",), "reason": "b and c are lost"}
+        events.append(GenerationProposed(time_s=BEGIN + 3.5, restore_step=3, **two))
+        events.append(StateRestored(time_s=BEGIN + 3.6, generation=2, step=3, tier=tier))
         events += [step_event(step, generation=2) for step in range(4, 7)]
-    events.append({"t": BEGIN + 7.0, "kind": "job_ended", "ok": ok, "message": ""})
+    events.append(JobEnded(time_s=BEGIN + 7.0, ok=ok))
     return events
 
 
-def step_event(step: int, *, generation: int) -> Mapping[str, Any]:
-    at = {"t": BEGIN + step, "start": BEGIN + step - 0.5, "seconds": 0.5}
+def step_event(step: int, *, generation: int) -> StepDone:
+    at = {"time_s": BEGIN + step, "start_s": BEGIN + step - 0.5, "seconds": 0.5}
     who = {"rank": 0, "seat": "trainer/0", "node": "a"}
-    return {"kind": "step", "step": step, "generation": generation, **at, **who}
+    return StepDone(step=step, generation=generation, **at, **who)
 
 
 LOST = (struck(0, "lose", "node b", 3.2), struck(1, "lose", "node c", 3.3))
@@ -174,7 +176,7 @@ LOST = (struck(0, "lose", "node b", 3.2), struck(1, "lose", "node c", 3.3))
     ],
 )
 def test_what_became_of_nodes_that_were_lost_at_once(
-    events: list[Mapping[str, Any]], problems: tuple[str, ...], outcome: str
+    events: list[Event], problems: tuple[str, ...], outcome: str
 ) -> None:
     (loss,) = run_of(events, *LOST, problems=problems).losses
     assert (loss.nodes, loss.of, loss.outcome) == (("b", "c"), 3, outcome)
@@ -182,7 +184,9 @@ def test_what_became_of_nodes_that_were_lost_at_once(
 
 def test_steps_lost_are_counted_from_the_checkpoint_that_was_restored() -> None:
     events = [
-        {**event, "restore_step": None} if event["kind"] == "proposed" else event
+        msgspec.structs.replace(event, restore_step=None)
+        if isinstance(event, GenerationProposed)
+        else event
         for event in machines(tier="checkpoint")
     ]
     (recovery, *_) = run_of(events, *LOST).recoveries

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from holdfast.elastic.events import (
+    CheckpointDone,
+    Event,
+    GenerationProposed,
+    StateRestored,
+    StepDone,
+    StepProtected,
+)
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.faults import bits
 from holdfast.tools.chaos.soak.striking import SoakStriker
@@ -27,8 +34,15 @@ from holdfast.tools.chaos.soak.watching import SoakEvents, outcries
 RANKS = sum(NODES.values())
 
 
-def event(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"kind": kind, "rank": 0, "t": 0.0, "generation": 1, **fields}
+PROPOSED = GenerationProposed(generation=1, ranks=("trainer",) * RANKS)
+
+
+def protected(step: int) -> Event:
+    return StepProtected(generation=1, step=step)
+
+
+def durable_at(step: int) -> Event:
+    return CheckpointDone(step=step, seconds=1.0, bytes=1, bytes_per_s=1)
 
 
 def drawn(seed: int, *, kinds: tuple[SoakFaultKind, ...] = tuple(SoakFaultKind)) -> list[Stroke]:
@@ -60,11 +74,11 @@ def test_only_what_was_asked_for_is_done() -> None:
 def after(*harmed: str, parity: int, restored: int, durable: int = -1) -> list[str]:
     """What is wrong when a step was restored after nodes were harmed at protected step 90."""
     seen = SoakEvents(ranks=RANKS)
-    events = [event("proposed", ranks=["trainer"] * RANKS)]
-    events += [event("checkpoint_done", step=durable)] if durable >= 0 else []
-    seen.take([*events, event("step", step=90), event("protected", step=90)])
+    events: list[Event] = [PROPOSED]
+    events += [durable_at(durable)] if durable >= 0 else []
+    seen.take([*events, StepDone(step=90), protected(90)])
     seen.expect(set(harmed), parity=parity)
-    seen.take([event("restored", step=restored, tier="parity", how="")])
+    seen.take([StateRestored(generation=1, step=restored, tier="parity")])
     return seen.wrong
 
 
@@ -84,14 +98,14 @@ def test_more_faults_may_cost_all_but_the_newest_checkpoint() -> None:
 
 def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all() -> None:
     seen = SoakEvents(ranks=RANKS)
-    seen.take([event("proposed", ranks=["trainer"] * RANKS), event("step", step=10)])
+    seen.take([PROPOSED, StepDone(step=10)])
     seen.expect({"a"}, parity=1)
-    seen.take([event("protected", step=11)])
+    seen.take([protected(11)])
     seen.expect({"b"}, parity=1)
     assert seen.safe == -1, "step 11 was under way when a was harmed: b is the second"
-    seen.take([event("protected", step=20)])
+    seen.take([protected(20)])
     seen.expect({"c"}, parity=1)
-    seen.take([event("restored", step=19, tier="arena", how="")])
+    seen.take([StateRestored(generation=1, step=19, tier="arena")])
     assert len(seen.wrong) == 1
 
 

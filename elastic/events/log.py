@@ -1,0 +1,88 @@
+"""Event files: one per writer, lines of JSON, each complete when it is visible."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.events import Event
+from holdfast.elastic.events.wire import EventFormatError, decode, encode
+
+EVENTS_PATTERN = "events-*.jsonl"
+
+
+def events_file(run_dir: Path, writer: str) -> Path:
+    """Return the event file of a node, or of ``launcher`` or ``chaos``."""
+    return run_dir / f"events-{writer}.jsonl"
+
+
+class EventWriter:
+    """Appends events to one file; each is a single write of a whole line."""
+
+    def __init__(self, path: Path, *, node: str) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, event: Event, *, source: str) -> None:
+        """Append an event of a part; its time is now where it has none."""
+        whole = msgspec.structs.replace(
+            event, node=self._node, source=source, time_s=event.time_s or time.time()
+        )
+        line = encode(whole) + b"\n"
+        with self._lock:
+            if self._fd >= 0:
+                os.write(self._fd, line)
+
+    def close(self) -> None:
+        """Close the file; later events are dropped."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+class FreshLines:
+    """Reads the complete lines that appear in the files of a directory."""
+
+    def __init__(self, directory: Path, *, pattern: str) -> None:
+        self._directory, self._pattern = directory, pattern
+        self._offsets: dict[Path, int] = {}
+
+    def new(self) -> Iterator[tuple[Path, bytes]]:
+        """Yield the lines that appeared since the last call, with their files."""
+        for path in sorted(self._directory.glob(self._pattern)):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            end = data.rfind(b"\n") + 1
+            self._offsets[path] = self._offsets.get(path, 0) + end
+            for line in data[:end].splitlines():
+                yield path, line
+
+
+class EventReader:
+    """Reads the events of all writers of a run directory, as far as they are written."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._lines = FreshLines(run_dir, pattern=EVENTS_PATTERN)
+
+    def new(self) -> list[Event]:
+        """Return the events that appeared since the last call, by time.
+
+        Raises ``EventFormatError`` naming the file for a line that is no event.
+        """
+        found = [_event(path, line) for path, line in self._lines.new()]
+        return sorted(found, key=lambda event: event.time_s)
+
+
+def _event(path: Path, line: bytes) -> Event:
+    try:
+        return decode(line)
+    except EventFormatError as error:
+        raise EventFormatError(f"{path}: {error}") from error

@@ -1,0 +1,272 @@
+"""Events of reinforcement learning: samples, weights, checks. Pure."""
+
+from __future__ import annotations
+
+from holdfast.ckpt.events import Event
+
+
+class RolloutsAwaited(Event, frozen=True, kw_only=True, tag="rollouts_awaited"):
+    """Rank 0 has the samples of a step."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    seconds: float
+    """Seconds that it waited for them."""
+
+
+class StepTail(Event, frozen=True, kw_only=True, tag="rollout_tail"):
+    """The figures of a step's samples: their lengths and what the slowest of them cost."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    length_p50_tokens: float = 0.0
+    """Median of the sampled tokens of a sample."""
+
+    length_p95_tokens: float = 0.0
+    """95th percentile of the sampled tokens of a sample."""
+
+    length_max_tokens: float = 0.0
+    """Most sampled tokens of a sample."""
+
+    waited_p50_s: float = 0.0
+    """Median of the seconds that a finished sample waited for the step."""
+
+    waited_p95_s: float = 0.0
+    """95th percentile of the seconds that a finished sample waited for the step."""
+
+    waited_max_s: float = 0.0
+    """Most seconds that a finished sample waited for the step."""
+
+    busy: float = 0.0
+    """Share of the workers' slots that were busy since the step before, from 0 to 1."""
+
+    carried_tokens: int = 0
+    """Tokens that are sampled already and stay for later steps."""
+
+    ordinals: tuple[int, ...] | None = None
+    """Ordinals of the prompts that the step trains on; null in modes where they follow from it."""
+
+
+class EpisodesPlayed(Event, frozen=True, kw_only=True, tag="episodes"):
+    """The figures of a step's episodes in an environment."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    turns_mean: float
+    """Mean number of turns."""
+
+    turns_most: int
+    """Most turns of an episode."""
+
+    observed_tokens: int
+    """Tokens that came from the environment."""
+
+    cut_short: int
+    """Number of episodes that the environment did not end."""
+
+
+class TokensSampled(Event, frozen=True, kw_only=True, tag="sampled"):
+    """The totals of a rollout worker since its start; told a few times a second."""
+
+    tokens: int
+    """Tokens that it sampled."""
+
+    sampling_s: float
+    """Seconds that it spent on sampling."""
+
+    logging_s: float
+    """Seconds that it spent on its log."""
+
+    logged_bytes: int = 0
+    """Bytes that it wrote to its log."""
+
+
+class SamplingChanged(Event, frozen=True, kw_only=True, tag="sampling"):
+    """A rollout worker begins to have samples under way, or has none any more."""
+
+    samples: int
+    """Number of samples under way with tokens in the log, 0 for none."""
+
+
+class BackPressure(Event, frozen=True, kw_only=True, tag="back_pressure"):
+    """Work begins to be held back, or is no longer."""
+
+    because: str
+    """The limit that was reached, ``none`` where work is given out freely again: ``budget`` or
+    ``memory`` by the trainer, ``worker`` by the worker."""
+
+    held_tokens: int
+    """Tokens that are held and not trained on."""
+
+
+class RolloutLeft(Event, frozen=True, kw_only=True, tag="rollout_left"):
+    """A rollout worker of a node that leaves handed everything over."""
+
+    worker: str
+    """Seat of the worker."""
+
+    samples: int
+    """Number of unfinished samples."""
+
+    tokens: int
+    """Sampled tokens in the unfinished samples."""
+
+    finished: int
+    """Number of finished samples that were not handed in before."""
+
+
+class RolloutRecovered(Event, frozen=True, kw_only=True, tag="rollout_recovered"):
+    """The work of a lost rollout worker was taken back from its log."""
+
+    worker: str
+    """Seat of the worker."""
+
+    samples: int
+    """Number of samples in the log."""
+
+    unfinished: int
+    """Number of samples that go on elsewhere."""
+
+    tokens: int
+    """Tokens in the log that the trainer did not have."""
+
+    resampled: int
+    """Tokens that are sampled again, since the log has not got them."""
+
+
+class SampledUnprotected(Event, frozen=True, kw_only=True, tag="sampled_unprotected"):
+    """Samples come from weights that are not protected; told once."""
+
+    step: int
+    """Policy version of the weights."""
+
+    protected: int
+    """Newest protected step, -1 for none."""
+
+
+class WeightsPulled(Event, frozen=True, kw_only=True, tag="weights_pulled"):
+    """A rollout worker has the weights of a policy version."""
+
+    generation: int
+    """Generation that the weights were pulled in."""
+
+    version: int
+    """Policy version."""
+
+    before: int | None
+    """Policy version that it had in this generation before, null for none."""
+
+    seconds: float
+    """Seconds that it took."""
+
+    bytes: int
+    """Bytes that were read."""
+
+    saved_bytes: int
+    """Bytes that did not have to be read, since they did not change."""
+
+    digest: str
+    """Digest of the weights."""
+
+
+class WeightsRefused(Event, frozen=True, kw_only=True, tag="weights_refused"):
+    """A rollout worker refused weights that are not those the trainer published."""
+
+    version: int
+    """Policy version."""
+
+    count: int
+    """Number of refusals of this worker."""
+
+    avoided: tuple[int, ...]
+    """Ranks whose blocks the next attempt avoids."""
+
+    why: str
+    """Cause, in words."""
+
+
+class VersionUnavailable(Event, frozen=True, kw_only=True, tag="version_unavailable"):
+    """A rollout worker cannot have the weights of a policy version, and asks for other work."""
+
+    version: int
+    """Policy version."""
+
+    seconds: float
+    """Seconds since this version was first missing."""
+
+    why: str
+    """Cause, in words."""
+
+
+class SampleRechecked(Event, frozen=True, kw_only=True, tag="rechecked"):
+    """The trainer computed the log-probabilities of a sample anew."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    difference: float | None
+    """Largest difference to those of the rollout worker; null where it is not finite."""
+
+    seconds: float
+    """Seconds that it took."""
+
+
+class RecheckSkipped(Event, frozen=True, kw_only=True, tag="recheck_skipped"):
+    """The trainer could not compute the log-probabilities of a sample anew."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    why: str
+    """Cause, in words."""
+
+
+class RuleViolated(Event, frozen=True, kw_only=True, tag="violation"):
+    """A check of the samples failed."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    what: str
+    """The violation, in words."""
+
+
+class TrainingHeld(Event, frozen=True, kw_only=True, tag="held"):
+    """The trainer stood still on request, as the demo's schedule asks."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    seconds: float = 0.0
+    """Seconds that it stood."""
+
+
+class EnvironmentWaits(Event, frozen=True, kw_only=True, tag="environment_waits"):
+    """How long a rollout worker's episodes waited for the environment since the last event."""
+
+    calls: int
+    """Number of replies."""
+
+    p50_s: float
+    """Median of the waiting time, in seconds."""
+
+    p95_s: float
+    """95th percentile of the waiting time, in seconds."""
+
+    p99_s: float
+    """99th percentile of the waiting time, in seconds."""
+
+    longest_s: float
+    """Longest waiting time, in seconds."""
+
+    failed: int
+    """Number of attempts that failed or took too long."""
+
+    given_up: int
+    """Number of calls whose last attempt failed."""
+
+    waiting: int
+    """Number of episodes that wait now."""

@@ -1,0 +1,31 @@
+"""The events that scenarios and tests name: a kind of Holdfast's, or one of the job's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.elastic.events import KINDS, Event, UserEvent
+
+RESTARTED: Final = "restarted"
+"""What is seen when a step is told of a newer attempt (generation) than ever before."""
+
+OWN: Final = "own:"
+"""Stands before the name of an event of the job's own."""
+
+
+def moment_of(event: Event) -> str:
+    """Return what a scenario calls an event."""
+    return f"{OWN}{event.name}" if isinstance(event, UserEvent) else event.kind
+
+
+def wrong_moment(name: str, fields: Iterable[str] = ()) -> str:
+    """Return what is wrong with the name of an event or of its fields; empty where nothing is."""
+    if (kind := KINDS.get(name)) is not None:
+        known = kind.__struct_fields__
+        if odd := sorted(set(fields) - set(known)):
+            return f"an event {name!r} has no {', '.join(odd)}; it has {', '.join(known)}"
+    elif name != RESTARTED and name.removeprefix(OWN) in ("", name):
+        kinds = ", ".join(sorted(KINDS))
+        return f"there is no event {name!r}; give {OWN}NAME, {RESTARTED} or one of {kinds}"
+    return ""
