@@ -9,6 +9,7 @@ import holdfast
 NAMES = [
     "Batch",
     "Checkpoints",
+    "HoldfastError",
     "Loader",
     "LossGuard",
     "Mesh",
