@@ -7,15 +7,16 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,hf,s3,etcd,dev
+EXTRAS := rl,hf,s3,etcd,docs,dev
 
-.PHONY: help demo test soak check format install clean
+.PHONY: help demo test soak check docs format install clean
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
 	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
 	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5 --seed 7')"
 	@echo "make check   ruff, mypy --strict, import-linter"
+	@echo "make docs    the documentation, into site/; a broken link or an undocumented name fails"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove the virtual environment and the caches"
 
@@ -33,6 +34,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The setting silences a notice on the successor of MkDocs, which says nothing on these pages.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the documentation is in site/index.html"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -52,5 +58,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

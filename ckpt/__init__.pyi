@@ -1,6 +1,9 @@
 from .api import load as load
 from .api import open as open
 from .api import save as save
+from .convert.checkpoint import CheckpointSink as CheckpointSink
+from .convert.checkpoint import CheckpointSource as CheckpointSource
+from .convert.interchange import transfer as transfer
 from .errors import CapacityError as CapacityError
 from .errors import CkptError as CkptError
 from .errors import CorruptError as CorruptError
@@ -12,7 +15,7 @@ from .errors import StateError as StateError
 from .errors import StoreError as StoreError
 from .inspect.view import Checkpoint as Checkpoint
 from .inspect.view import TensorView as TensorView
-from .parity.budget import memory_need as memory_need
+from .parity.estimate import memory_need as memory_need
 from .state.flatten import PerRank as PerRank
 from .state.flatten import Stateful as Stateful
 from .state.hashing import state_hash as state_hash

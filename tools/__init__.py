@@ -1,1 +1,1 @@
-"""The command line, the dashboards, the benchmarks and the fault injection."""
+"""The `holdfast` command and everything behind it."""

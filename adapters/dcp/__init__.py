@@ -2,7 +2,7 @@
 
 With `HoldfastWriter` and `HoldfastReader`, DCP's ``save``, ``async_save`` and ``load`` write and
 read Holdfast checkpoints; `DcpSource` and `DcpSink` read and write the directories that DCP makes
-by itself. See docs/dcp.md.
+by itself. See docs/how-to/dcp.md.
 """
 
 from holdfast.adapters.dcp.reader import HoldfastReader

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint and the index of each pack. Pure.
 
-Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's bytes.
-Paths are relative to the step's directory. docs/format.md describes the files.
+Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's
+bytes. Paths are relative to the step's directory. docs/reference/format.md describes the files.
 """
 
 from __future__ import annotations

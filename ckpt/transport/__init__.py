@@ -11,7 +11,7 @@ answer takes the path of its request:
   without the run key gets none.
 
 A handler must not block: for long work it keeps the `Request` and calls `Request.reply` later, from
-any thread. See docs/adr/0007 for the guarantees.
+any thread. See docs/explanation/decisions/0007 for the guarantees.
 """
 
 from holdfast.ckpt.transport.bulk_client import answers_refused

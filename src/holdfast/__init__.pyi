@@ -6,7 +6,7 @@ from .ckpt.api import load as load
 from .ckpt.api import open as open
 from .ckpt.api import save as save
 from .ckpt.errors import HoldfastError as HoldfastError
-from .ckpt.parity.budget import memory_need as memory_need
+from .ckpt.parity.estimate import memory_need as memory_need
 from .ckpt.state.hashing import state_hash as state_hash
 from .elastic.config import Batch as Batch
 from .elastic.config import Checkpoints as Checkpoints

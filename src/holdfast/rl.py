@@ -1,6 +1,17 @@
 """Reinforcement learning for a training loop of your own: claims, token logs, published weights."""
 
+from holdfast.adapters.rl.environments.base import Action, Observation
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, Trajectory, TurnLimits
 from holdfast.adapters.rl.sampler_process import attach
 
-__all__ = ["BatchPlan", "Mode", "Rollouts", "Sample", "Trajectory", "TurnLimits", "attach"]
+__all__ = [
+    "Action",
+    "BatchPlan",
+    "Mode",
+    "Observation",
+    "Rollouts",
+    "Sample",
+    "Trajectory",
+    "TurnLimits",
+    "attach",
+]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "dcp.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "dcp.md"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from make_sample import ALIASES, arrays_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 SAMPLES = sorted(Path(__file__).parent.glob("v*"))
 
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, default=_SEEDS, metavar="N", help="give up after so many (%(default)s)"
     )
     add("--known", action="store_true", help="try only the seed that is known to find it")
-    add("--table", action="store_true", help="print the table of docs/chaos.md and nothing else")
+    add("--table", action="store_true", help="print only the table of docs/how-to/chaos.md")
     add("--sound", type=int, metavar="N", help="plant nothing; N seeds of every trial must hold")
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.names) - {bug.name for bug in BUGS}):

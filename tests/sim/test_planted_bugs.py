@@ -51,5 +51,5 @@ def test_planted_bug_is_found_as_early_as_the_table_says(bug: Bug) -> None:
 
 
 def test_table_of_the_guide_is_what_is_planted() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "chaos.md").read_text()
     assert "\n".join(table()) in guide

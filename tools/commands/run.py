@@ -119,8 +119,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         default=EMBEDDED,
         metavar="URL",
         help="etcd://HOST:PORT[,HOST:PORT...] to agree through an etcd instead of a coordinator "
-        "that is part of this command; etcds:// with TLS; options: docs/dependencies.md; HOST:PORT "
-        "with --nnodes: where the command on HOST serves it to the others",
+        "that is part of this command; etcds:// with TLS; options: docs/reference/dependencies.md; "
+        "HOST:PORT with --nnodes: where the command on HOST serves it to the others",
     )
     add(
         "--port",

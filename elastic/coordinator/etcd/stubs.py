@@ -1,7 +1,8 @@
 """gRPC and etcd's messages; importing this module needs the extra ``holdfast[etcd]``.
 
-Of aetcd only the generated stubs are used (see docs/adr/0011). Both packages are without types, and
-neither may be imported where a trainer runs: this module is for agents and launchers.
+Of aetcd only the generated stubs are used (see docs/explanation/decisions/0011). Both packages are
+without types, and neither may be imported where a trainer runs: this module is for agents and
+launchers.
 """
 
 from __future__ import annotations

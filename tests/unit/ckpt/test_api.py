@@ -203,6 +203,8 @@ def test_the_public_names() -> None:
     assert ckpt.__all__ == [
         "CapacityError",
         "Checkpoint",
+        "CheckpointSink",
+        "CheckpointSource",
         "CkptError",
         "CorruptError",
         "FencedError",
@@ -223,6 +225,7 @@ def test_the_public_names() -> None:
         "open",
         "save",
         "state_hash",
+        "transfer",
     ]
     for name in ckpt.__all__:
         assert getattr(ckpt, name).__doc__

@@ -25,7 +25,7 @@ def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_of_the_guide_is_a_configuration() -> None:
-    guide = (ROOT / "docs" / "rl.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "reinforcement-learning.md").read_text()
     examples = re.findall(r"^```json\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     assert examples
     for example in examples:

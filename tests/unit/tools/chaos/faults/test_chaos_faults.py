@@ -30,7 +30,7 @@ from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw
 
-DOCS = (ROOT / "docs/chaos.md").read_text()
+DOCS = (ROOT / "docs/how-to/chaos.md").read_text()
 SCENARIOS = sorted((ROOT / "tools/chaos/scenarios/ready").glob("*.toml"))
 
 

@@ -51,12 +51,12 @@ def test_every_ready_scenario_can_be_drawn_and_says_what_it_shows() -> None:
 
 
 def test_the_scenario_of_the_guide_is_one() -> None:
-    guide = (ROOT / "docs" / "chaos.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "chaos.md").read_text()
     found = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     scenarios = [tomllib.loads(text) for text in found if text.startswith("name = ")]
     assert scenarios
     for told in scenarios:
-        assert draw(parse(told, source="docs/chaos.md"))
+        assert draw(parse(told, source="docs/how-to/chaos.md"))
 
 
 def test_every_kind_of_a_real_world_has_an_injector() -> None:

@@ -214,13 +214,13 @@ def test_job_that_cannot_go_on_is_told() -> None:
 
 
 def test_scenario_of_the_guide_holds(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "chaos.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "chaos.md").read_text()
     told = next(
         block
         for block in re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
         if "[simulated]" in block
     )
-    wanted = parse(tomllib.loads(told), source="docs/chaos.md")
+    wanted = parse(tomllib.loads(told), source="docs/how-to/chaos.md")
     for seed in range(3):
         result = run(wanted, seed=seed, folder=tmp_path / str(seed))
         assert result.held, (result.problems, result.verdict.violations)

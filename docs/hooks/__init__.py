@@ -1,0 +1,1 @@
+"""Pages and drawings of the documentation site that the build makes from the code."""

@@ -1,0 +1,104 @@
+"""The pages of the public names, and the check that each of them is documented."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Final
+
+FACES: Final = {
+    "holdfast": "The names a training script needs.",
+    "holdfast.ckpt": "Checkpoints without the decorator, and their errors.",
+    "holdfast.elastic": "The training loop, and its errors.",
+    "holdfast.rl": "Reinforcement learning in a loop of your own.",
+    "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
+    "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
+}
+"""Public module → one sentence on it. Nothing else is public."""
+
+
+class UndocumentedError(Exception):
+    """A public name has no docstring, so that the reference would have an empty entry."""
+
+
+def names_of(face: str) -> list[str]:
+    """Return the public names of a face that are no faces themselves."""
+    names: list[str] = importlib.import_module(face).__all__
+    return [name for name in names if f"{face}.{name}" not in FACES]
+
+
+def homes() -> dict[str, list[str]]:
+    """Return, for every face, the names that no earlier face has."""
+    seen: list[object] = []
+    home: dict[str, list[str]] = {}
+    for face in FACES:
+        module = importlib.import_module(face)
+        home[face] = []
+        for name in names_of(face):
+            found = getattr(module, name)
+            if not any(found is each for each in seen):
+                seen.append(found)
+                home[face].append(name)
+    return home
+
+
+def undocumented() -> list[str]:
+    """Return the public names, and the public members of public classes, without a docstring."""
+    lacking = []
+    for face in FACES:
+        module = importlib.import_module(face)
+        for name in names_of(face):
+            found = getattr(module, name)
+            if not (callable(found) or inspect.isclass(found)):
+                continue  # an alias of types or a constant: the text behind it is its docstring
+            if not found.__doc__:
+                lacking.append(f"{face}.{name}")
+            if inspect.isclass(found):
+                lacking += [f"{face}.{name}.{each}" for each in _bare_members(found)]
+    return lacking
+
+
+def _bare_members(found: type) -> list[str]:
+    return [
+        name
+        for name, member in vars(found).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, property | classmethod))
+        and not inspect.getdoc(getattr(found, name))
+    ]
+
+
+def pages() -> dict[str, str]:
+    """Return the path → text of the page of every face, and of the page that lists them."""
+    if lacking := undocumented():
+        raise UndocumentedError(f"public names without a docstring: {', '.join(lacking)}")
+    home = homes()
+    made = {f"reference/api/{face}.md": _page(face, home) for face in FACES}
+    rows = [f"| [`{face}`]({face}.md) | {said} |" for face, said in FACES.items()]
+    made["reference/api/index.md"] = "\n".join(
+        [
+            "# Python API",
+            "",
+            "These modules are public. Every other module is private and may change at any time.",
+            "",
+            "| module | purpose |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )
+    return made
+
+
+def _page(face: str, home: dict[str, list[str]]) -> str:
+    lines = [f"# `{face}`", "", FACES[face], ""]
+    elsewhere = [name for name in names_of(face) if name not in home[face]]
+    if elsewhere:
+        links = []
+        for name in elsewhere:
+            first = next(each for each in FACES if name in home[each])
+            links.append(f"[`{name}`]({first}.md#{first}.{name})")
+        lines += [f"Also here: {', '.join(links)}.", ""]
+    for name in home[face]:
+        lines += [f"::: {face}.{name}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""The public estimate of memory: plain numbers in, the budget's own arithmetic behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast
+
+GIB = 1 << 30
+
+
+def shares(**job: int | str) -> tuple[float, float]:
+    found = holdfast.memory_need(GIB, **job)
+    return round(found.slots / GIB, 2), round(found.parity / GIB, 2)
+
+
+def test_parity_costs_m_of_the_rest_of_the_group() -> None:
+    assert shares(nodes=2) == (4, 4)
+    assert shares(nodes=4) == (4, 1.33)
+    assert shares(nodes=8) == (4, 0.57)
+    assert shares(nodes=8, parity=2) == (4, 1.33)
+    assert shares(nodes=8, parity="replicate") == (4, 4)
+
+
+def test_many_nodes_form_groups_of_the_preferred_size() -> None:
+    assert shares(nodes=64) == shares(nodes=8)
+    assert shares(nodes=64, group=4) == shares(nodes=4)
+
+
+def test_ranks_and_kept_steps_multiply_the_need() -> None:
+    assert shares(nodes=4, ranks_per_node=2) == (8, 2.67)
+    assert shares(nodes=4, keep=1) == (3, 1)
+    assert shares(nodes=1, parity=0) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 2, "parity": 2}, "parity 2 needs 3 nodes"),
+        ({"nodes": 2, "keep": 0}, "keep is 0"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(job: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        holdfast.memory_need(GIB, **job)
