@@ -1,4 +1,4 @@
-# Two commands set everything up, on a machine with Python >= 3.11, git, make and a C compiler:
+# Two commands set everything up, on a machine with Python 3.11 to 3.13, git, make and a C compiler:
 #   make demo    make a virtual environment, install, run the main job, write holdfast-report/
 #   make test    the same environment, run the tests
 
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := rl,hf,s3,etcd,docs,dev
 
-.PHONY: help demo test soak check docs format install clean
+.PHONY: help demo test soak check docs format install clean matrix
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
@@ -18,6 +18,7 @@ help:
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make docs    the documentation, into site/; a broken link or an undocumented name fails"
 	@echo "make format  let ruff rewrite what it can"
+	@echo "make matrix  the tests of the seams with torch, under several versions of it"
 	@echo "make clean   remove the virtual environment and the caches"
 
 demo: $(STAMP)
@@ -44,12 +45,16 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# By hand: PyPI's torch brings gigabytes of CUDA along. See docs/reference/versions.md.
+matrix: $(STAMP)
+	$(BIN)/python tests/matrix.py $(ARGS)
+
 install: $(STAMP)
 
 # Installed again only when what is to be installed has changed.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
-	  "Holdfast needs Python 3.11 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 14) and \
+	  "Holdfast needs Python 3.11 to 3.13, $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
 	@$(PYTHON) -m venv $(VENV) || { echo "no virtual environment could be made: install the" \
 	  "venv module of $(PYTHON) (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "installing into $(VENV); the first time this takes minutes, torch is large"

@@ -13,6 +13,7 @@ from .errors import NotFoundError as NotFoundError
 from .errors import PeerError as PeerError
 from .errors import StateError as StateError
 from .errors import StoreError as StoreError
+from .errors import VersionError as VersionError
 from .inspect.view import Checkpoint as Checkpoint
 from .inspect.view import TensorView as TensorView
 from .parity.estimate import memory_need as memory_need

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import operator
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -14,8 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import torch
 from typing_extensions import Buffer
 
+from holdfast.ckpt import torch_versions
 from holdfast.ckpt.agreement import check_values
 from holdfast.ckpt.checkpoints.catalog import choose, newest_first, step_folder, verified
 from holdfast.ckpt.checkpoints.commit import (
@@ -27,7 +30,13 @@ from holdfast.ckpt.checkpoints.commit import (
 )
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.collective import RankWorld
-from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StateError
+from holdfast.ckpt.errors import (
+    CkptError,
+    CorruptError,
+    NotFoundError,
+    StateError,
+    VersionError,
+)
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.inspect.view import Checkpoint
 from holdfast.ckpt.state import torch_dtypes
@@ -65,11 +74,12 @@ def save(
     instead of writing them again. ``mesh`` is recorded for people: the axes of the device mesh and
     their sizes.
 
-    Raises ``StateError`` for a state that cannot be saved and ``StoreError`` when the store refuses
-    (full, read-only, forbidden).
+    Raises ``StateError`` for a state that cannot be saved, ``StoreError`` when the store refuses
+    (full, read-only, forbidden) and ``VersionError`` for a torch that was never tested.
     """
     world = RankWorld()
     with world.agreed():
+        _check_torch()
         step, axes = _step_number(step), _axes(mesh, world)
         _check_state(state)
         _check_root(root)
@@ -92,6 +102,11 @@ def save(
         if world.rank == 0:
             commit(root, run="", step=step, generation=0, receipts=receipts, mesh=axes)
     return store.where(folder)
+
+
+def _check_torch() -> None:
+    if reason := torch_versions.objection(torch.__version__, os.environ):
+        raise VersionError(reason)
 
 
 def _step_number(step: object, *, name: str = "step") -> int:
@@ -188,13 +203,14 @@ def load(
     several, of the keys to load (``model.*``); everything else stays as it is.
 
     Raises ``NotFoundError`` listing the existing steps, ``MismatchError`` listing the keys that
-    differ, before anything is changed, and ``CorruptError`` naming the damaged file; the state may
-    then be overwritten in part.
+    differ, and ``VersionError`` for a torch that was never tested, before anything is changed, and
+    ``CorruptError`` naming the damaged file; the state may then be overwritten in part.
     """
     world = RankWorld()
     candidates: Iterator[int] = iter(())
     fault: CkptError | None = None
     with world.agreed():
+        _check_torch()
         Strictness.of(strict)
         _check_state(state)
         place, named = locate(root)

@@ -116,6 +116,13 @@ class GivenUpError(CkptError):
     remedy = "Go on: the next snapshot is not affected."
 
 
+class VersionError(CkptError):
+    """Holdfast was never tested with the installed torch."""
+
+    code = "HF032"
+    remedy = "Install a torch in the tested range, or set HOLDFAST_UNTESTED_TORCH=1."
+
+
 class PeerError(CkptError):
     """A peer cannot be reached, did not answer in time, or refused.
 

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import torch
-from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
 
 METADATA: Final = ".metadata"
@@ -33,7 +33,7 @@ _CLASSES: Final[Mapping[tuple[str, str], type]] = {
         dcp.ChunkStorageMetadata,
         dcp.TensorProperties,
         dcp.StorageMeta,
-        filesystem._StorageInfo,
+        torch_private.storage_info_class(),
         OrderedDict,
     )
 }
@@ -63,10 +63,6 @@ def _layout(name: str) -> torch.layout:
     return torch.strided
 
 
-def _memory_format(number: int) -> dcp._MEM_FORMAT_ENCODING:
-    return dcp._MEM_FORMAT_ENCODING(number)
-
-
 def _path(*parts: str) -> PurePosixPath:
     return PurePosixPath(*parts)
 
@@ -77,7 +73,7 @@ def _size(*extents: Any) -> torch.Size:
 
 _FUNCTIONS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ("torch.serialization", "_get_layout"): _layout,
-    (dcp.__name__, "_MEM_FORMAT_ENCODING"): _memory_format,
+    (dcp.__name__, torch_private.MEMORY_FORMAT): torch_private.memory_format,
     ("torch", "Size"): _size,
 }
 

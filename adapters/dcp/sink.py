@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast.adapters.dcp.names import DcpView, view_of
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.checkpoints.commit import new_tag
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import MismatchError, StoreError
@@ -151,7 +152,7 @@ class DcpSink(Closing):
         assert self._writer is not None, "begin comes first"
         if not items:
             return
-        plan = SavePlan(items, storage_data=_StoragePrefix(f"__{self._files}_"))
+        plan = SavePlan(items, storage_data=torch_private.storage_prefix(f"__{self._files}_"))
         self._files += 1
         others = {names[0]: names[1:] for names in self._names.values()}
         with _refusals(self._path):

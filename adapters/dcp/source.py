@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import pickle
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from holdfast.adapters.dcp import names
 from holdfast.adapters.dcp.metadata import read_metadata
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
 from holdfast.ckpt.geometry.element_types import DTYPES
@@ -32,6 +29,9 @@ from holdfast.ckpt.geometry.grid import fault_of_cover
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.types import Json
+
+if TYPE_CHECKING:
+    from holdfast.ckpt.torch_private import StorageInfo
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -44,7 +44,7 @@ class _Stored:
     """One item of a ``.distcp`` file: a box of a tensor, or an object."""
 
     box: Box
-    info: _StorageInfo
+    info: StorageInfo
 
 
 class DcpSource(Closing):
@@ -95,7 +95,7 @@ class DcpSource(Closing):
         return items
 
     def _check(self, fqn: str, info: object) -> None:
-        if not isinstance(info, _StorageInfo):
+        if not isinstance(info, torch_private.storage_info_class()):
             raise StateError(f"{self.origin}: {fqn}: stored in a way that only its writer knows")
         if Path(info.relative_path).name != info.relative_path or info.offset < 0:
             raise CorruptError(f"{self.origin}: {fqn}: lies at {info.relative_path!r}, outside it")
@@ -145,7 +145,7 @@ class DcpSource(Closing):
                 "save again"
             ) from error
 
-    def _absent(self, fqn: str, info: _StorageInfo) -> CorruptError:
+    def _absent(self, fqn: str, info: StorageInfo) -> CorruptError:
         return CorruptError(
             f"{self._path / info.relative_path}: missing, {fqn} is to be there; restore the file "
             "from a copy"
@@ -177,9 +177,9 @@ class DcpSource(Closing):
     def _map_array(self, fqn: str, item: _Stored) -> Array:
         data, info = self._map(fqn, item.info), item.info
         try:
-            with (self._path / info.relative_path).open("rb") as file, FakeTensorMode():
+            with (self._path / info.relative_path).open("rb") as file, torch_private.without_data():
                 tensor = torch.load(_slice(file, info), weights_only=True)  # gives their place
-            start = info.offset + tensor.untyped_storage()._checkpoint_offset
+            start = info.offset + torch_private.offset_in_file(tensor)
         except _UNREADABLE as error:
             raise self._damaged(fqn, info, str(error).splitlines()[0]) from error
         spec = self.specs[fqn]
@@ -199,13 +199,13 @@ class DcpSource(Closing):
             strides=tuple(n * itemsize for n in tensor.stride()),
         )
 
-    def _damaged(self, fqn: str, info: _StorageInfo, fault: str) -> CorruptError:
+    def _damaged(self, fqn: str, info: StorageInfo, fault: str) -> CorruptError:
         return CorruptError(
             f"{self._path / info.relative_path}: tensor {fqn} at offset {info.offset}: {fault}; "
             "restore the file from a copy"
         )
 
-    def _map(self, fqn: str, info: _StorageInfo) -> mmap.mmap:
+    def _map(self, fqn: str, info: StorageInfo) -> mmap.mmap:
         if info.relative_path not in self._maps:
             try:
                 with (self._path / info.relative_path).open("rb") as file:
@@ -225,5 +225,5 @@ class DcpSource(Closing):
         self._maps.clear()
 
 
-def _slice(file: IO[bytes], info: _StorageInfo) -> IO[bytes]:
-    return cast(IO[bytes], _create_file_view(cast(io.IOBase, file), info.offset, info.length))
+def _slice(file: IO[bytes], info: StorageInfo) -> IO[bytes]:
+    return torch_private.part_of_file(file, offset=info.offset, length=info.length)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.state.flatten import (
     FlatState,
@@ -36,8 +37,6 @@ from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
 from holdfast.ckpt.types import Json
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
-_DICTS = attrgetter("_parameters", "_buffers", "_modules")
-_TRANSIENT = attrgetter("_non_persistent_buffers_set")
 _SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype")
 
 
@@ -68,7 +67,7 @@ def _is_plainly_built(flat: FlatState, trace: Trace) -> bool:
     entries = [
         entry for parts in flat.optimizers.values() for entry in parts.optimizer.state.values()
     ]
-    insides = chain.from_iterable(map(_DICTS, trace.modules))
+    insides = chain.from_iterable(map(torch_private.module_dicts, trace.modules))
     return all(isinstance(found, dict) for found in chain(insides, entries))
 
 
@@ -158,19 +157,24 @@ def _is_value(value: object) -> bool:
 
 
 def _contents(modules: Sequence[nn.Module]) -> list[Any]:
-    dicts = chain.from_iterable(map(_DICTS, modules))
+    dicts = chain.from_iterable(map(torch_private.module_dicts, modules))
     return list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def _insides(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
     """Return the identity of all parameters, buffers and children of the modules, as lists."""
-    dicts: list[dict[str, Any]] = list(chain.from_iterable(map(_DICTS, modules)))
+    dicts: list[dict[str, Any]] = list(
+        chain.from_iterable(map(torch_private.module_dicts, modules))
+    )
     return (
         list(map(len, dicts)),
         list(chain.from_iterable(dicts)),
         list(map(id, chain.from_iterable(map(dict.values, dicts)))),
         list(map(type, modules)),
-        [frozenset(found) if found else None for found in map(_TRANSIENT, modules)],
+        [
+            frozenset(found) if found else None
+            for found in map(torch_private.transient_buffers_of, modules)
+        ],
     )
 
 
@@ -350,6 +354,6 @@ class _TensorPlaces:
 
 def _layout(leaf: Leaf) -> Any:
     if isinstance(leaf, DTensor):
-        return leaf._spec
+        return torch_private.dtensor_spec_of(leaf)
     assert isinstance(leaf, TensorShard | FlatShard)
     return leaf.shape, leaf.offset if isinstance(leaf, TensorShard) else leaf.start

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
 from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
@@ -33,8 +33,6 @@ UNIT_BYTES = 4 << 20
 
 PART_BYTES = 4 << 10
 """The cost of a part beside its bytes, in bytes: tiny parts cost time, too."""
-
-_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +204,16 @@ class Program:
             source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
             now.append(torch_dtypes.as_carrier(source))
         with torch.no_grad():
-            torch._foreach_copy_(self._stages, now)
+            torch_private.copy_each(self._stages, now)
 
     def versions(self) -> list[int]:
         """Return each piece's count of in-place writes so far."""
-        return list(map(_VERSION, self._watched))
+        return list(map(torch_private.version_of, self._watched))
 
     def written(self, pieces: Sequence[int], before: Sequence[int]) -> str:
         """Return the name of one of ``pieces`` that was written to since ``before``, or ""."""
         for i in pieces:
-            if self._watched[i]._version != before[i]:
+            if torch_private.version_of(self._watched[i]) != before[i]:
                 return self.plan.pieces[i].fqn
         return ""
 

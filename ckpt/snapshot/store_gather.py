@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from torch._C._distributed_c10d import Store
 
 from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.torch_private import Store
 
 REPLAN_TIMEOUT_S = 120.0
 FIRST_TIMEOUT_S = 1800.0

@@ -19,9 +19,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.fsdp1 import FLAT_PARAMETER, flat_module, reshard
+from holdfast.ckpt.state.fsdp1 import flat_module, reshard
 from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import WRAPPER_ATTRIBUTES, join
@@ -275,18 +276,24 @@ class _Flattener:
         self._trace.modules.append(module)
         if isinstance(module, FullyShardedDataParallel):
             self._flat_module(name, module)
-        for key, parameter in module._parameters.items():
+        parameters, buffers, children = torch_private.module_dicts(module)
+        for key, parameter in parameters.items():
             full = join(name, key)
-            if parameter is not None and key != FLAT_PARAMETER and full not in self._flattened:
+            if (
+                parameter is not None
+                and key != torch_private.FLAT_PARAMETER
+                and full not in self._flattened
+            ):
                 self.tensor(full, parameter, volatile=False)
-        for key, buffer in module._buffers.items():
-            if buffer is not None and key not in module._non_persistent_buffers_set:
+        transient = torch_private.transient_buffers_of(module)
+        for key, buffer in buffers.items():
+            if buffer is not None and key not in transient:
                 self.tensor(join(name, key), buffer, volatile=True)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             path = join(name, "_extra_state")
             self._tree(path, module.get_extra_state, module.set_extra_state)
         parallel = isinstance(module, DistributedDataParallel | DataParallel)
-        for key, child in module._modules.items():
+        for key, child in children.items():
             hidden = key in WRAPPER_ATTRIBUTES or (parallel and key == "module")
             if child is not None:
                 self._walk(name if hidden else join(name, key), child)

@@ -2,8 +2,7 @@
 
 FSDP1 (``FullyShardedDataParallel``) flattens and concatenates the parameters of a module, and cuts
 the result evenly over ranks: a rank holds a contiguous range of some parameters and nothing of
-others. The positions stand in private attributes of ``FlatParameter``, which only this module
-reads.
+others.
 """
 
 from __future__ import annotations
@@ -15,16 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp._common_utils import HandleTrainingState
-from torch.distributed.fsdp._runtime_utils import _reshard
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf
 from holdfast.ckpt.state.names import clean, join
 from holdfast.ckpt.state.optimizers import FlatWindow, OptimizedParameter
-
-FLAT_PARAMETER = "_flat_param"
-"""The name of the flat parameter of a module that does not keep the original ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +37,12 @@ class FlatModule:
 def reshard(module: nn.Module) -> None:
     """Free the parameters that FSDP1 modules gathered, as before an optimizer step."""
     for child in module.modules():
-        if isinstance(child, FullyShardedDataParallel) and (handle := child._handle):
-            summoned = handle._training_state is HandleTrainingState.SUMMON_FULL_PARAMS
+        if not isinstance(child, FullyShardedDataParallel):
+            continue
+        if handle := torch_private.flat_handle_of(child):
             gathered = handle.uses_sharded_strategy and not handle.is_sharded(handle.flat_param)
-            if gathered and not summoned and hasattr(handle.flat_param, "_local_shard"):
-                _reshard(child, handle, True)
+            if gathered and not torch_private.is_summoned(handle):
+                torch_private.reshard_flat(child, handle)
 
 
 def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
@@ -54,7 +50,7 @@ def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
 
     Raises ``StateError`` if they are gathered and cannot be resharded.
     """
-    handle: Any = module._handle
+    handle = torch_private.flat_handle_of(module)
     if handle is None:
         return FlatModule(members=(), aliases={})
     flat = handle.flat_param
@@ -67,16 +63,13 @@ def flat_module(name: str, module: FullyShardedDataParallel) -> FlatModule:
         clean(join(name, found.module_name, found.param_name)): clean(
             join(name, found.prim_module_name, found.prim_param_name)
         )
-        for found in flat._shared_param_infos
+        for found in torch_private.shared_in_flat(handle)
     }
     return FlatModule(members=tuple(members), aliases=aliases)
 
 
 def _members(name: str, handle: Any, flat: torch.Tensor) -> Iterator[OptimizedParameter]:
-    info: Any = flat
-    rows = zip(info._fqns, info._shapes, info._shard_param_infos, strict=True)
-    originals = info._params if handle._use_orig_params else [None] * len(info._fqns)
-    for (fqn, shape, shard), original in zip(rows, originals, strict=True):
+    for fqn, shape, shard, original in torch_private.flat_rows(handle):
         full, part = clean(join(name, fqn)), _Range.of(shard)
         if original is None:
             local = flat.detach()[part.at : part.at + part.length]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import (
     Box,
@@ -114,7 +114,7 @@ def local_of(leaf: Leaf) -> torch.Tensor:
     """Return the tensor in this process's memory. It shares version and memory with ``leaf``."""
     if isinstance(leaf, TensorShard | FlatShard):
         return leaf.tensor
-    return leaf._local_tensor if isinstance(leaf, DTensor) else leaf
+    return torch_private.local_part_of(leaf) if isinstance(leaf, DTensor) else leaf
 
 
 def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
@@ -178,7 +178,7 @@ def _runs(fqn: str, tensor: DTensor) -> tuple[tuple[Run, ...], ...]:
     ways = [runs()]
     if is_nested(mesh=mesh.shape, axes=axes) and (nested := runs(nested=True)) != ways[0]:
         ways.append(nested)
-    local = tuple(tensor._local_tensor.shape)
+    local = tuple(torch_private.local_part_of(tensor).shape)
     fitting = [way for way in ways if _extents(way) == local]
     if len(fitting) == 1:
         return fitting[0]
@@ -201,8 +201,8 @@ def _extents(runs: Sequence[Sequence[Run]]) -> tuple[int, ...]:
 def _axis(fqn: str, placement: object) -> Split | None:
     if isinstance(placement, Replicate):
         return None
-    if isinstance(placement, _StridedShard):
-        return Split(dim=placement.dim, after=int(placement.split_factor))
+    if (after := torch_private.split_factor_of(placement)) is not None:
+        return Split(dim=cast(Shard, placement).dim, after=after)
     if isinstance(placement, Shard):
         return Split(dim=placement.dim)
     raise StateError(

@@ -18,13 +18,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-from torch._C._distributed_c10d import TCPStore
 
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.records import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.parity.groups import form_groups
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json, learn
 from holdfast.elastic.channel.shared_key import shared_key

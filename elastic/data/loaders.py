@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils import _pytree as pytree
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.data.options import Loading
@@ -172,7 +172,7 @@ class Loader(ABC):
         return item
 
     def _handed_out(self, batch: Any) -> Any:
-        return pytree.tree_map(_copied, batch) if self._site.repeats else batch
+        return torch_private.map_tree(_copied, batch) if self._site.repeats else batch
 
 
 class _MapState(msgspec.Struct, kw_only=True):

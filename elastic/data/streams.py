@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data._utils.pin_memory import pin_memory
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.state.flatten import Stateful, decode_small_tensor, encode_small_tensor
@@ -52,7 +52,7 @@ class ShardStep:
 
     def pin_memory(self) -> ShardStep:
         """Return the same with its tensors in pinned memory; what a DataLoader asks for."""
-        return ShardStep(self.microbatch, self.count, _pinned(self.batch), self.state)
+        return ShardStep(self.microbatch, self.count, torch_private.pinned(self.batch), self.state)
 
 
 class Shard:
@@ -73,7 +73,7 @@ class Shard:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(plan.epoch)
         saved = {} if state is None else plain.decode(state, leaf=decode_small_tensor)
-        with _AsWorker(self._info()):
+        with self._as_worker():
             if "dataset" in saved:
                 self._dataset.load_state_dict(saved["dataset"])
             self._begin()
@@ -86,11 +86,13 @@ class Shard:
             for _ in range(saved.get("draws", 0)):
                 self.draw()
 
-    def _info(self) -> Any:
+    def _as_worker(self) -> AbstractContextManager[None]:
         plan = self._plan
-        seed = randomness.stream_seed(plan.seed, "shard", plan.epoch, self.microbatch)
-        return torch_worker.WorkerInfo(
-            id=self.microbatch, num_workers=len(plan.sizes), seed=seed, dataset=self._dataset
+        return torch_private.as_data_worker(
+            worker=self.microbatch,
+            workers=len(plan.sizes),
+            seed=randomness.stream_seed(plan.seed, "shard", plan.epoch, self.microbatch),
+            dataset=self._dataset,
         )
 
     def _begin(self) -> None:
@@ -102,7 +104,7 @@ class Shard:
         """Return the samples of the next step, fewer where the shard ends, then none."""
         if self._ended:
             return []
-        with _AsWorker(self._info()):
+        with self._as_worker():
             self._begin()
             samples = list(islice(self._iterator, self._plan.sizes[self.microbatch]))
         self._draws += 1
@@ -149,24 +151,6 @@ class Shards(IterableDataset[list[ShardStep]]):
         samples = shard.draw()
         batch = self._collate(samples) if samples else None
         return ShardStep(shard.microbatch, len(samples), batch, shard.state())
-
-
-class _AsWorker:
-    """Lets `get_worker_info` say that this process is one of a data set's workers."""
-
-    def __init__(self, info: Any) -> None:
-        self._info = info
-
-    def __enter__(self) -> None:
-        self._before = torch_worker._worker_info
-        torch_worker._worker_info = self._info
-
-    def __exit__(self, *_: object) -> None:
-        torch_worker._worker_info = self._before
-
-
-def _pinned(batch: Any) -> Any:
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def _copy(dataset: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from holdfast.ckpt import torch_private
 from holdfast.elastic.gradients.exact import exact_norm
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.groups.shards import local_of
@@ -30,5 +31,5 @@ def clip_grad_norm_(
     )
     if norm > max_norm:
         with torch.no_grad():
-            torch._foreach_mul_(parts, max_norm / norm)
+            torch_private.multiply_each(parts, max_norm / norm)
     return norm

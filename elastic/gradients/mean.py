@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
@@ -180,9 +181,9 @@ class Gradients:
         gradients = [local_of(p.grad) for p in parameters if p.grad is not None]
         with torch.no_grad():
             if gradients and self._microbatches > 1:
-                torch._foreach_div_(gradients, float(self._microbatches))
+                torch_private.divide_each(gradients, float(self._microbatches))
             if gradients and self._rounding is not None:
-                torch._foreach_add_(gradients, 0.0)  # -0 is what order can still show in
+                torch_private.add_to_each(gradients, 0.0)  # -0 is what order can still show in
 
     def _sum_beside(self, parameters: Parameters, rounding: Rounding) -> None:
         """Sum what was added up beside ``.grad``, and put its mean there."""

@@ -65,6 +65,7 @@ class Rounding:
         self._began = dict(bounds)
         self._wanted = 0
         self._hooked: dict[str, _Hooked] = {}
+        self._beside_of: dict[FSDPModule, bool] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         for prefix, shard in wrapped.shards():
             on_forward = functools.partial(self._on_forward, prefix)
@@ -83,17 +84,26 @@ class Rounding:
         if len(self._hooked) >= self._wanted:
             return
         for fqn, parameter in part.named_parameters():
-            if parameter.requires_grad and not is_reduced_by_fsdp(parameter):
-                beside = self._hook(prefix + clean(fqn), parameter)
-                if beside and isinstance(part, FSDPModule):
-                    part.set_reduce_scatter_unused_params(False, recurse=False)
+            if not parameter.requires_grad or is_reduced_by_fsdp(parameter):
+                continue
+            beside = self._hook(prefix + clean(fqn), parameter)
+            if beside is None or not isinstance(part, FSDPModule):
+                continue
+            if self._beside_of.setdefault(part, beside) != beside:
+                raise ConfigError(
+                    f"exact={self._exact!r}: {prefix}{clean(fqn)} is {parameter.dtype} beside "
+                    "parameters of another dtype in the same fully_shard module: give them one "
+                    "dtype, or call fully_shard on the modules they are in as well"
+                )
+            if beside:
+                self._wrapped.leave_unreduced(part)
 
-    def _hook(self, name: str, parameter: nn.Parameter) -> bool:
-        """Hook a parameter unless it is; say whether its gradients will be added up beside."""
+    def _hook(self, name: str, parameter: nn.Parameter) -> bool | None:
+        """Hook a parameter; say whether its gradients will be added up beside, None if it was."""
         known = self._hooked.get(name)
         if known is not None and known.parameter() is parameter:
-            return False
-        method, beside = method_for(self._exact, parameter.dtype, name=name)
+            return None
+        method, beside = method_for(self._exact, _narrowest(parameter), name=name)
         hooked = _Hooked(weakref.ref(parameter), method, self._grid(name, method), _nothing())
         if beside:
             on_whole = functools.partial(self._on_whole, hooked)
@@ -224,6 +234,12 @@ class Rounding:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _narrowest(parameter: nn.Parameter) -> torch.dtype:
+    """Return the dtype that limits ``.grad``; under FSDP2 that has its own in torch 2.15."""
+    own: torch.dtype | None = parameter.grad_dtype
+    return min(parameter.dtype, own or parameter.dtype, key=lambda dtype: dtype.itemsize)
 
 
 def _nothing() -> torch.Tensor:

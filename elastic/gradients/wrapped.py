@@ -7,11 +7,11 @@ from typing import cast
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import clean
+from holdfast.ckpt.torch_private import BatchNorm
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.shards import EXPERTS, experts_of, is_reduced_by_fsdp
 
@@ -37,6 +37,7 @@ class Wrapped:
             _refuse(key, part)
         self._fsdp = [part for _, part in parts if isinstance(part, FSDPModule)]
         self._ddp = [part for _, part in parts if isinstance(part, DistributedDataParallel)]
+        self._unreduced: set[FSDPModule] = set()
         self._refuse_loose()
         self.reshard()
         for fsdp in self._fsdp:
@@ -80,8 +81,19 @@ class Wrapped:
     def begin_microbatch(self, *, last: bool) -> None:
         """Let FSDP2 communicate only in the last backward of the share."""
         for part in self._fsdp:
-            part.set_requires_gradient_sync(last, recurse=False)
+            reduces = last and part not in self._unreduced
+            part.set_requires_gradient_sync(reduces, recurse=False)
             part.set_reshard_after_backward(last, recurse=False)
+
+    def leave_unreduced(self, part: FSDPModule) -> None:
+        """Keep FSDP2 from reducing a module's own gradients, which are taken from it and summed.
+
+        Where it reduces, torch 2.15 treats the last backward of a pass as another: gradients of a
+        parameter that is used twice are added in bfloat16 there, in float32 before.
+        """
+        self._unreduced.add(part)
+        part.set_reduce_scatter_unused_params(False, recurse=False)
+        part.set_requires_gradient_sync(False, recurse=False)
 
     def reshard(self) -> None:
         """Put FSDP2's parameters back into shards, wherever a forward left them whole."""
@@ -111,7 +123,7 @@ class Wrapped:
         """Raise ``ConfigError`` for statistics that follow a rank's own microbatches."""
         for key, module in self._modules:
             for path, part in module.named_modules():
-                if isinstance(part, _BatchNorm) and part.training and part.track_running_stats:
+                if isinstance(part, BatchNorm) and part.training and part.track_running_stats:
                     raise ConfigError(
                         f"exact: the running statistics of {key}.{path} ({type(part).__name__}) "
                         "depend on which rank ran which microbatches; use a norm without them "

@@ -24,15 +24,10 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    ProcessGroup,
-    ProcessGroupGloo,
-    ReduceScatterOptions,
-    Store,
-    Work,
-)
+from torch.distributed import AllreduceOptions, ReduceScatterOptions, Work
 
+from holdfast.ckpt import torch_private
+from holdfast.ckpt.torch_private import ALL_GATHER_SINGLE, REDUCE_SCATTER_SINGLE, Store
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
 
@@ -334,7 +329,7 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
     return start
 
 
-class InterruptibleGroup(ProcessGroup):
+class InterruptibleGroup(torch_private.PythonGroup):
     """gloo, with waits that poll a `WaitGuard`. Made by `create` through ``init_process_group``.
 
     It serves all devices itself, as torch asks of a group that is written in Python: tensors that
@@ -350,10 +345,9 @@ class InterruptibleGroup(ProcessGroup):
         guard: WaitGuard,
         device: DeviceGroup | None = None,
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)
         self._gloo, self.guard, self._device = gloo, guard, device
         self._flight: deque[tuple[Work, Any]] = deque()
-        self._name: Any = ""
 
     def _work(
         self,
@@ -384,15 +378,6 @@ class InterruptibleGroup(ProcessGroup):
         """Name the backend."""
         return BACKEND
 
-    def _set_group_name(self, name: Any) -> None:
-        self._name = name
-        super()._set_group_name(name)
-
-    @property
-    def group_name(self) -> Any:
-        """The name torch gave this group."""
-        return self._name
-
     def rank(self) -> int:
         """Return this process's rank."""
         return int(self._gloo.rank())
@@ -415,7 +400,7 @@ class InterruptibleGroup(ProcessGroup):
     scatter = _forward("scatter")
     allgather = _forward("allgather")
     allgather_coalesced = _forward("allgather_coalesced")
-    all_gather_single = _allgather_base = _forward("_allgather_base")
+    all_gather_single = _forward(ALL_GATHER_SINGLE)
     all_to_all_single = alltoall_base = _forward("alltoall_base")
     alltoall = _forward("alltoall")
     send = _forward("send", lazy=True)
@@ -425,14 +410,14 @@ class InterruptibleGroup(ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *opts: Any) -> Work:
         """Collect every rank's tensors into one tensor each."""
         pairs = zip(outputs, inputs, strict=True)
-        return Several([self._allgather_base(output, input) for output, input in pairs])
+        return Several([self.all_gather_single(output, input) for output, input in pairs])
 
     def all_gather_single_coalesced(self, *args: Any, **kwargs: Any) -> Work:
         """Same as ``allgather_into_tensor_coalesced``."""
         return self.allgather_into_tensor_coalesced(*args, **kwargs)
 
-    @_by_device("_reduce_scatter_base")
-    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Work:
+    @_by_device(REDUCE_SCATTER_SINGLE)
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """All-reduce a copy and take a part: gloo's own is not complete before it is waited for."""
         reduce = AllreduceOptions()
         reduce.reduceOp = (opts or ReduceScatterOptions()).reduceOp
@@ -445,14 +430,10 @@ class InterruptibleGroup(ProcessGroup):
 
         return self._work(self._gloo.allreduce([buffer], reduce), buffer, after=take)
 
-    def reduce_scatter_single(self, *args: Any, **kwargs: Any) -> Work:
-        """Reduce one tensor, one part per rank."""
-        return self._reduce_scatter_base(*args, **kwargs)
-
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce several tensors, one part of each per rank."""
         pairs = zip(outputs, inputs, strict=True)
-        return Several([self._reduce_scatter_base(output, input, opts) for output, input in pairs])
+        return Several([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
     def reduce_scatter_single_coalesced(self, *args: Any, **kwargs: Any) -> Work:
         """Same as ``reduce_scatter_tensor_coalesced``."""
@@ -463,7 +444,7 @@ class InterruptibleGroup(ProcessGroup):
         """Reduce lists of tensors, one part per rank."""
         outputs, inputs, *opts = args
         flat = torch.stack([part.reshape(-1) for part in inputs[0]])
-        return self._reduce_scatter_base(outputs[0], flat, *opts)
+        return self.reduce_scatter_single(outputs[0], flat, *opts)
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         """Wait for all ranks; not for what their devices still do."""
@@ -482,13 +463,10 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Interrupt
     guard = _guard
     if guard is None:
         raise RuntimeError("the holdfast backend serves elastic.resilient; wrap the loop with it")
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=_host)]
-    options._timeout = timeout
-    gloo = guard.call(
-        lambda: ProcessGroupGloo(store, rank, size, options),
-        name="form-group",
+    make = functools.partial(
+        torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
     )
+    gloo = guard.call(make, name="form-group")
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
     group = InterruptibleGroup(gloo, rank, size, guard=guard, device=device)
     _groups.append(group)
@@ -502,7 +480,7 @@ def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
     """
     global _guard, _host, _connect
     _guard, _host, _connect = guard, host, connect
-    if BACKEND.upper() not in dist.Backend._plugins:
+    if not torch_private.is_registered(BACKEND):
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
 
 

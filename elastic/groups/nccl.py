@@ -24,8 +24,10 @@ from datetime import timedelta
 from typing import Any, Final, Protocol
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, Work
+from torch.distributed import Work
 
+from holdfast.ckpt import torch_private
+from holdfast.ckpt.torch_private import PrefixStore, Store
 from holdfast.elastic.groups.collectives import POLL_S, WaitGuard, leave_behind
 
 WATCHDOG: Final = {
@@ -233,7 +235,7 @@ def connect(
     def form() -> Any:
         torch.cuda.set_device(device)  # a thread's own
         options = ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        torch_private.set_timeout(options, timeout)
         options.config.blocking = 1  # a non-blocking one holds up its own abort while it forms
         nccl = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
         nccl.eager_connect_single_device(device)

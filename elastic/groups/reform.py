@@ -13,11 +13,13 @@ from typing import Literal
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+from torch.distributed import Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import HoldfastError, StateError
 from holdfast.ckpt.snapshot.store_gather import StoreGather
+from holdfast.ckpt.torch_private import PrefixStore, Store, TCPStore
 from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
 from holdfast.elastic.groups.collectives import Connect, WaitGuard
@@ -327,8 +329,10 @@ def meshes_of(
     replicates = "replicate" in axes
     if "ep" not in axes:
         return mesh, mesh["replicate", "shard"] if replicates else mesh["dp"]
-    carved = mesh["edp", "ep"]._flatten("shard" if replicates else "dp")
-    return mesh, DeviceMesh._concatenate([mesh["replicate"], carved]) if replicates else carved
+    carved = torch_private.flattened(mesh["edp", "ep"], "shard" if replicates else "dp")
+    if not replicates:
+        return mesh, carved
+    return mesh, torch_private.concatenated([mesh["replicate"], carved])
 
 
 def groups_of(mesh: DeviceMesh, size: MeshSize, *, data_mesh: DeviceMesh) -> GradientGroups:
@@ -356,7 +360,7 @@ def leave() -> int:
     if dist.is_initialized():
         dist.destroy_process_group()
     # After a formation that was interrupted, names would differ between ranks.
-    dist.distributed_c10d._world.group_count = 0
+    torch_private.restart_group_names()
     # Cached sharding results hold the mesh, and with it the group, of the old generation.
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    torch_private.drop_sharding_cache()
     return collectives.bury()

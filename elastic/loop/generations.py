@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from holdfast.ckpt import torch_versions
 from holdfast.ckpt.errors import (
     BudgetError,
     CkptError,
@@ -172,6 +173,8 @@ class Loop:
             channel.close()
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:
+        if reason := torch_versions.objection(torch.__version__, os.environ):
+            raise ConfigError(reason)
         channel, after = self._channel, 0
         asked: dict[str, Json] = {}
         meeting = reform.MeetingPoint(reform.host_of(channel.sidecar))

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.ckpt import torch_private
 from holdfast.elastic import randomness
 from holdfast.elastic.data.loaders import LoadedMicrobatch
 from holdfast.elastic.errors import ConfigError, GenerationOverError
@@ -188,8 +189,7 @@ def _seed(seed: int, step: int, microbatch: int, *, stage: int) -> int:
 
 def _stages_in(schedule: Schedule, microbatches: int) -> list[Stage]:
     name = type(schedule).__name__
-    found: Sequence[object]
-    found = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]
+    found = torch_private.stages_of(schedule)
     stages = [stage for stage in found if isinstance(stage, Stage)]
     if len(stages) < len(found):
         raise ConfigError(
@@ -204,9 +204,9 @@ def _stages_in(schedule: Schedule, microbatches: int) -> list[Stage]:
             f"run.pipeline: {name} wants a rank to have other stages than every pp-th of them: "
             "take ScheduleInterleaved1F1B or ScheduleLoopedBFS"
         )
-    if schedule._n_microbatches != microbatches:
+    if (made_for := torch_private.microbatches_of(schedule)) != microbatches:
         raise ConfigError(
-            f"run.pipeline: the schedule has {schedule._n_microbatches} microbatches, this group's "
+            f"run.pipeline: the schedule has {made_for} microbatches, this group's "
             f"share of a step is {microbatches}: build it with n_microbatches=run.share"
         )
     if schedule.scale_grads:

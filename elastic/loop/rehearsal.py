@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import CkptError, InternalError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
@@ -96,9 +97,7 @@ def stage(
 
     ``axes`` is as for `reform.form`.
     """
-    from torch.testing._internal.distributed import fake_pg  # registers the backend
-
-    store = fake_pg.FakeStore()
+    store = torch_private.fake_store()
     reform.init_group(
         dist.Backend.FAKE,
         store=store,

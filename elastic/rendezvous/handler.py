@@ -20,7 +20,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -33,6 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from holdfast.ckpt.torch_private import PrefixStore, TCPStore
 from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, RendezvousLink, address_towards

@@ -23,9 +23,9 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
+from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext, is_tied, tie
 from holdfast.elastic.processes.children import describe_exit
@@ -117,7 +117,7 @@ class Feed:
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._hand_over((False, error))
         else:
-            _take_watch_off(iterator)
+            torch_private.unwatch_workers(iterator)
             self._running.set()
             while not self._closed.is_set() and self._hand_over(_next(iterator)):
                 pass
@@ -228,9 +228,3 @@ def _why(error: OSError | EOFError) -> str:
     return (
         f"{error}: a fork server's socket lies below {tempfile.gettempdir()}; set a shorter TMPDIR"
     )
-
-
-def _take_watch_off(iterator: Any) -> None:
-    if getattr(iterator, "_worker_pids_set", False):
-        _remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False

@@ -25,6 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ddp, int64": {"how": "ddp", "exact": "int64"},
     "hsdp, int64": {"how": "hsdp", "exact": "int64"},
     "bfloat16 by fsdp2": {"how": "mixed", "exact": "float32"},
+    "bfloat16 computed in float32": {"how": "widened", "exact": "float32"},
 }
 INEXACT: dict[str, dict[str, Any]] = {
     "ddp": {"how": "ddp", "exact": None},

@@ -213,6 +213,9 @@ def wrapped(model: Net, world: reform.GenerationWorld, how: str) -> nn.Module:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
     if how == "mixed":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    if how == "widened":
+        model = model.to(torch.bfloat16)
+        policy = MixedPrecisionPolicy(param_dtype=torch.float32)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -220,6 +220,7 @@ def test_the_public_names() -> None:
         "StoreError",
         "TensorShard",
         "TensorView",
+        "VersionError",
         "load",
         "memory_need",
         "open",

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
-from torch._C._distributed_c10d import TCPStore
 
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.tools.bench.data_path import trainee
 from holdfast.tools.bench.data_path.lost_time import answer, end
 from holdfast.tools.bench.data_path.trainee import RankGuard, TraineeSeat, TrainingWindow

@@ -18,9 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from torch._C._distributed_c10d import TCPStore
-
 from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.tools.bench.data_path import flash, trainee
 from holdfast.tools.bench.data_path.trainee import (
     RankGuard,

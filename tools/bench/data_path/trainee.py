@@ -22,7 +22,6 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 
@@ -30,6 +29,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.tools.bench.data_path.flash import Flash
 from holdfast.tools.bench.data_path.plain_disk import PlainDisk

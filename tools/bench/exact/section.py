@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
-from torch._C._distributed_c10d import TCPStore
 
 from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.elastic.config import Exact
 from holdfast.tools.bench.exact.summands import (
     RankTask,

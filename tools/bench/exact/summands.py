@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore, Work
+from torch.distributed import Work
 
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.elastic.config import Exact
 from holdfast.elastic.gradients.mean import Gradients
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from torch._C._distributed_c10d import TCPStore
 
+from holdfast.ckpt.torch_private import TCPStore
 from holdfast.elastic.events import Event, RankReformed, StepDone, WorkerStarted
 from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.bench.faults import faulted_model

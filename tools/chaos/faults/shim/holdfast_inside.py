@@ -192,12 +192,14 @@ def _corrupt_gradients(optimizer: Any, bits: int, source: random.Random) -> None
     """Flip so many bits, each in a random element of a random parameter's gradient."""
     import torch
 
-    found = [
-        getattr(parameter.grad, "_local_tensor", parameter.grad)  # of a DTensor: this rank's part
+    gradients = [
+        parameter.grad
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.grad is not None
     ]
+    # of a DTensor this rank's part
+    found = [each.to_local() if hasattr(each, "to_local") else each for each in gradients]
     found = [gradient for gradient in found if gradient.numel()]
     sizes = [gradient.numel() for gradient in found]
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

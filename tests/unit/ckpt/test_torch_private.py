@@ -1,0 +1,129 @@
+"""What is private to torch is used in one module, where each name says what it stands for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tree import ROOT
+
+from holdfast.ckpt import torch_private
+
+PACKAGE = ROOT / "src" / "holdfast"
+THE_MODULE = PACKAGE / "ckpt" / "torch_private.py"
+
+OTHERS = {
+    "os": {"_exit"},
+    "subprocess": {"_args_from_interpreter_flags"},
+    "argparse": {"_ActionsContainer"},
+    "collections": {"_replace"},
+    "ctypes": {"_obj"},
+    "multiprocessing": {"_fds", "_forkserver", "_inherited_fds", "_inheriting", "_main"},
+    "zmq": {"_shadow"},
+    "dlrover": {"_engine", "_shm_handler"},
+    "torchft": {"_quorum_id"},
+    "holdfast": {"_holdfast", "_immortal", "_said", "_shift"},
+}
+"""Private names of other packages than torch, and what Holdfast puts on objects of others."""
+
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
+
+
+def is_private(name: str) -> bool:
+    """Say whether a name begins with one underscore."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+def named(tree: ast.AST) -> set[str]:
+    """Return every name that a module gives to something: its own private names are among them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store(), value=ast.Name(id="self" | "cls")):
+                found.add(name)
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=slots)):
+                found |= {str(slot.value) for slot in slots if isinstance(slot, ast.Constant)}
+    return found
+
+
+def foreign(source: str, *, ours: frozenset[str]) -> Iterator[str]:
+    """Yield what a module uses of the private names of others; ``ours`` are those of the product.
+
+    An object's own (``self._x``) may be defined in any module of the product, what is used of
+    another object only in the module itself.
+    """
+    tree = ast.parse(source)
+    here = named(tree)
+    known = frozenset().union(*OTHERS.values())
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                for each in names:
+                    if each.name.startswith("torch.") and "._" in each.name:
+                        yield f"{node.lineno}: import {each.name}"
+            case ast.ImportFrom(module=str(module), names=names):
+                if module.partition(".")[0] == "torch":
+                    for each in names:
+                        if any(is_private(part) for part in (*module.split("."), each.name)):
+                            yield f"{node.lineno}: from {module} import {each.name}"
+            case ast.Attribute(attr=name, value=value) if is_private(name) and name not in known:
+                is_own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                if name not in (ours if is_own else here):
+                    yield f"{node.lineno}: {ast.unparse(node)}"
+            case ast.Call(func=ast.Name(id=called), args=args) if called in BY_NAME:
+                for each in args:
+                    name = each.value if isinstance(each, ast.Constant) else ""
+                    if isinstance(name, str) and is_private(name) and name not in here | known:
+                        yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def modules() -> list[Path]:
+    """Return the modules of the product."""
+    folders = [PACKAGE, *(link.resolve() for link in PACKAGE.iterdir() if link.is_dir())]
+    found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    assert THE_MODULE.resolve() in found
+    return [path for path in found if path != THE_MODULE.resolve()]
+
+
+def test_only_one_module_uses_private_names_of_torch() -> None:
+    sources = {path: path.read_text() for path in modules()}
+    ours = frozenset().union(*(named(ast.parse(source)) for source in sources.values()))
+    found = [
+        f"{path}:{use}" for path, source in sources.items() for use in foreign(source, ours=ours)
+    ]
+    assert not found, "put these behind functions of holdfast.ckpt.torch_private:\n" + "\n".join(
+        found
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch._C._distributed_c10d import Store",
+        "from torch.nn.modules.batchnorm import _BatchNorm",
+        "import torch._dynamo",
+        "torch._foreach_add_(x, 0.0)",
+        "tensor._version",
+        "schedule._stages",
+        "hasattr(flat, '_local_shard')",
+        "attrgetter('_buffers')",
+        "class Stage(PipelineStage):\n    def meta(self):\n        return self._stage_meta",
+        "class Group(ProcessGroup):\n    def name(self):\n        return super()._name()",
+    ],
+)
+def test_every_way_to_a_private_name_is_seen(line: str) -> None:
+    assert list(foreign(line, ours=frozenset())), line
+
+
+def test_a_group_written_in_python_serves_every_device_itself() -> None:
+    group = torch_private.PythonGroup(0, 1)
+    assert group._get_backend(torch.device("cpu")) is group  # as torch 2.14 asks before it sends
