@@ -25,7 +25,7 @@ OTHERS = {
     "zmq": {"_shadow"},
     "dlrover": {"_engine", "_shm_handler"},
     "torchft": {"_quorum_id"},
-    "holdfast": {"_holdfast", "_immortal", "_said", "_shift"},
+    "holdfast": {"_close", "_finish", "_immortal", "_shift"},
 }
 """Private names of other packages than torch, and what Holdfast puts on objects of others."""
 
