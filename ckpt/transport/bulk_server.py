@@ -22,7 +22,7 @@ from holdfast.ckpt.transport.envelope import (
 )
 from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.request import Request
-from holdfast.ckpt.transport.sessions import Session, Sessions
+from holdfast.ckpt.transport.sessions import BulkSession, Sessions
 from holdfast.ckpt.transport.sockets import Outbox
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class BulkServer:
         self._sessions.take(envelope.session, counter)
         return Request(header, frames, peer=envelope.session, answer=answer)
 
-    def _session(self, peer: bytes, envelope: Envelope) -> Session:
+    def _session(self, peer: bytes, envelope: Envelope) -> BulkSession:
         try:
             return self._sessions.find(envelope.session)
         except EnvelopeError:
@@ -142,7 +142,7 @@ class BulkServer:
     def _send(
         self,
         peer: bytes,
-        session: Session,
+        session: BulkSession,
         counter: int,
         header: MessageHeader,
         frames: Sequence[Any],

@@ -44,7 +44,7 @@ class SessionGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class BulkSession:
     """One client's session. ``counter`` is that of the last request taken."""
 
     sealer: Sealer
@@ -59,7 +59,7 @@ class Sessions:
     def __init__(self, limits: TransportLimits, *, clock: Callable[[], float] = monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
-        self._table: OrderedDict[bytes, Session] = OrderedDict()
+        self._table: OrderedDict[bytes, BulkSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -75,7 +75,7 @@ class Sessions:
                 del self._table[old]
             while len(self._table) >= self._limits.sessions:
                 self._table.popitem(last=False)
-            self._table[name] = Session(
+            self._table[name] = BulkSession(
                 sealer=Sealer(name, key), token=token, ends_s=now_s + self._limits.session_s
             )
         return SessionGrant(
@@ -95,7 +95,7 @@ class Sessions:
             return False
         return session is not None and secrets.compare_digest(session.token.encode(), password)
 
-    def find(self, name: bytes) -> Session:
+    def find(self, name: bytes) -> BulkSession:
         """Return an open session, marked as just used. Raises ``EnvelopeError``."""
         with self._lock:
             return self._find(name)
@@ -112,7 +112,7 @@ class Sessions:
                 raise EnvelopeError(Reason.REPLAYED, f"counter {counter} was there already")
             session.counter = counter
 
-    def _find(self, name: bytes) -> Session:
+    def _find(self, name: bytes) -> BulkSession:
         session = self._table.get(name)
         if session is None or session.ends_s <= self._clock():
             raise EnvelopeError(Reason.UNKNOWN_SESSION, "no such session: ask for one")

@@ -75,10 +75,10 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
 
 LEAVING = """
 import ctypes, sys, time
-from holdfast.elastic.groups.collectives import Guard
+from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.errors import GenerationOverError
 fenced_s = time.monotonic() + 0.2
-guard = Guard(1, lambda: time.monotonic() > fenced_s)
+guard = WaitGuard(1, lambda: time.monotonic() > fenced_s)
 try:
     guard.call(lambda: ctypes.CDLL(None).sleep(1000), name="stuck")
 except GenerationOverError:

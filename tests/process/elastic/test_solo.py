@@ -15,7 +15,7 @@ from holdfast.tools.leftovers import leftovers, memory_of, processes_of
 DEADLINE_S = 100.0
 SCRIPT = """
 import sys, time
-from holdfast.elastic.channel.base import Phase
+from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.events import UserEvent
@@ -28,7 +28,7 @@ record = channel.await_generation(after=0)
 assert record.number == 1 and record.restore is None and len(record.members) == 1
 assert record.members[0].incarnation == channel.incarnation
 assert not channel.fenced(1) and channel.role == "trainer"
-channel.beat(step=1, phase=Phase.COMPUTE)
+channel.beat(step=1, phase=WorkerPhase.COMPUTE)
 channel.emit(UserEvent(name="hello", fields={"step": 1}))
 assert channel.roster().generation == record
 assert SidecarClient(channel.sidecar, channel.key).protected_step(generation=1) == -1

@@ -14,7 +14,7 @@ from newer_peer import NewerError, newer_handler
 
 from holdfast.ckpt.errors import FencedError, InternalError, NotFoundError, PeerError
 from holdfast.ckpt.transport import Client, Request, RunKey, Server
-from holdfast.ckpt.transport.connection import NoAnswerError
+from holdfast.ckpt.transport.sockets import NoAnswerError
 
 
 class Echo:
