@@ -1,7 +1,7 @@
 """The learning curves of the documents: run, compared and drawn by one command each.
 
-``PYTHONPATH=docs python -m learning curves`` (also ``kills``, ``bounded``, ``study``) writes pictures
-and numbers to ``docs/learning``; ``pairs`` compares what ``bounded`` wrote once more.
+``PYTHONPATH=docs python -m learning curves`` (also ``kills``, ``bounded``, ``study``) writes
+pictures and numbers to ``docs/learning``; ``pairs`` compares what ``bounded`` wrote once more.
 """
 
 from __future__ import annotations
