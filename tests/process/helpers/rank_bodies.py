@@ -246,7 +246,7 @@ def train(world: reform.GenerationWorld, folder: Path, *, exact: Exact, how: str
         "hash": digest,
         "norms": norms,
         "loss": run.metrics["loss"],
-        "regrids": sum(event["kind"] == "regrid" for event in channel.events),
+        "regrids": sum(event.kind == "regrid" for event in channel.events),
         "microbatches": mine,
         "bounds": run._keeper.cursor.bounds,
     }

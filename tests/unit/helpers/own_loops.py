@@ -10,6 +10,7 @@ import torch
 
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, TurnLimits
 from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.events import Event
 from holdfast.elastic.membership.records import Member
 
 LIMITS = TurnLimits(end=9, context=12, max_new_tokens=4)
@@ -62,7 +63,7 @@ class Job:
     def __init__(self, plan: BatchPlan = PLAN) -> None:
         self.plan, self.logs, self.snapshot, self.world = plan, Logs(), "", dict[str, Any]()
         self.generation, self.completed = 0, 0
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
 
     def enter(self, process: str, *, node: str = "n0", **options: Any) -> Rollouts:
         """Begin a generation, as the training function does, up to its first snapshot."""
@@ -73,7 +74,7 @@ class Job:
             seed=3,
             members=self.world.get("members", (member,)),
             sidecar=self.logs,
-            emit=lambda kind, **fields: self.events.append((kind, fields)),
+            emit=self.events.append,
         )
         facts: dict[str, Any] = {
             "rank": 0,

@@ -11,6 +11,7 @@ from own_loops import LIMITS, Job, finish
 from holdfast.adapters.rl import library
 from holdfast.adapters.rl.library import BatchPlan, Mode, Sample
 from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.events import RolloutRecovered, RuleViolated, SampledUnprotected, of_kind
 
 
 def test_steps_train_every_prompt_once_in_order() -> None:
@@ -37,8 +38,8 @@ def test_another_process_goes_on_where_one_died_without_sampling_anything_again(
     work = list(second.samples())
     assert [s.tokens != () for s in work] == [True, False, False]
     assert sum(len(t.tokens) for t in second.ledger.samples()) == told
-    ((_, event),) = [each for each in job.events if each[0] == "rollout_recovered"][-1:]
-    assert (event["tokens"], event["unfinished"]) == (told, 1)
+    event = of_kind(job.events, RolloutRecovered)[-1]
+    assert (event.tokens, event.unfinished) == (told, 1)
     for sample in work:
         finish(sample)
     batch = second.batch()
@@ -109,7 +110,7 @@ def test_a_version_that_is_not_protected_is_waited_for_once_and_said(
     job.logs.protected_step = lambda **_: asked.append(1) or -1  # type: ignore[func-returns-value]
     job.step(rollouts)
     assert len(asked) == 1, "it is not waited for again"
-    assert [kind for kind, _ in job.events].count("sampled_unprotected") == 2
+    assert len(of_kind(job.events, SampledUnprotected)) == 2
 
 
 @pytest.mark.parametrize("fatal", [False, True])
@@ -125,7 +126,7 @@ def test_a_violation_is_told_and_ends_the_job_where_that_is_wanted(fatal: bool) 
             rollouts.batch()
     else:
         assert len(rollouts.batch()) == 4
-    assert {kind for kind, _ in job.events} >= {"violation"}
+    assert of_kind(job.events, RuleViolated)
     report: Any = rollouts.report()
     assert len([what for what in report["violations"] if "staler than 0" in what]) == 4
 
