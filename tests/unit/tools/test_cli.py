@@ -193,7 +193,9 @@ def test_a_missing_optional_package_is_told_with_its_extra(
 def test_every_extra_for_users_is_named_for_each_of_its_packages() -> None:
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]
     extras = {
-        name: what for name, what in project["optional-dependencies"].items() if name != "dev"
+        name: what
+        for name, what in project["optional-dependencies"].items()
+        if name not in ("dev", "docs")
     }
     assert set(cli.EXTRA_OF.values()) == set(extras)
     imported: dict[str, set[str]] = {}
