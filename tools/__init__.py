@@ -1,1 +1,1 @@
-"""The `holdfast` command and everything behind it."""
+"""The `holdfast` command and its implementation."""

@@ -12,10 +12,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class StreamBuildHook(BuildHookInterface[Any]):
-    """Adds `_stream.so` to the wheel, which is then one of this platform."""
+    """Adds `_stream.so` to the wheel, which then is a wheel for this platform only."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; without a compiler the wheel is pure Python, and snapshots copy slower."""
+        """Compile the library.
+
+        Without a compiler the wheel is pure Python, and snapshots copy slower.
+        """
         source = Path(self.root) / "src/holdfast/ckpt/native/_stream.c"
         library = source.with_suffix(".so")
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]

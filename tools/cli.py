@@ -1,8 +1,8 @@
-"""The `holdfast` command: one subcommand per module of this package, imported when it is used.
+"""The `holdfast` command: one subcommand per module of this package, imported on first use.
 
 A subcommand's module has ``add_parser(subparsers) -> ArgumentParser`` and ``run(args) -> int``.
-Errors a user can cause end as one paragraph on stderr, never as a traceback. Exit codes: 0 done,
-1 the work failed, 2 the command line is wrong, 130 interrupted, 143 terminated.
+Errors that a user can cause are printed as one paragraph on stderr, never as a traceback. Exit
+codes: 0 done, 1 the work failed, 2 the command line is wrong, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def installed_version() -> str:
 
 
 def load(command: str | None) -> Subcommand | None:
-    """Import the module of ``command``; None when there is no such command."""
+    """Import the module of ``command``; None if there is no such command."""
     if command not in COMMANDS:
         return None
     return cast("Subcommand", importlib.import_module(f"holdfast.tools.{COMMANDS[command][0]}"))
@@ -139,7 +139,7 @@ def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.
 
 
 def missing_package(error: ModuleNotFoundError, command: str | None) -> str:
-    """Return what to tell a user who lacks the package that ``error`` names."""
+    """Return the message for a user who lacks the package that ``error`` names."""
     package = (error.name or "?").partition(".")[0]
     extra = EXTRA_OF.get(package)
     remedy = f"pip install 'holdfast[{extra}]'" if extra else f"pip install {package}"
@@ -147,7 +147,7 @@ def missing_package(error: ModuleNotFoundError, command: str | None) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the file, what the system said of it, and what to do about it."""
+    """Return the file, the system's message, and a remedy."""
     if error.errno is None:
         return str(error)
     found = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
@@ -157,14 +157,15 @@ def describe_os_error(error: OSError) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: as with Ctrl-C, what is unfinished is cleaned up on the way out."""
+    """SIGTERM arrived. As with Ctrl-C, unfinished work is cleaned up on the way out."""
 
 
 @contextmanager
 def terminated_in_order() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM until the end of the block, and only interrupts for interrupts.
+    """Raise `Terminated` on SIGTERM until the end of the block, and let no other error hide it.
 
-    What breaks while an interrupt passes through it (torch's zip writer does) hides it else.
+    Code that an interrupt passes through may raise an error of its own in its place (torch's zip
+    writer does). This block raises the interrupt instead of that error.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has seen enough: `holdfast inspect … | head`
+    except BrokenPipeError:  # the reader closed the pipe early: `holdfast inspect … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ModuleNotFoundError as error:

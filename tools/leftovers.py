@@ -1,4 +1,4 @@
-"""What of a run is still there after its end: processes and shared memory."""
+"""Search for a run's leftovers after its end: processes and shared memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PROC = Path("/proc")
 
 
 def processes_of(run: str) -> list[int]:
-    """Return the processes whose command line or environment names ``run``, but not our own."""
+    """Return the processes, except this one, whose command line or environment names ``run``."""
     needle = run.encode()
     found = []
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to someone else
+        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
             told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             if needle in told and not _is_zombie(entry):
                 found.append(int(entry.name))
@@ -30,12 +30,12 @@ def _is_zombie(entry: Path) -> bool:
 
 
 def memory_of(run: str) -> list[str]:
-    """Return the names in /dev/shm that carry ``run``."""
+    """Return the names in /dev/shm that contain ``run``."""
     return sorted(path.name for path in _SHM.iterdir() if run in path.name)
 
 
 def leftovers(run: str, *, timeout_s: float = 3.0) -> list[str]:
-    """Return what is left of ``run``, once nothing is or the time is up."""
+    """Return the leftovers of ``run``: as soon as there are none, or those after ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         left = [f"process {pid}: {_command(pid)}" for pid in processes_of(run)]

@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class Subparsers(Protocol):
-    """What ``ArgumentParser.add_subparsers`` returns, as far as a subcommand needs it."""
+    """The part that subcommands use of the object from ``ArgumentParser.add_subparsers``."""
 
     def add_parser(self, name: str, **options: object) -> argparse.ArgumentParser:
         """Add and return the parser of one subcommand."""
 
 
 class Subcommand(Protocol):
-    """A module that carries one subcommand."""
+    """A module that implements one subcommand."""
 
     def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
         """Declare the arguments."""
@@ -27,7 +27,7 @@ class Subcommand(Protocol):
 
 
 def report(message: str) -> None:
-    """Write ``message`` to stderr as one paragraph, wrapped when a person is reading."""
+    """Write ``message`` to stderr as one paragraph, wrapped if stderr is a terminal."""
     text = "error: " + " ".join(message.split())
     if sys.stderr.isatty():
         width = min(shutil.get_terminal_size().columns, 100)

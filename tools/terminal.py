@@ -1,4 +1,4 @@
-"""What the commands share at the terminal: sizes, arguments, consoles, progress bars, JSON."""
+"""Helpers that all commands use: sizes, argument types, consoles, progress bars, JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps descriptions and leaves epilogs, which hold examples, as they are."""
+    """Wraps descriptions, and leaves epilogs, which contain examples, as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):
@@ -62,7 +62,7 @@ def step_number(text: str) -> int:
 def place(text: str) -> str:
     """Accept a path or an address; an argparse type.
 
-    Raises ``ArgumentTypeError`` for the empty one, which would mean the working directory.
+    Raises ``ArgumentTypeError`` for the empty string, which would mean the working directory.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; is a variable of the shell not set?")
@@ -70,21 +70,21 @@ def place(text: str) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a shape for people."""
+    """Return a shape as text for people."""
     return " x ".join(map(str, shape)) or "scalar"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that is wide where no terminal limits it."""
+    """Return a console that is wide if no terminal limits it."""
     made = Console(highlight=False, stderr=stderr)
     return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=_WIDTH)
 
 
 def progress_bar() -> Progress:
-    """Return a bar for bytes, to be entered; it shows on stderr, on a terminal only, and goes.
+    """Return a progress bar for bytes, to be entered as a context.
 
-    ``task = bar.add_task("reading", total=nbytes)``, then ``bar.advance(task, nbytes)`` from any
-    thread.
+    It shows on stderr, only on a terminal, and disappears at the end. Call ``task =
+    bar.add_task("reading", total=nbytes)``, then ``bar.advance(task, nbytes)`` from any thread.
     """
     shown = Console(stderr=True)
     return Progress(

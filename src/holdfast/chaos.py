@@ -1,4 +1,4 @@
-"""Three calls by which any training loop reports steps, samples and state to `holdfast chaos`."""
+"""Three calls that report a training loop's steps, samples and state to `holdfast chaos`."""
 
 from holdfast.tools.chaos.hooks import samples, state_hash, step
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning for a training loop of your own: claims, token logs, published weights."""
+"""Reinforcement learning in a training loop of your own: claims, token logs, published weights."""
 
 from holdfast.adapters.rl.environments.base import Action, Observation
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, Trajectory, TurnLimits

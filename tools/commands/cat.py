@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = npt.NDArray[Any]
 
 _PRINTED: Final = 1000
-"""A selection of more elements is shown by its corners only, as numpy does."""
+"""A selection of more elements is printed by its corners only, as numpy does."""
 
 _EDGE: Final = 3
 
@@ -88,7 +88,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSelection:
-    """A tensor, and what of it is asked for."""
+    """A tensor, and the selected part of it."""
 
     asked: str
     fqn: str
@@ -98,7 +98,7 @@ class TensorSelection:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was asked for."""
+    """Print the tensor or the values that ``args`` name."""
     with closing(open_step(args.path, args.step)) as source:
         reader = BoxReader(source)
         chosen = _choose(source, reader, args.name)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose(source: StoreSource, reader: BoxReader, asked: str) -> TensorSelection | None:
-    """Return the tensor that ``asked`` names, None where it may name a value."""
+    """Return the tensor that ``asked`` names; None if ``asked`` may name a plain value."""
     aliases = source.manifest.aliases
     for name, inner in ((asked, None), split_name(asked)):
         parts = reader.tensors.get(aliases.get(name, name))
@@ -133,7 +133,7 @@ def _choose(source: StoreSource, reader: BoxReader, asked: str) -> TensorSelecti
 
 
 def _print_values(source: StoreSource, args: argparse.Namespace) -> None:
-    """Print the plain values at or below a path; those of single ranks name their rank."""
+    """Print the plain values at or below a path; a value of a single rank shows its rank."""
     trees = {"": source.manifest.values}
     trees |= {f" (rank {rank})": pack.rank_values for rank, pack in source.packs.items()}
     found: dict[str, Json] = {}
@@ -161,12 +161,12 @@ def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError
 
 
 def _numbers(reader: BoxReader, chosen: TensorSelection, part: Selection) -> Array:
-    """Return the selected numbers, all dims kept."""
+    """Return the selected numbers; no dim is dropped."""
     return decode(reader.box(chosen.fqn, part.box)[part.within_box], chosen.dtype)
 
 
 def _print(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace) -> None:
-    """Print the numbers as numpy would; of many, the corners only are read."""
+    """Print the numbers as numpy would; of a large selection, read and print only the corners."""
     selection, small = chosen.selection, chosen.selection.size <= _PRINTED
     box_bytes = chosen.dtype.itemsize * int(np.prod(selection.box.shape))
     if (small or args.full) and box_bytes <= args.memory:
@@ -198,7 +198,7 @@ def _shown_shape(chosen: TensorSelection) -> tuple[int, ...]:
 
 
 def _corners(reader: BoxReader, chosen: TensorSelection) -> Array:
-    """Return the edges of a large selection with one filler between them, which is not shown."""
+    """Return the corners of a large selection with one filler between them, which numpy elides."""
     keep = [_ends(len(r)) for r in chosen.selection.ranges]
     shape = [sum(map(len, ends)) + (len(ends) > 1) for ends in keep]
     out = np.zeros(shape, chosen.dtype.numpy)
@@ -247,7 +247,7 @@ def _as_json(array: Array) -> object:
 
 
 def _stream(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace) -> None:
-    """Read everything once, tile by tile, and make all that was asked for of it."""
+    """Read the selection once, tile by tile, and write every requested output from it."""
     total, heat = Accumulator(), HeatMap(chosen.selection.shape) if args.png else None
     out = _npy(chosen, args.npy) if args.npy else None
     at = 0
@@ -277,7 +277,7 @@ def _stream(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace
 
 
 def _npy(chosen: TensorSelection, file: str) -> Array:
-    """Create a NumPy file and return it as one flat array that is filled from the start."""
+    """Create a NumPy file and return it as one flat array, to be filled from the start."""
     kind, shape = widened(chosen.dtype), _shown_shape(chosen)
     if not chosen.selection.size:
         np.save(Path(file), np.empty(shape, kind), allow_pickle=False)
@@ -289,7 +289,7 @@ def _npy(chosen: TensorSelection, file: str) -> Array:
 def _read_tiles(
     reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace
 ) -> Iterator[tuple[Array, PartialStatistics]]:
-    """Yield the numbers of the selection in C order, flat, each with what was seen of them."""
+    """Yield the selection's numbers in C order, flat, each tile with its statistics."""
     chunk = largest_chunk([reader.tensors[chosen.fqn]])
     limits = budget(args.memory // 2, threads=args.threads, largest_chunk=chunk)
 

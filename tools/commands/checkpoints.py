@@ -1,4 +1,4 @@
-"""How the commands that look at checkpoints open what the user points at, and choose names."""
+"""Helpers of the commands that read checkpoints: open a step, declare arguments, match names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_THREADS: Final = 8
 def pointed_at(path: str, step: int | None) -> tuple[str, int | None]:
     """Return the root, and the step that ``path`` or ``step`` names, if any.
 
-    Raises ``ConfigError`` where they name two.
+    Raises ``ConfigError`` if they name two different steps.
     """
     root, named = locate(path)
     if named is not None and step not in (None, named):
@@ -38,13 +38,13 @@ def pointed_at(path: str, step: int | None) -> tuple[str, int | None]:
 
 
 def open_step(path: str, step: int | None) -> StoreSource:
-    """Open the step that ``path`` or ``step`` names, else the newest verified one of the root."""
+    """Open the step that ``path`` or ``step`` names, or the newest verified step of the root."""
     root, named = pointed_at(path, step)
     return StoreSource(root, choose(root, named))
 
 
 def add_path(parser: argparse.ArgumentParser, name: str = "path", metavar: str = "PATH") -> None:
-    """Declare the checkpoint that is read."""
+    """Declare the argument for the checkpoint to read."""
     parser.add_argument(
         name, type=place, metavar=metavar, help="the root of checkpoints, or one step of it"
     )
@@ -81,7 +81,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compress(parser: argparse._ActionsContainer) -> None:
-    """Declare how what is written is compressed."""
+    """Declare ``--compress``."""
     parser.add_argument(
         "--compress",
         action="append",
@@ -95,9 +95,9 @@ def add_compress(parser: argparse._ActionsContainer) -> None:
 def compression_of(
     given: Sequence[tuple[str, str]] | None, names: Iterable[str], *, origin: str
 ) -> dict[str, str] | None:
-    """Return the rules of ``--compress``, None where there are none.
+    """Return the rules of ``--compress``, None if there are none.
 
-    Raises ``NotFoundError`` where a rule names no tensor.
+    Raises ``NotFoundError`` if a rule matches no tensor.
     """
     if given is None:
         return None
@@ -129,14 +129,14 @@ def add_select(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(names: Iterable[str], globs: Sequence[str] | None) -> list[str]:
-    """Return the names that match one of ``globs``; all of them where none are given."""
+    """Return the names that match one of ``globs``; all names if no globs are given."""
     if not globs:
         return list(names)
     return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def require(found: Sequence[str], globs: Sequence[str] | None, *, origin: str) -> None:
-    """Raise ``NotFoundError`` where globs were given and nothing matches."""
+    """Raise ``NotFoundError`` if globs were given and nothing matches."""
     if globs and not found:
         raise NotFoundError(
             f"{origin}: no name matches {' or '.join(map(repr, globs))}; "
@@ -145,6 +145,6 @@ def require(found: Sequence[str], globs: Sequence[str] | None, *, origin: str) -
 
 
 def tensor_bytes(manifest: Manifest, fqn: str) -> int:
-    """Return the size of a tensor."""
+    """Return the size of a tensor's elements."""
     tensor = manifest.tensors[fqn]
     return prod(tensor.shape) * dtype_of(tensor.dtype, origin=fqn).itemsize

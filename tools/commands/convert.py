@@ -1,4 +1,4 @@
-"""`holdfast convert`: take tensors from any known format to any other."""
+"""`holdfast convert`: convert tensors between all known formats."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _module(text: str) -> str:
 
 
 def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
-    """Raise ``ConfigError`` for an option that means nothing between these two formats."""
+    """Raise ``ConfigError`` for an option that has no meaning between these two formats."""
     of_target = {
         "--dp": (args.dp, "holdfast"),
         "--compress": (args.compress, "holdfast"),
@@ -168,7 +168,7 @@ def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what was done."""
+    """Convert, and print a summary."""
     kind = args.source_format or source_format(args.source)
     wanted = args.target_format or target_format(args.target, kind)
     _check_options(args, kind=kind, wanted=wanted)
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 def _named(
     source: TensorSource, args: argparse.Namespace, *, kind: str, wanted: str
 ) -> TensorSource:
-    """Return what is taken of the source, under the names it is to have in the target."""
+    """Return the selected part of the source, under the names of the target."""
     if args.select:
         source = selected(source, args.select)
     prefix = f"{args.name}." if args.name else args.prefix
@@ -217,7 +217,7 @@ def _named(
 
 
 def _identity(source: TensorSource, args: argparse.Namespace) -> Identity:
-    """Return what the source says of itself; its content counts together with what is taken."""
+    """Return the identity of the source; its content hash covers selection and renaming too."""
     found = getattr(source, "identity", None)
     if not isinstance(found, Identity) or found.content is None:
         return Identity(compression=dict(args.compress or ()))

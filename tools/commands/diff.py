@@ -1,4 +1,4 @@
-"""`holdfast diff`: where two checkpoints differ, in names, shapes and values."""
+"""`holdfast diff`: show where two checkpoints differ in names, shapes and values."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _distance(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print the difference, and return 0 for none, 1 for one, 2 for trouble."""
+    """Compare, print the difference, and return 0 for none, 1 for a difference, 2 for an error."""
     try:
         with (
             closing(open_step(args.a, args.step_a)) as a,
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def difference(a: StoreSource, b: StoreSource, args: argparse.Namespace) -> CheckpointDifference:
-    """Return the whole difference between two checkpoints, within what ``args`` select."""
+    """Return the difference between the parts of two checkpoints that ``args`` select."""
     tolerance = None
     if args.rtol is not None or args.atol is not None:
         tolerance = Tolerance(rtol=args.rtol or 0.0, atol=args.atol or 0.0)
@@ -162,7 +162,7 @@ def _side(source: StoreSource) -> SideInfo:
 
 
 def _names(source: StoreSource) -> dict[str, str]:
-    """Return every name a tensor can be had under, and the one it is stored under."""
+    """Return every name of a tensor, aliases included, mapped to the name it is stored under."""
     stored = {fqn: fqn for fqn in source.manifest.tensors}
     return stored | source.manifest.aliases
 
@@ -208,7 +208,7 @@ def _tensors(
     names: list[tuple[str, str, str]],
     args: argparse.Namespace,
 ) -> CheckpointDifference:
-    """Compare the tensors both have; a tied tensor once, under its first name."""
+    """Compare the tensors that both have; a tied tensor once, under its first name."""
     kinds: list[KindDifference] = []
     pairs: list[Pair] = []
     seen: set[tuple[str, str]] = set()

@@ -1,7 +1,7 @@
-"""The formats that `holdfast convert` knows: how each is recognised, opened and written.
+"""The formats of `holdfast convert`: how each is recognised, opened and written.
 
-A format is one entry of `FORMATS`; what it opens are ``TensorSource`` and ``TensorSink`` of
-``holdfast.ckpt.convert.interchange``. Modules are imported when their format is used.
+A format is one entry of `FORMATS`. It opens a ``TensorSource`` or a ``TensorSink`` of
+``holdfast.ckpt.convert.interchange``. Its modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a user may say of a source: step of a checkpoint, tied name to stored name."""
+    """A user's options for a source: step of a checkpoint, tied name to stored name."""
 
     step: int | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
 
 
 _DCP_FILE_BYTES: Final = 256 << 20
-"""A file of a DCP directory, which is gathered in memory, where the budget is no smaller."""
+"""Largest file of a DCP directory, which is gathered in memory; smaller if the budget is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """What a user may say of a target, and what the source says of itself."""
+    """A user's options for a target, and the identity of the source."""
 
     layout: TargetLayout = field(default_factory=TargetLayout)
     file_bytes: int | None = None
@@ -49,10 +49,11 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format.
+    """One format of `holdfast convert`.
 
-    ``evidence`` says what `found` looks for; ``suffixes`` are those of a target's name; ``weights``
-    is true of formats whose names start inside the module, ``values`` of those with plain values.
+    ``evidence`` describes to people how `found` recognises the format; ``suffixes`` are endings of
+    a target's name; ``weights`` is true of formats whose names start inside the module, ``values``
+    of formats that store plain values.
     """
 
     evidence: str
@@ -65,7 +66,7 @@ class Format:
 
 
 def _names(path: str) -> list[str]:
-    """Return what lies in a folder; nothing where there is none."""
+    """Return the names in a folder; none if there is no folder."""
     if not scheme_of(path) and not Path(path).is_dir():
         return []
     return open_store(path).names("")
@@ -79,7 +80,7 @@ def _is_file(path: str) -> bool:
 
 
 def _new(path: str) -> str:
-    """Return ``path``. Raises ``StoreError`` where something is there already."""
+    """Return ``path``. Raises ``StoreError`` if it exists already."""
     if _is_file(path) or _names(path):
         raise StoreError(
             f"{path}: there already, it is not overwritten; remove it or choose another target"
@@ -202,13 +203,14 @@ FORMATS: Final[Mapping[str, Format]] = {
         suffixes=(".zarr",),
     ),
 }
-"""Every format by name, in the order in which a source is asked whether it is one."""
+"""Every format by name, in the order in which a source is tested for it."""
 
 
 def source_format(path: str) -> str:
-    """Return the format of what lies at ``path``. Raises ``MismatchError`` naming what was sought.
+    """Return the format of the file or directory at ``path``.
 
-    A path where nothing lies is an error of its own.
+    Raises ``MismatchError`` that lists the signs it looked for. An empty or missing path gets
+    another message.
     """
     for name, entry in FORMATS.items():
         if entry.found(path):
@@ -223,9 +225,9 @@ def source_format(path: str) -> str:
 
 
 def target_format(path: str, source: str) -> str:
-    """Return the format that a target's name tells; a name that tells none is a checkpoint of ours.
+    """Return the format of a target by the ending of its name; ``holdfast`` if it has none.
 
-    Raises ``MismatchError`` where source and target would both be ours.
+    Raises ``MismatchError`` if source and target would both be Holdfast checkpoints.
     """
     for name, entry in FORMATS.items():
         if path.endswith(entry.suffixes or ("\0",)):

@@ -1,4 +1,4 @@
-"""`holdfast inspect`: show what a checkpoint holds, without reading its tensors."""
+"""`holdfast inspect`: show the content of a checkpoint without reading its tensors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description."""
+    """Print the description of a step."""
     root, named = pointed_at(args.path, args.step)
     step = choose(root, named)
     manifest = _selected(quick_verify(open_store(root), step), args.select, origin=str(args.path))
@@ -145,7 +145,7 @@ def describe(manifest: Manifest, there: list[StepInfo]) -> Json:
 
 
 def show_summary(manifest: Manifest, there: list[StepInfo], *, console: Console) -> None:
-    """Print what the checkpoint is."""
+    """Print the properties of the checkpoint: step, run, mesh, size."""
     summary = Table.grid(padding=(0, 2))
     mesh = " x ".join(f"{axis}={n}" for axis, n in manifest.mesh.items()) or "none"
     rows = {
@@ -186,7 +186,7 @@ def show_tensors(manifest: Manifest, *, console: Console) -> None:
         return
     values = Table(box=None, header_style="bold", pad_edge=False)
     shown = list(manifest.values.items())[:_SHOWN_VALUES]
-    left = console.width - max(len(name) for name, _ in shown) - 2  # names are shown whole
+    left = console.width - max(len(name) for name, _ in shown) - 2  # names are never cut
     values.add_column("value", overflow="fold", no_wrap=left >= _VALUE_WIDTH)
     values.add_column("", overflow="ellipsis", no_wrap=True, max_width=max(left, _VALUE_WIDTH))
     for name, value in shown:

@@ -107,7 +107,7 @@ def _limit(text: str) -> tuple[float | None, int | None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prune and say what went."""
+    """Remove old checkpoints and list them."""
     most_age_s, most_steps_old = args.ttl or (None, None)
     rules = Rules(
         keep_last=args.keep_last,
@@ -137,7 +137,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_named(args: argparse.Namespace, manifests: dict[int, Manifest | None]) -> None:
-    """Refuse pins and metrics that are not there: mistyped, they would let go what was meant."""
+    """Refuse unknown pins and metrics.
+
+    A typing error would otherwise remove the steps that the user wants to keep.
+    """
     if gone := [step for step in args.pin if step not in manifests]:
         raise NotFoundError(
             f"{args.root}: no checkpoint of step {gone[0]} to pin; steps there: "
@@ -157,7 +160,7 @@ def _check_named(args: argparse.Namespace, manifests: dict[int, Manifest | None]
 
 
 def _manifest(store: Store, step: int) -> Manifest | None:
-    """Return a step's manifest, None where it is damaged or gone."""
+    """Return a step's manifest, None if it is damaged or missing."""
     with suppress(CorruptError, NotFoundError):
         return load_manifest(store, step_folder(step))
     return None
@@ -166,7 +169,10 @@ def _manifest(store: Store, step: int) -> Manifest | None:
 def _candidates(
     store: Store, manifests: dict[int, Manifest | None], args: argparse.Namespace
 ) -> list[PruneCandidate]:
-    """Return the steps with what the rules look at; pins and sightings are remembered."""
+    """Return the steps with pins and ages.
+
+    Stores the pins that ``args`` set, and the time at which this host first saw a step.
+    """
     host, now_s = socket.gethostname(), time.time()
     known = pins.load(store)
     if args.ttl or args.pin or args.unpin:
@@ -192,7 +198,7 @@ def _bytes(manifest: Manifest | None) -> int:
 
 
 def _freed(manifests: dict[int, Manifest | None], going: list[int]) -> int:
-    """Return the size of what goes, without packs that a step which stays refers to."""
+    """Return the bytes that a removal frees: without packs that a remaining step refers to."""
     kept: set[str] = set()
     for step, manifest in manifests.items():
         if manifest and step not in going:

@@ -1,4 +1,4 @@
-"""`holdfast reshard`: write a checkpoint again for another layout."""
+"""`holdfast reshard`: rewrite a checkpoint for another layout."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def rule(text: str) -> tuple[str, str | None, int]:
 
 
 def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) -> TargetLayout:
-    """Return the layout; a rule without an axis is for the one besides dp.
+    """Return the layout; a rule without an axis applies to the one axis besides dp.
 
-    Raises ``ConfigError`` where there is none, or several, or not the axis a rule names.
+    Raises ``ConfigError`` if there is no such axis, or several, or if a rule names an unknown axis.
     """
     others = [axis for axis in axes if axis != DATA_AXIS]
     found = []
@@ -122,7 +122,7 @@ def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint again and say where."""
+    """Write the checkpoint in the new layout and print its place."""
     layout = layout_of(args.mesh, args.shard)
     root, named = pointed_at(args.source, args.step)
     step = choose(root, named)

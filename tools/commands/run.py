@@ -1,4 +1,4 @@
-"""``holdfast run``: make a script elastic on this machine."""
+"""``holdfast run``: run a script elastically on this machine."""
 
 from __future__ import annotations
 
@@ -212,7 +212,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job; 0 when it completed, 1 when it failed, 2 for a wrong call, 130 for Ctrl-C."""
+    """Run the job.
+
+    Return 0 if it completed, 1 if it failed, 2 for a wrong call, 130 for Ctrl-C.
+    """
     interrupts: _Interrupts | None = None
     try:
         launcher = _launcher(args)
@@ -230,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Json]:
-    """Return the settings of the script that the command line overrides."""
+    """Return the script's settings that the command line overrides."""
     options: dict[str, dict[str, Json]] = {
         "snapshots": {
             "parity": args.parity,
@@ -309,12 +312,12 @@ def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
 
 def _coordinator(text: str) -> str:
     if is_etcd(text):
-        EtcdAddress.parse(text)  # says what is wrong with it
+        EtcdAddress.parse(text)  # raises an error that names the fault
     return text
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM end the job in order; the second one ends it at once."""
+    """Ctrl-C and SIGTERM stop the job cleanly; a second signal kills it."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher

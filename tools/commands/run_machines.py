@@ -1,4 +1,4 @@
-"""The options by which ``holdfast run`` becomes one of several launchers of a job."""
+"""The options of ``holdfast run`` for several launchers of one job, one per machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_options(add: Callable[..., Any]) -> None:
 def joint_config(
     args: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> JointConfig | None:
-    """Return how this launcher meets others, None where it is the only one.
+    """Return the settings for joining other launchers, None if this launcher is the only one.
 
     Raises ``ConfigError`` for options that contradict each other.
     """
@@ -107,9 +107,9 @@ def joint_config(
 def domains(
     args: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the failure domain of each of this launcher's nodes; empty where none is given.
+    """Return the failure domain of each of this launcher's nodes; empty names if none is given.
 
-    Raises ``ConfigError`` for names that are wrong or not as many as nodes.
+    Raises ``ConfigError`` for invalid names, or if their number does not fit that of the nodes.
     """
     told: str = environment.get(DOMAIN_ENV, "") if args.domain is None else args.domain
     count: int = args.nodes

@@ -1,4 +1,4 @@
-"""``holdfast sidecar``: a sidecar of its own, beside torchrun, Slurm or Kubernetes."""
+"""``holdfast sidecar``: run a separate sidecar beside torchrun, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the action; 0 when done."""
+    """Do the action; 0 if it succeeds."""
     if args.action == "key":
         return _make_key(shared_key_file(args.key_file))
     name = args.run or _default_run(os.environ)
@@ -152,12 +152,12 @@ def _check(name: str, option: str) -> None:
 
 
 def _serve(args: argparse.Namespace, path: Path, *, run: str, node: str) -> int:
-    """Keep a sidecar running until a signal; what its predecessor kept is taken over."""
+    """Keep a sidecar running until a signal; a new one takes over the memory of its predecessor."""
     domain = _domain(args, os.environ)
     key_file = shared_key_file(args.key_file)
     shared_key(key_file)
     before_it = _refuse_second(path)
-    path.unlink(missing_ok=True)  # of one that was killed: it would lead astray
+    path.unlink(missing_ok=True)  # left by a killed keeper: scripts would connect to nothing
     address = before_it.address if before_it and before_it.run == run else ""
     host = address_towards("192.0.2.1") if args.host == "auto" else args.host
     with _ending() as ended:
@@ -196,18 +196,18 @@ def _serve(args: argparse.Namespace, path: Path, *, run: str, node: str) -> int:
 
 
 def _port_of(address: str) -> int:
-    """Return the port that a successor is to keep, 0 for any: peers go on where they know it."""
+    """Return the port that a successor must reuse, because peers know it; 0 for any port."""
     port = address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
 
 def _refuse_second(path: Path) -> SidecarFile | None:
-    """Return what a sidecar that has ended left in the file; raise while it is kept."""
+    """Return the file of a sidecar that has ended; raise ``ConfigError`` if its keeper is alive."""
     try:
         found = SidecarFile.read(path)
     except ConfigError:
-        return None  # none, or nothing that could be kept
-    if found.pid != os.getpid() and _is_keeper(found.pid):  # a container's numbers begin anew
+        return None  # no file, or an unreadable one
+    if found.pid != os.getpid() and _is_keeper(found.pid):  # containers reuse process ids
         raise ConfigError(
             f"{path}: process {found.pid} keeps this sidecar already; `holdfast sidecar stop` ends "
             "it, another --node or --file starts a second one"
@@ -217,7 +217,7 @@ def _refuse_second(path: Path) -> SidecarFile | None:
 
 @contextmanager
 def _ending() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and SIGINT set."""
+    """Yield an event that SIGTERM and SIGINT set."""
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -232,7 +232,7 @@ def _ending() -> Iterator[threading.Event]:
 
 
 def _await_end(sidecar: SidecarProcess, ended: threading.Event) -> bool:
-    """Wait for the signal (True) or the sidecar's own end (False)."""
+    """Wait for a signal (True) or the end of the sidecar (False)."""
     pidfd = os.pidfd_open(sidecar.pid)
     try:
         while not ended.is_set():
@@ -248,7 +248,7 @@ def _await_end(sidecar: SidecarProcess, ended: threading.Event) -> bool:
 
 
 def _start(args: argparse.Namespace, path: Path) -> int:
-    """Run `serve` in a session of its own and return when it serves."""
+    """Start `serve` in a session of its own and return once it serves."""
     _refuse_second(path)
     argv = [
         sys.executable,
@@ -263,7 +263,7 @@ def _start(args: argparse.Namespace, path: Path) -> int:
     for option in ("run", "node", "domain", "host", "key_file", "log_dir"):
         if value := getattr(args, option):
             argv += [f"--{option.replace('_', '-')}", str(value)]
-    with tempfile.TemporaryFile() as said:  # a pipe would break when this process ends
+    with tempfile.TemporaryFile() as said:  # not a pipe, which would break when this process ends
         keeper = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
@@ -288,7 +288,7 @@ def _serves(path: Path, keeper: int) -> bool:
 
 
 def _stop(path: Path) -> int:
-    """End the keeper and with it the sidecar, and wait until both are gone."""
+    """End the keeper and with it the sidecar, and wait until both have ended."""
     found = SidecarFile.read(path)
     if not _is_keeper(found.pid):
         path.unlink(missing_ok=True)
@@ -308,7 +308,7 @@ def _stop(path: Path) -> int:
 
 
 def _is_keeper(pid: int) -> bool:
-    """Whether the process lives and is one of ours: numbers are given out again."""
+    """Whether the process is alive and is a keeper: the system reuses process ids."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""`holdfast status`: how well a running job is protected, asked of its sidecars."""
+"""`holdfast status`: ask the sidecars of a running job how well it is protected."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def _print(args: argparse.Namespace, nodes: list[NodeStatus]) -> None:
 
 
 def ask(run_dir: Path) -> list[NodeStatus]:
-    """Return what every node of the job in ``run_dir`` says of itself.
+    """Return the status of every node of the job in ``run_dir``.
 
-    Raises ``NotFoundError`` when no job is there or it is over, ``PeerError`` when no node
-    answers; a node that does not is in the list with the reason.
+    Raises ``NotFoundError`` if there is no job or it is over, and ``PeerError`` if no node answers.
+    A single node that does not answer is in the list with the reason.
     """
     key = _key(run_dir)
     listed = read_all_processes(run_dir)
@@ -125,7 +125,7 @@ def _key(run_dir: Path) -> RunKey:
 
 
 def _ending(run_dir: Path) -> str | None:
-    """Return how the job ended, None while it has not."""
+    """Return how the job ended, None while it runs."""
     try:
         lines = events_file(run_dir, "launcher").read_bytes().splitlines()
     except FileNotFoundError:

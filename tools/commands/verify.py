@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, print what is damaged, and return 1 if anything is."""
+    """Check, print the damage, and return 1 if there is any."""
     root, step = pointed_at(args.path, args.step)
     if args.all and step is not None:
         raise ConfigError(f"--all with step {step} alone; give the root {root} without a step")
@@ -84,7 +84,7 @@ def _examined(store: Store, step: int) -> Examination:
 
 
 def _without_repeats(found: dict[int, Examination]) -> int:
-    """Leave each chunk to the first step that needs it; return the bytes that are to be read."""
+    """Keep each chunk only with the first step that needs it; return the bytes to be read."""
     seen: set[tuple[str, int, str, int]] = set()
     for each in found.values():
         kept = []

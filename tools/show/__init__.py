@@ -1,1 +1,1 @@
-"""The output of commands: status, tables and lines for people, and metrics for machines."""
+"""The output of commands: status, tables and lines for people, metrics for machines."""

@@ -1,4 +1,4 @@
-"""What `holdfast diff` found, as a value and as text for people."""
+"""The result of `holdfast diff`, as a value and as text for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.tools.terminal import readable, shape_text
 
 _SHOWN: Final = 20
 _DETAILED: Final = 4
-"""Up to so many tensors are shown with all notable places, more as a table."""
+"""Up to this many tensors are shown with all notable places, more as a table."""
 
 
 class SideInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class SideInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole finding. ``tolerance`` is None where bits had to be equal."""
+    """The result of a comparison. ``tolerance`` is None if bits had to be equal."""
 
     a: SideInfo
     b: SideInfo
@@ -45,19 +45,19 @@ class CheckpointDifference(msgspec.Struct, frozen=True, kw_only=True):
     compared_bytes: int = 0
 
     def differs(self, tensor: TensorComparison) -> bool:
-        """Say whether a tensor of both is further apart than allowed."""
+        """Say whether a tensor that both have differs by more than allowed."""
         found = tensor.tally
         return bool(found.differing if self.tolerance is None else found.outside)
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs beyond what is allowed."""
+        """Whether nothing differs by more than allowed."""
         missing = self.only_a or self.only_b or self.kinds or self.values
         return not missing and not any(map(self.differs, self.tensors))
 
 
 def show(found: CheckpointDifference, *, console: Console, full: bool) -> None:
-    """Print the finding: what is missing, then what differs, then one line that sums it up."""
+    """Print missing names, then differences, then a summary in one line."""
     limit = None if full else _SHOWN
     for letter, side in (("A", found.a), ("B", found.b)):
         mesh = " x ".join(f"{axis}={n}" for axis, n in side.mesh.items()) or "no mesh"
@@ -112,7 +112,7 @@ def _count(tensor: TensorComparison, tolerance: Tolerance | None) -> int:
 
 
 def _share(count: int, elements: int) -> str:
-    """Return a share in percent that says 0 or 100 only where it is."""
+    """Return a share in percent; it reads "all" or "none" only if that is exact."""
     if count in (0, elements):
         return "all" if count else "none"
     percent = 100 * count / elements
@@ -155,7 +155,7 @@ def _tensor(console: Console, tensor: TensorComparison, tolerance: Tolerance | N
 
 
 def _places(found: Tally) -> Iterable[tuple[Peak, str]]:
-    """Return the notable places, each once, with what is notable about it."""
+    """Return the notable places, each once, with the reasons why it is notable."""
     names: dict[tuple[int, ...], tuple[Peak, list[str]]] = {}
     for name, peak in (
         ("first", found.first),
@@ -170,12 +170,12 @@ def _places(found: Tally) -> Iterable[tuple[Peak, str]]:
 
 
 def number(value: Number) -> str:
-    """Return a number for people, floats to nine digits: those tell float32 apart."""
+    """Return a number for people; floats get nine digits, which tell any two float32 apart."""
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def summary(found: CheckpointDifference) -> str:
-    """Return the finding in one sentence."""
+    """Return the result in one sentence."""
     equal = sum(not tensor.tally.differing for tensor in found.tensors)
     beyond = sum(map(found.differs, found.tensors))
     unread = sum(not tensor.read for tensor in found.tensors)

@@ -1,4 +1,4 @@
-"""Which writer holds which boxes of which tensor, as a picture in text and as JSON."""
+"""A map of the boxes that each writer holds of each tensor, as a picture in text and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NAMES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkWriter:
-    """A chunk and who wrote it."""
+    """A chunk and its writer."""
 
     writer: int
     chunk: PackedChunk
@@ -47,7 +47,7 @@ class ChunkWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Tensors of one shape that lie alike."""
+    """Tensors of equal shape and equal layout."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Pattern:
 
 
 def patterns(packs: Mapping[int, PackIndex], names: Sequence[str]) -> list[Pattern]:
-    """Return the layouts of the tensors, those that are equal together."""
+    """Return the layouts of the tensors; tensors with equal layouts are in one pattern."""
     held: dict[str, list[ChunkWriter]] = {name: [] for name in names}
     shapes: dict[str, tuple[int, ...]] = {}
     for writer, index in packs.items():
@@ -74,7 +74,7 @@ def patterns(packs: Mapping[int, PackIndex], names: Sequence[str]) -> list[Patte
 
 
 def picture(pattern: Pattern) -> Text:
-    """Return the names, the shape, and a row (or rows) of cells with the letter of their writer."""
+    """Return the names, the shape, and rows of cells, each with the letter of its writer."""
     boxes = [each.chunk.box for each in pattern.held]
     split = [
         dim for dim in range(len(pattern.shape)) if len({box.offset[dim] for box in boxes}) > 1
@@ -112,7 +112,7 @@ def _told(split: Sequence[int], boxes: Sequence[Box], writers: Sequence[int]) ->
 
 
 def _places(shape: Sequence[int], dim: int | None, most: int) -> list[int]:
-    """Return the indices along a dim that stand for the cells of the picture."""
+    """Return the indices along a dim that represent the cells of the picture."""
     if dim is None:
         return [0] * (min(prod(shape), most) if most == _COLUMNS else 1)
     extent = shape[dim]
@@ -128,7 +128,7 @@ def _owners(
     rows: Sequence[int],
     columns: Sequence[int],
 ) -> Array:
-    """Return the writer at each cell, -1 for none; dims that are not drawn are at 0."""
+    """Return the writer at each cell, -1 for none; dims that are not drawn have index 0."""
     owners = np.full((len(rows), len(columns)), -1)
     y, x = np.array(rows), np.array(columns)
     for each in pattern.held:
@@ -148,7 +148,7 @@ def _inside(box: Box, dim: int | None, places: Array) -> Array:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return the names with numbers left out where that makes several one, with their count."""
+    """Return short names: those that differ only in numbers become one, with their count."""
     shapes: dict[str, list[str]] = {}
     for name in names:
         shapes.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), []).append(name)
@@ -162,7 +162,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def described(packs: Mapping[int, PackIndex], names: Sequence[str]) -> Json:
-    """Return every chunk of every tensor as JSON: writer, box, and where its bytes lie."""
+    """Return every chunk of every tensor as JSON: writer, box, and place of its bytes."""
     wanted = set(names)
     found: dict[str, list[Json]] = {name: [] for name in names}
     for writer, index in packs.items():

@@ -1,4 +1,4 @@
-"""A running job as its events tell it, folded one event at a time. Pure."""
+"""The state of a running job, folded from its events one at a time. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _STEPS_REMEMBERED = 16
 
 
 class LiveState:
-    """What is known of a job now: its newest step and generation, its workers, its troubles.
+    """The present state of a job: its newest step and generation, its workers, its faults.
 
-    ``stepped`` is the newest generation that completed a step; ``alive`` maps node and seat to a
-    process id; ``training`` maps the seats of the generation's trainers to their nodes;
-    ``salvaged`` says how many samples a lost rollout worker was found to have been at.
+    ``stepped`` is the newest generation that completed a step. ``alive`` maps node and seat to a
+    process id. ``training`` maps the seats of the generation's trainers to their nodes.
+    ``salvaged`` maps each recovered rollout worker to the number of its samples that were
+    unfinished.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class LiveState:
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take in new events, oldest first."""
+        """Apply new events, oldest first."""
         for event in events:
             self.history.append(event)
             self._apply(event)
@@ -75,11 +76,11 @@ class LiveState:
 
     @property
     def step_seconds(self) -> float:
-        """Median duration of the newest steps; a second while none is known."""
+        """Median duration of the newest steps; 1 s if none is known."""
         return statistics.median(self._seconds) if self._seconds else 1.0
 
     def participants(self) -> dict[str, list[str]]:
-        """Return per node the seats that take part: trainers of this generation, all others."""
+        """Return the participating seats by node: this generation's trainers, all other workers."""
         return {
             node: [
                 seat
@@ -90,11 +91,11 @@ class LiveState:
         }
 
     def busy(self, *, since: float) -> list[str]:
-        """Return the rollout workers that began to sample after ``since`` and still do."""
+        """Return the rollout workers that began to sample after ``since`` and have not stopped."""
         return sorted(seat for seat, began in self._sampling.items() if began >= since)
 
     def count(self, role: str) -> int:
-        """Return how many workers of a role take part."""
+        """Return the number of participating workers of a role."""
         return sum(role_of(s) == role for seats in self.participants().values() for s in seats)
 
     def _on_fault(self, event: FaultInjected) -> None:

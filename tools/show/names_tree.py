@@ -1,4 +1,4 @@
-"""The names of a checkpoint as a tree, with what lies below each; equal siblings are drawn once."""
+"""The names of a checkpoint as a tree with sizes; equal siblings are drawn once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERED: Final = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class Branch:
-    """A dotted prefix: the tensors and tied names right below it, and the longer prefixes."""
+    """A dotted prefix: the tensors and tied names directly below it, and the longer prefixes."""
 
     branches: dict[str, Branch] = field(default_factory=dict)
     leaves: dict[str, TensorRecord | str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Branch:
     nbytes: int = 0
 
     def signature(self) -> tuple[object, ...]:
-        """Return what two branches have in common that are drawn as one."""
+        """Return a key that is equal for branches that are drawn as one."""
         leaves = tuple((name, _kind(leaf)) for name, leaf in self.leaves.items())
         below = tuple((name, branch.signature()) for name, branch in self.branches.items())
         return leaves, below
@@ -69,7 +69,7 @@ def grow(tensors: Mapping[str, TensorRecord], aliases: Mapping[str, str]) -> Bra
 
 
 def draw(root: Branch, *, title: str) -> Tree:
-    """Return the tree as something rich prints."""
+    """Return the tree as an object that rich prints."""
     tree = Tree(Text.assemble((title, "bold"), _sum(root)))
     _draw(tree, root)
     return tree
@@ -85,7 +85,7 @@ def _sum(branch: Branch) -> tuple[str, str]:
 def _draw(tree: Tree, branch: Branch, *, prefix: str = "") -> None:
     for names, below in _alike(branch.branches):
         if len(names) == 1 and len(below.branches) + len(below.leaves) == 1:
-            _draw(tree, below, prefix=f"{prefix}{names[0]}.")  # nothing branches off here
+            _draw(tree, below, prefix=f"{prefix}{names[0]}.")  # this branch has a single child
             continue
         label = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         text = Text.assemble((prefix + label, "bold"), _sum(below))
@@ -103,7 +103,7 @@ def _draw(tree: Tree, branch: Branch, *, prefix: str = "") -> None:
 
 
 def _alike(branches: Mapping[str, Branch]) -> list[tuple[list[str], Branch]]:
-    """Return the branches; numbered ones that follow each other and look alike come together."""
+    """Return the branches; consecutive numbered ones that look alike are grouped."""
     found: list[tuple[list[str], Branch]] = []
     last: tuple[object, ...] | None = None
     for name, branch in sorted(branches.items(), key=lambda item: _order(item[0])):

@@ -1,4 +1,4 @@
-"""A run's events as short lines for people. Pure."""
+"""Narration of a run's events in short lines for people. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ACTIONS = {
 
 
 class Narrator:
-    """Follows the events of one run and says what is worth a line."""
+    """Follows the events of one run and returns lines for those that matter to people."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -66,7 +66,7 @@ class Narrator:
         self._costs = Costs()
 
     def lines(self, event: Event) -> Iterator[str]:
-        """Yield the lines that ``event`` gives rise to."""
+        """Yield the lines for ``event``."""
         if self._quiet:
             return
         self._costs.add(event)

@@ -1,4 +1,4 @@
-"""What one node's sidecar said of itself, with names for what people ask about. Pure."""
+"""The status of one node's sidecar, with names for the common questions. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any, Final
 import msgspec
 
 STAGES: Final = ("seal", "exchange", "protect", "serve", "rebuild", "persist", "spill")
-"""The meters of a sidecar, in the order a snapshot passes them; ``serve`` is what readers are sent,
-those who restore and those who prefetch."""
+"""The meters of a sidecar, in the order in which a snapshot passes the stages.
+
+``serve`` counts bytes sent to readers, both those that restore and those that prefetch.
+"""
 
 MEMORY: Final = ("slots", "parity", "logs")
-"""What a sidecar's shared memory is spent on."""
+"""The purposes of a sidecar's shared memory."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, its processes, and the answer of its sidecar: empty with an ``error``.
+    """A node, its processes, and the answer of its sidecar: empty if there is an ``error``.
 
-    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
-    ``data_troubles`` which processes that load data its living workers lost; ``unreachable`` the
-    nodes that it does not reach.
+    ``stragglers`` maps seats to a sentence about the straggler there, on the one node that reports
+    for all. ``data_troubles`` describes lost data-loading processes of its living workers.
+    ``unreachable`` lists the nodes that this node cannot reach.
     """
 
     node: str
@@ -34,8 +36,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none.
 
-        The first two are of this generation; ``held`` is the newest that was ever protected and is
-        in memory yet: after a loss, with fewer fragments than it had.
+        The first two belong to this generation. ``held`` is the newest step that was ever protected
+        and is still in memory; after a loss it has fewer fragments than before.
         """
         if what == "durable":
             return max(self.status.get("persisted", ()), default=None)
@@ -44,17 +46,17 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def generation(self) -> int:
-        """The generation it guards, 0 before the first."""
+        """The generation that the sidecar guards, 0 before the first."""
         return int(self.status.get("generation") or 0)
 
     @property
     def age_s(self) -> float | None:
-        """How long ago the newest protected step was complete, None before the first."""
+        """Time since the newest protected step was complete, None before the first."""
         found = self.status.get("restore_point_age_s")
         return None if found is None else float(found)
 
     def meter(self, stage: str) -> dict[str, float] | None:
-        """Return ``{count, seconds, bytes, median_s, max_s, last_s}``, None where nothing ran."""
+        """Return ``{count, seconds, bytes, median_s, max_s, last_s}``, None if it never ran."""
         found: dict[str, float] | None = self.status.get("meters", {}).get(stage)
         return found
 
@@ -64,7 +66,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> dict[str, Any]:
-        """``mode``, ``need_bytes``, ``logs_most_bytes``; why snapshots are ``left_out``."""
+        """``mode``, ``need_bytes``, ``logs_most_bytes``; if snapshots are ``left_out``, why."""
         found: dict[str, Any] = self.status.get("memory", {})
         return found
 
@@ -78,24 +80,24 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def logs(self) -> dict[str, dict[str, Any]]:
-        """What is not on every copy, by log: ``records``, ``bytes``, ``oldest_s``."""
+        """The records that are not on every copy, by log: ``records``, ``bytes``, ``oldest_s``."""
         found: dict[str, Any] = self.status.get("log_lag", {})
         return found
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Messages refused, by reason."""
+        """Number of refused messages by reason."""
         found: dict[str, int] = self.status.get("refusals", {})
         return found
 
     @property
     def unprotected(self) -> dict[str, str]:
-        """Why snapshots are not protected, by ``generation/step``."""
+        """Reasons why snapshots are not protected, by ``generation/step``."""
         found: dict[str, str] = self.status.get("unprotected", {})
         return found
 
     def troubles(self) -> list[str]:
-        """Return what a person should know of, a sentence each."""
+        """Return the problems that a person should know about, one sentence each."""
         status = self.status
         told = [self.error] if self.error else []
         told += [*self.stragglers.values(), *self.data_troubles.values()]

@@ -33,7 +33,7 @@ _COLD, _WARM = (33, 102, 172), (178, 24, 43)
 
 
 def histogram_text(bars: Sequence[Bar], *, width: int) -> Text:
-    """Return one line per bar: from where to where, a bar, how many."""
+    """Return one line per bar: its lower bound, the bar, its count."""
     most = max((bar.count for bar in bars), default=0) or 1
     labels = [f"{bar.low:.4g}" for bar in bars]
     counts = [f"{bar.count:,}" for bar in bars]
@@ -54,7 +54,7 @@ def histogram_text(bars: Sequence[Bar], *, width: int) -> Text:
 
 
 def histogram_svg(bars: Sequence[Bar], *, title: str) -> str:
-    """Return the histogram as a picture that stands alone and has a dark variant."""
+    """Return the histogram as a self-contained SVG picture with a dark variant."""
     width, height = _SIZE
     left, right, top, bottom = 64.0, 16.0, 36.0, 34.0
     low, high = (bars[0].low, bars[-1].high) if bars else (0.0, 1.0)
@@ -87,9 +87,9 @@ def histogram_svg(bars: Sequence[Bar], *, title: str) -> str:
 
 
 class HeatMap:
-    """A picture with a pixel per element, or per block of them (their mean), of a 2-D array.
+    """A picture of a 2-D array with a pixel per element, or per block of elements (their mean).
 
-    Its columns are the last dim, its rows all others; a 1-D tensor is folded into a square.
+    Its columns are the last dim, its rows all other dims; a 1-D tensor is folded into a square.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class HeatMap:
         self._at = 0
 
     def add(self, numbers: Array) -> None:
-        """Take the next elements, in C order; what is not finite makes its pixel black."""
+        """Add the next elements, in C order; one that is not finite makes its pixel black."""
         flat = (np.abs(numbers) if numbers.dtype.kind == "c" else numbers).reshape(-1)
         for start in range(0, flat.size, 1 << 17):
             self._add(flat[start : start + (1 << 17)].astype(float))
@@ -118,7 +118,7 @@ class HeatMap:
         self._counts += np.bincount(pixel, minlength=self._sums.size)
 
     def png(self) -> bytes:
-        """Return the picture; blue is below zero, red above it."""
+        """Return the picture as PNG; blue is below zero, red above."""
         with np.errstate(invalid="ignore"):
             mean = self._sums / np.maximum(self._counts, 1)
         known = np.isfinite(mean)

@@ -11,7 +11,7 @@ from holdfast.tools.show.node_status import MEMORY, STAGES, NodeStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
-    """A metric with all its samples: labels and value of each."""
+    """A metric with all its samples: the labels and value of each."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -19,12 +19,12 @@ class MetricFamily:
     samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
 
     def add(self, value: float | None, **labels: str) -> None:
-        """Add a sample; nothing where there is no value."""
+        """Add a sample; do nothing if ``value`` is None."""
         if value is not None:
             self.samples.append((labels, float(value)))
 
     def lines(self) -> Iterator[str]:
-        """Yield the text, nothing without samples."""
+        """Yield the lines of the metric; none if it has no samples."""
         if not self.samples:
             return
         yield f"# HELP {self.name} {self.about}"
@@ -35,7 +35,7 @@ class MetricFamily:
 
 
 def exposition(nodes: Sequence[NodeStatus]) -> str:
-    """Return the text, a family after the other."""
+    """Return the text of all metrics, one family after the other."""
     up = MetricFamily(name="holdfast_up", kind="gauge", about="Whether the node's sidecar answers.")
     for node in nodes:
         up.add(bool(node.status), node=node.node)

@@ -16,7 +16,7 @@ _NONE = "–"
 
 
 def view(nodes: Sequence[NodeStatus]) -> RenderableType:
-    """Return the summary, the tables, and a line for each thing that is wrong."""
+    """Return the summary, the tables, and one line per problem."""
     answering = [node for node in nodes if node.status]
     parts: list[RenderableType] = [Text(summary(nodes), style="bold"), _nodes(nodes)]
     if any(node.meter(stage) for node in answering for stage in STAGES):
@@ -31,7 +31,7 @@ def view(nodes: Sequence[NodeStatus]) -> RenderableType:
 
 
 def summary(nodes: Sequence[NodeStatus]) -> str:
-    """Return in one line what could be returned to now."""
+    """Return one line that names the step the job could restore now."""
     run = next((node.status["run"] for node in nodes if node.status), "?")
     count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     newest = max(nodes, key=lambda node: (node.generation, node.step("protected") or -1))
