@@ -1,1 +1,1 @@
-"""`holdfast bench`: each section times one thing beside a physical reference and a peer."""
+"""`holdfast bench`: sections that each time one operation beside a reference and a peer."""

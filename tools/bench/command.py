@@ -1,4 +1,4 @@
-"""`holdfast bench`: how fast it is here, beside what the machine allows and what others do."""
+"""`holdfast bench`: measure Holdfast beside the limits of this machine and other tools."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Result: TypeAlias = BenchRow | Figure
 
 
 class Section(NamedTuple):
-    """Where a section is, and the most it needs at once, in times the state.
+    """The place of a section, and the most it needs at once, as multiples of the state's size.
 
-    Shared memory is part of memory. The module is imported when the section runs.
+    Shared memory counts as memory too. The module is imported when the section runs.
     """
 
     module: str
@@ -150,7 +150,7 @@ def _minutes(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the sections asked for and print the table."""
+    """Measure the requested sections and print the table."""
     if unknown := [name for name in args.sections if name not in SECTIONS]:
         raise ConfigError(f"no section {unknown[0]!r} to measure; there is {', '.join(SECTIONS)}")
     chosen = [name for name in SECTIONS if not args.sections or name in args.sections]
@@ -215,7 +215,7 @@ def _versions() -> dict[str, str]:
 
 
 def require_room(sections: Sequence[str], size_bytes: int, place: Path) -> None:
-    """Raise ``StoreError`` or ``CapacityError`` where the sections would not find room."""
+    """Raise ``StoreError`` or ``CapacityError`` if the sections need more room than there is."""
     disk = size_bytes * max(SECTIONS[name].disk for name in sections)
     shared = size_bytes * max(SECTIONS[name].shared for name in sections)
     memory = size_bytes * max(SECTIONS[name].memory for name in sections)
@@ -298,7 +298,7 @@ def _processor() -> str:
 
 
 def show(rows: Sequence[BenchRow], *, console: Console) -> None:
-    """Print the rows for people."""
+    """Print the rows as a table for people."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("median", justify="right", no_wrap=True)
@@ -328,7 +328,7 @@ def show(rows: Sequence[BenchRow], *, console: Console) -> None:
 
 
 def show_figures(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print the sections that have tables of their own, each by its module's ``show``."""
+    """Print the sections that have their own tables, each with its module's ``show``."""
     for name in dict.fromkeys(figure.section for figure in figures):
         module = importlib.import_module(SECTIONS[name].module)
         module.show([each for each in figures if each.section == name], console=console)
@@ -339,5 +339,5 @@ def _beside(row: BenchRow, other: Yardstick) -> tuple[str, str, str]:
 
 
 def readable(seconds: float) -> str:
-    """Return a time in milliseconds, or in seconds where it is long."""
+    """Return a time in milliseconds, or in seconds if it is long."""
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,11 +1,11 @@
-"""Section control: a control plane of 10 to 10,000 nodes, a fault every second of virtual time.
+"""Section control: a control plane of 10 to 10,000 nodes with a fault every virtual second.
 
-The decisions are the production ones, on production records in the coordinator's own table; only
-time is virtual. A fault is a node lost, a worker that dies, or a lost node that comes back. Behind
-it every node publishes that it has fenced, one proposes, all enter. All agents decide from equal
-views, so one is timed: the view it makes of what changed, and what it decides, each time it looks.
-A watch brings all that has changed since the last look in one message, so the messages of a change
-are the writes of all nodes and the looks of each; the bytes written are counted as well.
+The decisions are the production code, on production records in the coordinator's own table; only
+time is virtual. A fault is the loss of a node, the death of a worker, or the return of a lost node.
+After it every node publishes that it has fenced, one node proposes, and all enter. All agents
+decide from equal views, so one agent is timed: each time it looks, it updates its view and decides.
+A watch delivers all changes since the last look in one message, so the messages of a change are the
+writes of all nodes plus the looks of each node. The bytes written are counted as well.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ QUICK_WORLDS: Final = (10, 100, 1_000)
 TARGET_S: Final = 0.1
 _FAULTS: Final = 6
 _LOOKS: Final = 4
-"""How often an agent looks while all nodes publish."""
+"""Looks of an agent while all nodes publish."""
 
 _RUN: Final = "bench"
 _BLOCK_BYTES: Final = 1 << 30
@@ -70,7 +70,7 @@ _COLUMNS: Final = {
 
 
 def control(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
-    """Measure every number of nodes; the state's size does not matter."""
+    """Measure every number of nodes; the size of the state does not matter."""
     for _ in range(setup.repeat):
         setup.lap()
     found: list[Figure] = []
@@ -81,7 +81,7 @@ def control(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[F
 
 
 class _Costs:
-    """What changes of the world cost; times are seconds of one agent's processor time."""
+    """Costs of changes; times are seconds of one agent's processor time."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -121,7 +121,7 @@ class _Costs:
 
 
 class _Plane:
-    """All nodes' records, the coordinator's table, and one agent that looks and decides."""
+    """The records of all nodes, the coordinator's table, and one agent that looks and decides."""
 
     def __init__(self, nodes: int) -> None:
         self._random = Random(nodes)
@@ -137,7 +137,7 @@ class _Plane:
         self._costs = _Costs(nodes)
 
     def run(self, faults: int) -> _Costs:
-        """Form the first generation, then let the faults come, one every second."""
+        """Form the first generation, then inject the faults, one every virtual second."""
         for name in self._names:
             self._start(name)
         self._settle()
@@ -192,7 +192,7 @@ class _Plane:
             self._write(node_key(_RUN, name), record, expected=None)
 
     def _publish_all(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
-        """Have every node publish; the agent looks a few times meanwhile."""
+        """Publish from every node; the agent looks a few times meanwhile."""
         names = sorted(self._records)
         size = -(-len(names) // _LOOKS)
         for at in range(0, len(names), size):
@@ -210,10 +210,10 @@ class _Plane:
         self._costs.writes += 1
         self._costs.written_bytes += len(text)
 
-    # -- what every agent does -----------------------------------------------------------------
+    # -- an agent's work -----------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Go on until there is nothing to do and nothing to wait for."""
+        """Carry out decisions until there is nothing left to do or to wait for."""
         for _ in range(1000):
             decision = self._look()
             match decision:
@@ -236,7 +236,7 @@ class _Plane:
         raise HoldfastError("the simulated control plane does not come to rest; report this")
 
     def _look(self) -> agree.Decision:
-        """Read what changed, decode and decide as an agent does."""
+        """Read the changes, decode them and decide, as an agent does."""
         prefix, revision = run_prefix(_RUN), self._table.revision
         events = self._table.events(prefix, after=self._view.revision)
         missed = any(event.kind is EventKind.RESET for event in events)
@@ -269,7 +269,7 @@ class _Plane:
         return decision
 
     def _follow(self) -> bool:
-        """Start the workers that are seated and not yet running; whether there were any."""
+        """Start the seated workers that are not running yet; return whether there were any."""
         found = self._table.get(seating_key(_RUN))
         orders = msgspec.json.decode(found.value, type=tuple[Seating, ...]) if found else ()
         attempts = {w.seat: w.attempt for r in self._records.values() for w in r.workers}
@@ -313,7 +313,7 @@ def _entered(record: NodeRecord, members: set[str]) -> NodeRecord:
 
 
 class _Keeper:
-    """What the sidecars of a generation's nodes have of the newest step."""
+    """The blocks and parity rows of the newest step that the sidecars of a generation hold."""
 
     def __init__(self, record: GenerationRecord | None, step: int) -> None:
         world = record.snapshots if record else None
@@ -336,7 +336,7 @@ class _Keeper:
         )
 
     def _inventory(self, node: str) -> Inventory | None:
-        """Return the node's own blocks, and of others what `compact` leaves."""
+        """Return the node's own blocks, and of others' blocks the entries that `compact` keeps."""
         if self._world is None or node not in self._groups:
             return None
         rows = self._geometry.rows_of(node)
@@ -373,7 +373,7 @@ class _Keeper:
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each number of nodes."""
+    """Print one line per number of nodes."""
     console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
 
 

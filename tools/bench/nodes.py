@@ -1,4 +1,4 @@
-"""Sidecar processes on this machine that stand for nodes."""
+"""Sidecar processes on this machine that represent nodes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
 KEEP = 1
 SLOTS = KEEP + 2
-"""Slots a node makes at most: those kept, one being protected, one being written."""
+"""Most slots that a node makes: the kept ones, one being protected, one being written."""
 
 _TIMEOUT_S = 300.0
 
 
 class Nodes:
-    """Sidecars by node name; leave the ``with`` block to end them.
+    """Sidecars by node name; leaving the ``with`` block ends them.
 
-    Those that are ``apart`` send each other what they would else map, as between machines.
+    With ``apart`` they send each other bytes that they would otherwise map, as between machines.
     """
 
     def __init__(self, directory: Path, names: Sequence[str], *, apart: bool = False) -> None:
@@ -41,7 +41,7 @@ class Nodes:
             self._stack = on_failure.pop_all()
 
     def start(self, name: str) -> None:
-        """Start a node that is not there."""
+        """Start a node that does not run."""
         plan = SidecarPlan(
             run=self.run,
             node=name,
@@ -68,12 +68,12 @@ class Nodes:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each living node's sidecar serves."""
+        """Address of each living node's sidecar."""
         return {name: sidecar.address for name, sidecar in self._sidecars.items()}
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of the living nodes' sidecars."""
+        """Process ids of the living nodes' sidecars."""
         return tuple(sidecar.pid for sidecar in self._sidecars.values())
 
     def adopt(
@@ -85,7 +85,7 @@ class Nodes:
         rank_nodes: Sequence[str] | None = None,
         restore: RestorePoint | None = None,
     ) -> SnapshotWorld:
-        """Have all living nodes enter a generation; one rank each unless said otherwise."""
+        """Move all living nodes to a generation; one rank each unless ``rank_nodes`` is given."""
         world = SnapshotWorld(
             run=self.run,
             generation=generation,
@@ -100,7 +100,7 @@ class Nodes:
         return world
 
     def await_protected(self, world: SnapshotWorld, step: int) -> None:
-        """Wait until every node says that ``step`` is protected. Raises ``PeerError``."""
+        """Wait until every node reports ``step`` as protected; ``PeerError`` at a timeout."""
         for name, client in self.clients.items():
             reached = client.protected_step(
                 generation=world.generation, at_least=step, timeout_s=_TIMEOUT_S
@@ -109,5 +109,5 @@ class Nodes:
                 raise PeerError(f"node {name}: step {step} is not protected after {_TIMEOUT_S:g} s")
 
     def lose(self, name: str) -> None:
-        """End one node and its memory."""
+        """End one node; its memory is lost."""
         self._sidecars.pop(name).stop()

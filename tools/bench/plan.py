@@ -1,10 +1,10 @@
-"""Section plan: from one mesh to another at 64 to 16,384 ranks, one rank's part and the whole.
+"""Section plan: planning from one mesh to another at 64 to 16,384 ranks.
 
-Two models of 1,000 tensors: a transformer, whose layers are alike, so that its tables share most
-columns; and the same with every layer of another width, where little can be shared and uneven
-cuts are the rule. Both lie as FSDP2 over tensor parallelism has them and go to a mesh with half
-the tensor parallelism. The peer is the planner of torch's DCP, for one rank and where it is
-feasible: it looks at every saved chunk, and so does each rank.
+One rank's part and the whole plan are timed, on two models of 1,000 tensors: a transformer with
+equal layers, whose tables share most columns; and the same with a different width in every layer,
+where little can be shared and uneven cuts are the rule. Both are laid out as FSDP2 over tensor
+parallelism, and go to a mesh with half the tensor parallelism. The peer is the planner of torch's
+DCP, for one rank and only at feasible sizes: each rank examines every saved chunk.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from holdfast.tools.bench.samples import BenchSetup, Figure
 WORLDS: Final = (64, 256, 1024, 4096, 16384)
 QUICK_WORLDS: Final = (64, 256, 1024)
 PEER_WORLDS: Final = (64, 256)
-"""Beyond these the peer needs minutes and gigabytes of chunk descriptions."""
+"""Beyond these the peer needs minutes, and gigabytes of chunk descriptions."""
 
 TENSORS: Final = 1000
 MIB: Final = 1 << 20
 _MODELS: Final = {"alike": 0, "all different": 8}
-"""Name -> by how much each layer is wider than the one before."""
+"""Name -> difference in width from one layer to the next."""
 
 Wanted: TypeAlias = dict[str, list[ChunkStorageMetadata]]
 
@@ -49,7 +49,7 @@ _WIDTH, _HIDDEN, _KEYS, _WORDS = 8192, 28672, 2048, 131072
 
 
 def plan(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
-    """Measure every world size; the state's size does not matter, only its shapes."""
+    """Measure every world size; only the shapes matter, not the size of the state."""
     worlds = worlds or (QUICK_WORLDS if setup.quick else WORLDS)
     found: list[Figure] = []
     for model, step in _MODELS.items():
@@ -62,7 +62,7 @@ def plan(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figu
 
 
 def transformer(mesh: tuple[int, int], *, step: int) -> MeshLayout:
-    """Return 1,000 parameters, each layer ``step`` wider, on a mesh of FSDP by tensor parallel."""
+    """Return 1,000 parameters on a mesh of FSDP by tensor parallel; layers grow by ``step``."""
     columns = (Split(dim=0, after=mesh[1]), Split(dim=0))
     rows, norms = (Split(dim=0), Split(dim=1)), (Split(dim=0), None)
     shapes: dict[str, tuple[tuple[int, ...], tuple[Split | None, ...]]] = {
@@ -103,7 +103,7 @@ def transformer(mesh: tuple[int, int], *, step: int) -> MeshLayout:
 def _measured(
     name: str, saved: MeshLayout, wanted: MeshLayout, setup: BenchSetup
 ) -> Iterator[Figure]:
-    """Time one rank's part, of another rank each time, and the whole, nothing remembered."""
+    """Time one rank's part, of another rank each time, and the whole plan, with empty caches."""
     own: list[float] = []
     full: list[float] = []
     written: list[float] = []
@@ -146,7 +146,7 @@ def _whole(saved: MeshLayout, wanted: MeshLayout) -> tuple[int, int]:
 
 
 def _rows(tables: Iterator[Moves]) -> tuple[int, int]:
-    """Return how many rows the tables have, and the bytes of the columns that are their own."""
+    """Return the number of rows in the tables, and the bytes of columns that they do not share."""
     rows = nbytes = 0
     last: Moves | None = None
     for table in tables:
@@ -161,14 +161,14 @@ def _rows(tables: Iterator[Moves]) -> tuple[int, int]:
 
 
 def _write(nbytes: int) -> None:
-    """Write that many bytes as the tables are: a column at a time, again and again."""
+    """Write that many bytes in the way tables are written: repeatedly, one column at a time."""
     column = np.empty(min(nbytes, 1 << 19) or 1, dtype=np.uint8)
     for at in range(0, nbytes, len(column)):
         column[: min(len(column), nbytes - at)] = 1
 
 
 def _peak_mib(saved: MeshLayout, wanted: MeshLayout) -> float:
-    """Return the most memory held at a time while planning, by Python's own account."""
+    """Return the peak memory while planning, as Python's tracemalloc counts it."""
     forget()
     tracemalloc.start()
     try:
@@ -179,7 +179,7 @@ def _peak_mib(saved: MeshLayout, wanted: MeshLayout) -> float:
 
 
 class _Peer:
-    """What DCP does for one rank: its own arithmetic on the descriptions of all chunks."""
+    """DCP's planning for one rank: its own arithmetic on the descriptions of all chunks."""
 
     def __init__(self, saved: MeshLayout, wanted: MeshLayout) -> None:
         self._wanted = wanted
@@ -196,14 +196,14 @@ class _Peer:
             )
 
     def wanted(self, rank: int) -> Wanted:
-        """Return what a rank wants of each tensor, none of an empty shard."""
+        """Return the chunks that a rank wants of each tensor, none for an empty shard."""
         return {
             fqn: [_chunk(box) for box in self._wanted.boxes(fqn, rank)]
             for fqn in self._wanted.tensors
         }
 
     def plan(self, wanted: Wanted) -> int:
-        """Return how many items are to be read."""
+        """Return the number of items to read."""
         return sum(
             len(create_read_items_for_chunk_list(fqn, self._saved[fqn], chunks))
             for fqn, chunks in wanted.items()
@@ -237,7 +237,7 @@ def _exact(name: str, value: float, unit: str) -> Figure:
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each world size and model."""
+    """Print one line per world size and model."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     for title in ("one rank", "min–max", "× DCP", "whole", "min–max", "× writing"):

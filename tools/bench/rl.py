@@ -1,9 +1,9 @@
-"""Section rl: what asynchrony gains where samples are long-tailed, and what a loss costs it.
+"""Section rl: the gain from asynchrony with long-tailed samples, and the cost of a loss.
 
-The included trainer runs as real processes: one or two ranks that train, two workers that sample.
-Its environment is a simulated tool: how many turns an episode has, and how long each reply takes,
-have long tails, and are the same for every mode. The modes take turns; then workers of both roles
-are killed in a job that trains meanwhile.
+The included trainer runs as real processes: one or two trainer ranks and two workers that sample.
+Its environment is a simulated tool: the number of turns of an episode and the delay of each reply
+have long tails, and are the same in every mode. The modes take turns; then workers of both roles
+are killed in a job that keeps training.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WORKLOAD: Final = RLConfig(
     microbatches=4,
     eta=2,
     max_new_tokens=48,
-    lr=1e-6,  # lengths shall stay as they are
+    lr=1e-6,  # lengths must not change
     slots=24,
     log_every_ticks=16,  # about every 20 ms
     held_out=2,
@@ -82,7 +82,7 @@ _KILLS: Final = 10
 _QUICK_KILLS: Final = 1
 _SETTLE_STEPS: Final = 3
 _BEFORE_S: Final = 3.0
-"""For how long before a loss the pace of sampling is taken that it is compared with."""
+"""Seconds before a loss over which the sampling rate is measured for comparison."""
 
 RATE: Final = "tokens/s"
 SAMPLES: Final = "samples/s"
@@ -92,7 +92,7 @@ TRAINER_LOST: Final = "a trainer rank killed"
 
 
 def rl(setup: BenchSetup) -> list[Figure]:
-    """Run every mode in turn, then a job that is hurt; the state's size does not matter."""
+    """Run every mode in turn, then a job under kills; the size of the state does not matter."""
     kills = _QUICK_KILLS if setup.quick else max(_KILLS, setup.repeat)
     with Tempo(setup, total=setup.repeat * len(_MODES) + 2 * kills) as tempo:
         paces, logs = _undisturbed(setup, tempo)
@@ -153,7 +153,7 @@ def _throughput(paces: dict[str, list[StepPace]]) -> list[Figure]:
 def _protection(
     paces: dict[str, list[StepPace]], logs: Sequence[tuple[float, float]]
 ) -> list[Figure]:
-    """Return what the logs of rollouts cost: in all, in the workers' own time, and in memory."""
+    """Return the cost of rollout logs: in total, in the workers' own time, and in memory."""
     slower = [
         1 - (ours.tokens / ours.seconds) / (bare.tokens / bare.seconds)
         for ours, bare in zip(paces[_OURS], paces[_BARE], strict=True)
@@ -165,11 +165,11 @@ def _protection(
     ]
 
 
-# -- hurt ------------------------------------------------------------------------------------------
+# -- under kills -----------------------------------------------------------------------------------
 
 
 def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
-    """Kill rollout workers and trainer ranks in one job, which goes on."""
+    """Kill rollout workers and trainer ranks in one job, which keeps running."""
     config = msgspec.structs.replace(WORKLOAD, steps=1_000_000, mode=Mode.BOUNDED)
     handed: list[float] = []
     again: list[float] = []
@@ -208,7 +208,7 @@ def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
 
 
 def _kept_up(events: Sequence[Event], *, killed_s: float, begun_s: float) -> float:
-    """Return the rate of sampling while training stood still, as a share of that before."""
+    """Return the sampling rate while training stood still, as a share of the rate before."""
     before = sampled(events, since_s=killed_s - _BEFORE_S, until_s=killed_s) / _BEFORE_S
     during = sampled(events, since_s=killed_s, until_s=begun_s) / (begun_s - killed_s)
     return during / before if before else 0.0
@@ -235,7 +235,7 @@ def _ranks(events: Sequence[Event], *, since_s: float, world: int) -> bool | Non
 def _job(
     setup: BenchSetup, name: str, config: RLConfig, *, trainers: int
 ) -> AbstractContextManager[ElasticJob]:
-    """Return a job of so many trainer ranks and two rollout workers, each kind on two nodes."""
+    """Start a job of ``trainers`` trainer ranks and two rollout workers on two nodes."""
     run_dir = setup.directory / name.replace(" ", "-").replace("(", "-").replace(")", "")
     run_dir.mkdir()
     file = run_dir / "config.json"
@@ -255,11 +255,11 @@ def _job(
     return running(launch, run_dir)
 
 
-# -- shown -----------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print the modes beside each other, then what protection and losses cost."""
+    """Print the modes side by side, then the costs of protection and of losses."""
     modes = Table(box=None, header_style="bold", pad_edge=False)
     modes.add_column("", no_wrap=True)
     for title in (RATE, "min–max", f"× {_BASE}", SAMPLES, WAITED):

@@ -1,4 +1,4 @@
-"""What a job of reinforcement learning did in a stretch of time, read from its events."""
+"""Measures of a reinforcement learning job over an interval, read from its events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.elastic.events import (
 )
 
 SKIPPED_STEPS: Final = 3
-"""So many first steps are not counted: the pipeline fills."""
+"""Number of first steps that are not counted: the pipeline fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPace:
-    """What was trained from the end of one step to the end of the last.
+    """Training from the end of one step to the end of the last.
 
     ``waited`` is the share of the time in which the trainer waited for rollouts.
     """
@@ -37,7 +37,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What all rollout workers sampled and wrote to their logs.
+    """Totals of what all rollout workers sampled and wrote to their logs.
 
     ``share`` is the time they spent on their logs, as a share of that and of sampling.
     """
@@ -48,7 +48,7 @@ class Logged:
 
 
 def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
-    """Return how fast it trained. Raises ``ValueError`` where too few steps were made."""
+    """Return the pace of training. Raises ``ValueError`` if there were too few steps."""
     ends = {event.step: event.time_s for event in of_kind(events, StepDone) if event.rank == 0}
     tokens = {
         event.step: int(event.values["tokens"] or 0) for event in of_kind(events, MetricsLogged)
@@ -72,7 +72,7 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
 
 
 def logged(events: Sequence[Event]) -> Logged:
-    """Return the totals of all workers, lost ones as far as they told."""
+    """Return the totals of all workers; of lost workers, up to their last report."""
     lasts = [told[-1] for told in _told(events)]
     logging_s = sum(event.logging_s for event in lasts)
     sampling_s = sum(event.sampling_s for event in lasts)
@@ -84,7 +84,7 @@ def logged(events: Sequence[Event]) -> Logged:
 
 
 def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float:
-    """Return how many tokens were sampled between two times, as far as workers told."""
+    """Return the number of tokens sampled between two times, from the workers' reports."""
     return sum(
         (later.tokens - sooner.tokens) * _overlap(sooner.time_s, later.time_s, since_s, until_s)
         for told in _told(events)
@@ -93,7 +93,7 @@ def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float
 
 
 def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> RolloutRecovered | None:
-    """Return how the work of a worker lost after ``since_s`` was taken back, None while it is not.
+    """Return the recovery of the work of a worker lost after ``since_s``, None if there is none.
 
     The event has the ``tokens`` that were saved, and those to be sampled again (``resampled``).
     """
@@ -106,19 +106,19 @@ def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> RolloutR
 
 
 def _told(events: Sequence[Event]) -> Iterator[list[TokensSampled]]:
-    """Yield what each worker's process told of itself, in order."""
+    """Yield the reports of each worker process, in order."""
     seats: dict[str, list[list[TokensSampled]]] = defaultdict(list)
     for event in of_kind(events, TokensSampled):
         of_seat = seats[event.seat]
         if not of_seat or event.tokens < of_seat[-1][-1].tokens:
-            of_seat.append([])  # a new process begins at nothing
+            of_seat.append([])  # a new process counts from zero
         of_seat[-1].append(event)
     for of_seat in seats.values():
         yield from of_seat
 
 
 def _overlap(begin_s: float, end_s: float, since_s: float, until_s: float) -> float:
-    """Return the share of the first stretch that lies in the second."""
+    """Return the share of the first interval that lies in the second."""
     if end_s <= begin_s:
         return 0.0
     return max(0.0, min(end_s, until_s) - max(begin_s, since_s)) / (end_s - begin_s)

@@ -1,4 +1,4 @@
-"""Repeated timings of several things in turn, their progress, and the table they become."""
+"""Repeated timings of several operations in turn, their progress, and their table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from typing import Any, Self, TypeAlias
 from rich.table import Table
 
 Case: TypeAlias = Callable[[], Mapping[str, float]]
-"""Does one thing once; returns seconds by name. What it prepares and checks is not in them."""
+"""A function that does one operation once and returns seconds by name.
+
+Its preparation and checks are not included in the times.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSetup:
-    """What every section is given.
+    """The parameters of every section.
 
-    ``lap`` is called after each round, ``say`` with what is being done. ``free_bytes`` is the
-    memory the machine has left, where that decides how it is done; ``minutes`` how long a section
-    trains that does so for a given time, None for as long as it likes.
+    ``lap`` is called after each round, ``say`` with the current activity. ``free_bytes`` is the
+    machine's free memory, for sections that adapt to it. ``minutes`` is the duration of sections
+    that train for a given time; None leaves it to the section.
     """
 
     size_bytes: int
@@ -39,7 +42,7 @@ class BenchSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """Something else that was timed in the same rounds."""
+    """Another operation, timed in the same rounds."""
 
     name: str
     seconds: float
@@ -47,9 +50,9 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """One measured thing: the median of ``samples_s`` for ``size_bytes`` of state.
+    """One measurement: the median of ``samples_s`` for ``size_bytes`` of state.
 
-    ``beside`` are the physical reference, first, and peers. ``extra`` are other figures of it:
+    ``beside`` holds the physical reference first, then peers. ``extra`` holds further figures:
     name, value, unit.
     """
 
@@ -78,7 +81,7 @@ class BenchRow:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The other figures in words."""
+        """The further figures as text."""
         return tuple(f"{name}: {value:,.4g} {unit}".rstrip() for name, value, unit in self.extra)
 
     def ratio(self, other: Yardstick) -> float:
@@ -86,7 +89,7 @@ class BenchRow:
         return self.seconds / other.seconds
 
     def figures(self) -> list[dict[str, Any]]:
-        """Return the row as JSON-typed values, one for each thing it stands beside."""
+        """Return the row as JSON-typed values, one for each operation it is compared with."""
         found: list[dict[str, Any]] = [
             {
                 "section": self.section,
@@ -117,10 +120,10 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure of a section that has a table of its own.
+    """One figure of a section that has its own table.
 
-    A median where ``low`` and ``high`` differ; ``ratio`` is value over that of ``versus``. ``p95``
-    and all ``samples`` where there are enough of them to say.
+    ``value`` is a median if ``low`` and ``high`` differ; ``ratio`` is value over that of
+    ``versus``. ``p95`` and ``samples`` are set if there are enough samples.
     """
 
     section: str
@@ -135,7 +138,7 @@ class Figure:
     samples: tuple[float, ...] = ()
 
     def figures(self) -> list[dict[str, Any]]:
-        """Return it as JSON-typed values."""
+        """Return the figure as JSON-typed values."""
         return [asdict(self)]
 
 
@@ -146,12 +149,12 @@ class Timings:
         self._seconds: dict[str, list[float]] = {}
 
     def add(self, found: Mapping[str, float]) -> None:
-        """Keep one sample of each name."""
+        """Add one sample of each name."""
         for name, seconds in found.items():
             self._seconds.setdefault(name, []).append(seconds)
 
     def yardstick(self, name: str) -> Yardstick:
-        """Return the median of what was timed as ``name``."""
+        """Return the median of the samples of ``name``."""
         return Yardstick(name=name, seconds=statistics.median(self._seconds[name]))
 
     def row(
@@ -180,7 +183,7 @@ class Timings:
 def in_turn(cases: Sequence[Case], setup: BenchSetup) -> Timings:
     """Run all cases once to warm up, then ``repeat`` times, one after the other.
 
-    In turn, so that what else the machine does falls on the thing and its yardsticks alike.
+    They alternate so that other load on the machine affects all of them alike.
     """
     samples = Timings()
     for number in range(setup.repeat + 1):
@@ -205,7 +208,7 @@ def timed(name: str, work: Callable[[], object]) -> Case:
 
 @contextmanager
 def stopwatch() -> Iterator[list[float]]:
-    """Yield a list that holds the seconds of the ``with`` block once it is left."""
+    """Yield a list that holds the seconds of the ``with`` block after its end."""
     seconds: list[float] = []
     started = time.perf_counter()
     yield seconds
@@ -218,7 +221,7 @@ def by_line(
     columns: Mapping[str, str],
     cell: Callable[[Figure], str],
 ) -> Table:
-    """Return the table; ``columns`` maps what figures are called to titles, in their order.
+    """Return the table; ``columns`` maps figures' names to titles, in their order.
 
     A figure that a line does not have is an empty cell.
     """
@@ -236,7 +239,7 @@ def by_line(
 
 
 class Tempo:
-    """Shares the rounds that a section has on the bar out over its ``total`` parts."""
+    """Spreads a section's rounds on the progress bar over its ``total`` parts."""
 
     def __init__(self, setup: BenchSetup, *, total: int) -> None:
         self._setup, self._total = setup, total
@@ -254,11 +257,11 @@ class Tempo:
         self._lap(self._rounds)
 
     def say(self, text: str) -> None:
-        """Tell what is being done."""
+        """Show the current activity."""
         self._setup.say(text)
 
     def beat(self) -> None:
-        """Say that one more part is done."""
+        """Record that one more part is done."""
         self._parts += 1
         self._lap(self._rounds * self._parts // self._total)
 

@@ -1,4 +1,4 @@
-"""The state that is benchmarked: linear layers and their AdamW moments, float32."""
+"""The state of the benchmarks: linear layers and their AdamW moments, float32."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast.ckpt.native.isal import address_of
 
 LAYERS = 12
 MANY_LAYERS = 66
-"""396 tensors: as many as a model of some hundred million parameters has."""
+"""396 tensors: as many as a model with some hundred million parameters has."""
 
 _PER_LAYER = 3 * 4  # weight and two moments, four bytes each
 
 
 class BenchState:
-    """About ``size_bytes`` in 6 tensors a layer; ``size_bytes`` then says how many exactly."""
+    """About ``size_bytes`` in 6 tensors per layer; the attribute ``size_bytes`` is exact."""
 
     def __init__(self, size_bytes: int, *, seed: int, layers: int = LAYERS) -> None:
         torch.manual_seed(seed)
@@ -45,7 +45,7 @@ class BenchState:
                 yield f"optimizer.{name}.{moment}", self.optimizer.state[parameter][moment]
 
     def wipe(self) -> None:
-        """Fill with zeros, so that what is loaded afterwards is seen to be loaded."""
+        """Fill with zeros, so that a load that does nothing is noticed."""
         with torch.no_grad():
             for tensor in self.tensors.values():
                 tensor.zero_()
@@ -62,7 +62,7 @@ class BenchState:
 
 
 class MirrorMemory:
-    """Memory as large as a state, with every page present: what a copy is compared with."""
+    """Memory as large as a state, with every page present, as the reference for copies."""
 
     def __init__(self, state: BenchState) -> None:
         self._state = state
@@ -90,7 +90,7 @@ def write_raw(state: BenchState, path: Path) -> None:
 
 
 def read_raw(state: BenchState, path: Path) -> None:
-    """Read what `write_raw` wrote straight into the tensors, nothing checked."""
+    """Read a file of `write_raw` straight into the tensors, without verification."""
     with path.open("rb", buffering=0) as file:
         for view in state.views():
             at = 0

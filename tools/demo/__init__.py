@@ -1,1 +1,1 @@
-"""`holdfast demo`: a job that is killed again and again, and judged."""
+"""`holdfast demo`: run a job under repeated kills and judge its result."""

@@ -1,4 +1,4 @@
-"""`holdfast demo`: the included RL job, hurt on schedule, compared with itself unhurt."""
+"""`holdfast demo`: run the included RL job under kills and compare it with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the whole demo; 0 only if every check held."""
+    """Run both jobs and write the report; 0 only if every check held."""
     config, plan = _plan(args)
     runs = _prepare(args.report_dir)
     console = Console(highlight=False)
@@ -93,7 +93,7 @@ def _plan(args: argparse.Namespace) -> tuple[RLConfig, tuple[Kill, ...]]:
 
 
 def _prepare(report_dir: Path) -> Path:
-    """Make the report directory; return its empty place for runs."""
+    """Make the report directory; return its empty directory for runs."""
     runs = report_dir / _RUNS
     try:
         shutil.rmtree(runs, ignore_errors=True)
@@ -106,7 +106,7 @@ def _prepare(report_dir: Path) -> Path:
 
 
 def _warm_up(config: RLConfig, place: Path, console: Console) -> RLConfig:
-    """Train the model a little on right answers first, so that there is reward to learn from."""
+    """Train the model briefly on right answers first, so that it earns some reward."""
     from holdfast.adapters.rl.weights.warm_up import prepare
 
     config = msgspec.structs.replace(config, warm_start=str(place.absolute()))

@@ -1,4 +1,4 @@
-"""Showing a running job: a live panel on a terminal, plain lines anywhere else."""
+"""Displays of a running job: a live panel on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Display(Protocol):
-    """Where a job's progress is shown."""
+    """A display of a job's progress."""
 
     def __enter__(self) -> Self: ...
 
@@ -49,14 +49,14 @@ class Display(Protocol):
 
 
 def make_display(console: Console, *, title: str, steps: int) -> Display:
-    """Return the display that suits where the output goes."""
+    """Return the panel if the output goes to a terminal, plain lines otherwise."""
     if console.is_terminal:
         return LivePanel(console, title=title, steps=steps)
     return PlainLines(console, title=title, steps=steps)
 
 
 def describe(event: Event) -> tuple[str, str] | None:
-    """Return a style and a sentence for an event worth telling, None for all others."""
+    """Return a style and a sentence for an event that is worth showing, None for all others."""
     match event:
         case FaultInjected(what=what, victim=victim, seats=seats):
             if what == KILL_NODE:
@@ -78,7 +78,7 @@ def describe(event: Event) -> tuple[str, str] | None:
 
 
 class PlainLines:
-    """One line per event worth telling, and some thirty on the steps."""
+    """One line per event that is worth showing, and about thirty lines on the steps."""
 
     def __init__(self, console: Console, *, title: str, steps: int) -> None:
         self._console, self._title, self._steps = console, title, steps
@@ -97,7 +97,7 @@ class PlainLines:
     ) -> None: ...
 
     def update(self, state: LiveState, events: list[Event]) -> None:
-        """Write a line for each event worth telling, and now and then one on the steps."""
+        """Write a line for each event that is worth showing, and regularly one on the steps."""
         for event in events:
             if told := describe(event):
                 self._say(told[1])
@@ -139,7 +139,7 @@ class LivePanel:
         self._live.__exit__(kind, error, trace)
 
     def update(self, state: LiveState, events: list[Event]) -> None:
-        """Take up the news, and redraw when it is time."""
+        """Collect the new events, and redraw if the last drawing is old enough."""
         now_s = time.monotonic()
         for event in events:
             if told := describe(event):
@@ -183,7 +183,7 @@ class LivePanel:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return the values as a row of blocks of different height."""
+    """Return the values as a row of blocks of different heights."""
     if not values:
         return ""
     low, span = min(values), (max(values) - min(values)) or 1.0

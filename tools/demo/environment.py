@@ -1,4 +1,4 @@
-"""What a result was obtained with: versions of software, and the machine."""
+"""The environment of a result: versions of software, and the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES: Final = ("holdfast", "torch", "numpy", "pyzmq", "pyeclib", "zarr", "r
 
 
 def software() -> dict[str, str]:
-    """Return the versions of Python and of the packages that matter, those installed."""
+    """Return the versions of Python and of the relevant packages that are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -23,7 +23,7 @@ def software() -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """Return what the machine is, as far as it shows."""
+    """Return the machine's system, processor, cores and memory, as far as they are known."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "system": f"{platform.system()} {platform.release()}",

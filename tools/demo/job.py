@@ -1,4 +1,4 @@
-"""Running one job of the demo from start to end: launched, watched, hurt when so planned."""
+"""Run one job of the demo from start to end: launch it, show it, carry out its kills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_LINES = 15
 
 
 class DemoJobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job did: its events, what rank 0 wrote as result, and what it left behind."""
+    """The record of a job: its events, the result that rank 0 wrote, and its leftovers."""
 
     events: list[Event]
     result: dict[str, Json]
@@ -43,10 +43,10 @@ def run_job(
     plan: Sequence[Kill] = (),
     seed: int = 0,
 ) -> DemoJobRecord:
-    """Run a job to its end, carrying out ``plan`` on the way.
+    """Run a job to its end, and carry out ``plan`` on the way.
 
-    The job begins no step while ``hold_file`` is there; rank 0 writes ``result_file`` at its end.
-    Raises ``JobFailedError`` with the reason and the end of the guilty log when the job fails.
+    The job begins no step while ``hold_file`` exists; rank 0 writes ``result_file`` at its end.
+    Raises ``JobFailedError`` with the reason and the end of the relevant log if the job fails.
     """
     launcher = Launcher(config)
     reader, state = EventReader(launcher.run_dir), LiveState()
@@ -86,7 +86,7 @@ def _read_result(path: Path) -> dict[str, Json]:
 
 
 def _evidence(run_dir: Path) -> str:
-    """Return where the logs are, and the last lines of the one that looks guilty."""
+    """Return the directory of the logs, and the last lines of the first one with a traceback."""
     for log in sorted((run_dir / "logs").glob("*.log")):
         lines = log.read_text(errors="replace").splitlines()
         if any(line.startswith("Traceback") for line in lines):

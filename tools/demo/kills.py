@@ -1,4 +1,4 @@
-"""Killing parts of a running job on schedule, with SIGKILL, and writing down what was killed."""
+"""Kill parts of a running job with SIGKILL on schedule, and record each kill as an event."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.tools.report.timeline import KILL_NODE, KILL_ROLLOUT
 from holdfast.tools.show.live_state import LiveState
 
 _FRESH_S = 0.04
-"""A rollout worker counts as sampling for this long after it said so; sequences are short."""
+"""A rollout worker counts as sampling for this long after its report; sequences are short."""
 
 _TICK_S = 0.02
 _EAGER_TICK_S = 0.002
@@ -31,8 +31,8 @@ _HOLD_MOST_S = 60.0
 class ScheduledKills:
     """Carries out a schedule of kills against one launched job, driven by `tick`.
 
-    When a kill is due and the successor of an earlier victim has not joined yet, the job is held
-    by ``hold_file``, so that a fast job is not over before the slow start of a process is.
+    If a kill is due and the successor of an earlier victim has not joined yet, ``hold_file`` holds
+    the job. Otherwise a fast job could end before a new process has started.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class ScheduledKills:
 
     @property
     def pending(self) -> int:
-        """How many kills are still to come."""
+        """Number of kills still to come."""
         return len(self._plan)
 
     @property
     def tick_s(self) -> float:
-        """How long the next `tick` can wait: not at all while a moment is watched for."""
+        """Time until the next `tick`; very short while a busy rollout worker is awaited."""
         watching = self._due_s is not None and self._plan[0].kind == KILL_ROLLOUT
         return _EAGER_TICK_S if watching else _TICK_S
 
     def close(self) -> None:
-        """Let the job go and close the event file."""
+        """Release the job and close the event file."""
         self._hold(False)
         self._writer.close()
 
     def tick(self, state: LiveState) -> None:
-        """Carry out the next kill if its moment has come."""
+        """Carry out the next kill if it is due and a victim is available."""
         self._reconsider(state)
         due = bool(self._plan) and state.step >= self._plan[0].step
         going = not state.unrecovered and state.stepped >= state.generation
@@ -94,7 +94,7 @@ class ScheduledKills:
         return all(state.count(role) >= wanted[role] for role in hit)
 
     def _hold(self, wanted: bool) -> None:
-        """Hold the job, or let it go; never longer than a process may take to start."""
+        """Hold the job or release it; hold it no longer than a process may take to start."""
         now_s = time.monotonic()
         if not wanted:
             self._held_s = 0.0
@@ -106,7 +106,7 @@ class ScheduledKills:
             self._hold_file.unlink(missing_ok=True)
 
     def _reconsider(self, state: LiveState) -> None:
-        """Plan a kill again that proves to have hit a worker between two sequences."""
+        """Plan a kill again if it turns out that the worker was between two sequences."""
         if self._unconfirmed not in state.salvaged:
             return
         if not state.salvaged[self._unconfirmed] and len(self._done) < _KILLS_MOST:
@@ -114,7 +114,7 @@ class ScheduledKills:
         self._unconfirmed = None
 
     def _kill(self, kind: str, victim: KillTarget, state: LiveState) -> bool:
-        """Kill and record it; False when the victim has gone by itself in the meantime."""
+        """Kill the victim and record it; return False if the victim has already ended by itself."""
         now_s = time.time()
         if kind == KILL_NODE:
             pids = self._launcher.lose_machine(victim.node)
@@ -138,7 +138,7 @@ class ScheduledKills:
 
 
 def _sigkill(pids: Sequence[int]) -> bool:
-    """Kill all that still run, as one blow; tell whether the first did."""
+    """Kill all processes that still run, at once; return whether the first one did."""
     hit = False
     for at, pid in enumerate(pids):
         with contextlib.suppress(ProcessLookupError):

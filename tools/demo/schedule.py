@@ -1,4 +1,4 @@
-"""When the demo hurts its job, and whom: decided by a seed and what runs at that moment. Pure."""
+"""Schedule and victims of the demo's kills, from a seed and the workers then running. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_STEPS = 20
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned kill: once ``step`` is completed, after ``delay`` of a usual step's time."""
+    """A planned kill, due ``delay`` times a usual step's duration after ``step`` is completed."""
 
     kind: str
     step: int
@@ -23,7 +23,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KillTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What to kill on ``node``: a seat (``"trainer/1"``) or all of it; ``seats`` die with it."""
+    """A target on ``node``: a seat (``"trainer/1"``) or the whole node; ``seats`` die with it."""
 
     name: str
     node: str
@@ -33,10 +33,10 @@ class KillTarget(msgspec.Struct, frozen=True, kw_only=True):
 def schedule(seed: int, steps: int) -> tuple[Kill, ...]:
     """Return the kills of a job of ``steps`` steps, one of each kind, in order of step.
 
-    Each has its own stretch of the steps from one tenth to six tenths. The rollout worker's is in
-    the middle: after the loss of a trainer the job goes on smaller until its successor has
-    joined, and only then can it afford to lose the next; the end is left for that as well. Raises
-    ``ValueError`` when there are too few steps.
+    Each kill has its own range of the steps between one tenth and six tenths. The rollout worker's
+    kill is in the middle: after the loss of a trainer the job runs with fewer trainers until the
+    successor has joined, and only then can it lose another one. The last steps are left for that
+    too. Raises ``ValueError`` if there are too few steps.
     """
     if steps < MIN_STEPS:
         raise ValueError(
@@ -58,11 +58,11 @@ def schedule(seed: int, steps: int) -> tuple[Kill, ...]:
 def victims(
     kind: str, running: Mapping[str, Collection[str]], *, busy: Collection[str]
 ) -> list[KillTarget]:
-    """Return who may be killed now, sorted; empty when nobody may.
+    """Return the targets that may be killed now, sorted; empty if there are none.
 
-    ``running`` maps every living node to the seats whose workers take part; ``busy`` are the
-    seats of rollout workers in the middle of a sequence. A trainer or a node is spared when it
-    holds the last trainer, a node also when it holds the last rollout worker.
+    ``running`` maps every living node to the seats whose workers take part; ``busy`` are the seats
+    of rollout workers in the middle of a sequence. A trainer or a node is spared if it holds the
+    last trainer, a node also if it holds the last rollout worker.
     """
     trainers = {(n, s) for n, seats in running.items() for s in seats if role_of(s) == TRAINER}
     others = {(n, s) for n, seats in running.items() for s in seats if role_of(s) != TRAINER}

@@ -1,4 +1,4 @@
-"""Whether a demo held what it promises: each check a key, each failure a sentence. Pure."""
+"""The verdict on a demo: one key per check, one sentence per failure. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = Mapping[str, Json]
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is judged: both jobs' results and events, and what was planned."""
+    """The input of the verdict: results and events of both jobs, and the plan."""
 
     hurt: dict[str, Json]
     reference: dict[str, Json]
@@ -29,7 +29,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(evidence: Evidence) -> tuple[dict[str, bool], list[str]]:
-    """Return every check's outcome, and a sentence for each that failed."""
+    """Return the outcome of every check, and a sentence for each that failed."""
     checks: dict[str, Callable[[Evidence], str | None]] = {
         "exact": _exact,
         "ledger_ok": _ledger,

@@ -1,1 +1,1 @@
-"""The report of a run from its events: recoveries by phase, goodput, curves, and a page."""
+"""The report of a run, built from its events: recoveries by phase, goodput, curves, and a page."""

@@ -1,4 +1,4 @@
-"""Where the wall time went: every second of a run in exactly one class. Pure."""
+"""Accounting of wall time: every second of a run belongs to exactly one class. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES: Final = (
     "shutdown",
     "between steps",
 )
-"""Classes in order of precedence: where claims overlap, the earlier class has the second."""
+"""Classes in order of precedence: where claims overlap, the time goes to the earlier class."""
 
 REMAINDER: Final = "between steps"
 
@@ -56,12 +56,12 @@ def account(wall_s: float, claims: Sequence[Interval]) -> dict[str, float]:
 
 
 def within(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return what of the seconds per class lies between the first step and the last."""
+    """Return the seconds per class between the first step and the last."""
     return {name: seconds for name, seconds in shares.items() if name not in _OUTSIDE}
 
 
 def useful(shares: Mapping[str, float]) -> float:
-    """Return the goodput: which part of the time between first and last step was productive."""
+    """Return the goodput: the productive share of the time between first and last step."""
     inside = within(shares)
     whole_s = sum(inside.values())
     return inside.get("productive", 0.0) / whole_s if whole_s else 0.0

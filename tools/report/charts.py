@@ -1,6 +1,6 @@
-"""The pictures of the report, each from plain values to SVG text. Pure.
+"""The pictures of the report: functions from plain values to SVG text. Pure.
 
-Colours are classes; the page's style sheet gives them a light and a dark meaning.
+Colours are classes; the page's style sheet defines each for light and dark mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.tools.report.timeline import PHASES, Fault, Life, StepRun, Timelin
 WIDTH: Final = 1080.0
 CURVE_WIDTH: Final = 520.0
 CURVE_HEIGHT: Final = 254.0
-_NODE_CHAR: Final = 7.4  # pixels of a character of a node's name, and of a seat's
+_NODE_CHAR: Final = 7.4  # width in pixels of a character of a node's name, and of a seat's
 _SEAT_CHAR: Final = 6.4
 _GAP: Final = 8.0
 _RIGHT: Final = 14.0
@@ -23,7 +23,7 @@ _LANE: Final = 26.0
 _BAR: Final = 16.0
 _TOP: Final = 40.0
 _DOTS_UP_TO: Final = 40
-_SUMMED_S: Final = 1e-6  # what adding up the phases may be off by
+_SUMMED_S: Final = 1e-6  # tolerated rounding error in the sum of the phases
 
 PHASE_NAMES: Final = {
     "detect_s": "detect",
@@ -37,8 +37,7 @@ PHASE_NAMES: Final = {
 def timeline(story: Timeline, *, era: str = "generation") -> str:
     """Draw nodes and workers as lanes over time: steps, faults, recoveries, generations.
 
-    ``era`` is what the spans between two changes are called: a job without generations has
-    attempts.
+    ``era`` is the name of the span between two changes: "attempt" for a job without generations.
     """
     lanes, node_rows, bottom = _lanes(story)
     x = Scale(domain=(0.0, max(story.wall_s, 0.001)), range=(_left(lanes), WIDTH - _RIGHT))
@@ -75,7 +74,7 @@ def _lanes(story: Timeline) -> tuple[Lanes, dict[str, tuple[float, float]], floa
 
 
 def _left(lanes: Lanes) -> float:
-    """Return where the lanes begin: behind the longest names."""
+    """Return the left edge of the lanes, to the right of the longest names."""
     nodes = max((len(_node_name(node)) for node, _ in lanes if node), default=0)
     seats = max((len(seat) for _, seat in lanes), default=0)
     return nodes * _NODE_CHAR + _GAP + seats * _SEAT_CHAR + _GAP
@@ -178,7 +177,7 @@ def _fault(fault: Fault, x: Scale, lanes: Lanes, nodes: Mapping[str, tuple[float
 
 
 def recovery_bars(rows: Sequence[RecoveryRow]) -> str:
-    """Draw each recovery as one bar, its phases stacked in the order they happen."""
+    """Draw each recovery as one bar, its phases stacked in their order."""
     left, right, height = 190.0, 90.0, 34.0
     longest = max((row.total_s for row in rows), default=1.0) or 1.0
     x = Scale(domain=(0.0, longest), range=(left, WIDTH - right))
@@ -224,7 +223,7 @@ def _stack(row: RecoveryRow, x: Scale, y: float) -> list[str]:
 
 
 def share_bar(shares: Mapping[str, float]) -> str:
-    """Draw where the wall time went, productive time first."""
+    """Draw the classes of wall time as one bar, productive time first."""
     order = sorted(shares, key=lambda name: (name != "productive", -shares[name]))
     total = sum(shares.values()) or 1.0
     x = Scale(domain=(0.0, total), range=(0.0, WIDTH))
@@ -264,7 +263,7 @@ def curve(
     label: str,
     faults: Sequence[float] = (),
 ) -> str:
-    """Draw lines over steps; each series' name is its style class, faults are marked on top."""
+    """Draw lines over steps and mark the faults; each series' name is its style class."""
     if not any(series.values()):
         words = text(44.0, 24, "nothing measured", class_="mark")
         return drawing(CURVE_WIDTH, 40, words, label=label)
@@ -274,7 +273,7 @@ def curve(
 def plot(
     series: Mapping[str, Sequence[tuple[float, float]]], *, faults: Sequence[float] = ()
 ) -> str:
-    """Return what `curve` draws, for a place of `CURVE_WIDTH` by `CURVE_HEIGHT`."""
+    """Return the content of `curve`, for an area of `CURVE_WIDTH` by `CURVE_HEIGHT`."""
     width, left, bottom = CURVE_WIDTH, 44.0, 208.0
     points = [point for line in series.values() for point in line]
     steps = [step for step, _ in points]

@@ -1,4 +1,4 @@
-"""Draw the report as one page of HTML that needs no network: styles and pictures inline."""
+"""The report as one HTML page that needs no network: styles and pictures are inline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKS: Final = {
     "cleanup_ok": "No process and no shared memory left behind",
     "learned": "Held-out exact match rose",
 }
-"""What each key of the verdict means, in words for a reader."""
+"""The meaning of each key of the verdict, for a reader."""
 
 _WINDOW: Final = 10
 """Steps in the moving mean of the reward."""
@@ -36,7 +36,7 @@ _FAULTS: Final = {
 
 
 def environment() -> Environment:
-    """Return what every page of a report is made with."""
+    """Return the template environment of every page of a report."""
     made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters["seconds"] = seconds
     made.filters["percent"] = lambda value: f"{value:.1%}"
@@ -49,7 +49,7 @@ def style() -> Markup:
 
 
 def render(report: DemoReport) -> str:
-    """Return the page."""
+    """Return the page of a demo."""
     source = files("holdfast.tools.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     return (
         environment()
@@ -83,7 +83,7 @@ def render(report: DemoReport) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in the unit a reader expects."""
+    """Return a duration in a readable unit."""
     if value is None:
         return "none"
     if value == 0.0:
@@ -113,7 +113,7 @@ def _reward(report: DemoReport) -> str:
 
 
 def moving_mean(values: Sequence[float], *, window: int) -> list[float]:
-    """Return the mean over the last ``window`` values, fewer at the beginning."""
+    """Return for each value the mean of the last ``window`` values, of fewer at the beginning."""
     return [
         statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)
     ]

@@ -1,4 +1,4 @@
-"""What `report.json` holds: one value from which the page can be drawn again. Pure."""
+"""The content of `report.json`, from which the page can be drawn again. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPORT_FORMAT = 1
 
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An injected fault: ``time`` in seconds since the job started."""
+    """An injected fault; ``time`` is in seconds since the job started."""
 
     kind: str
     time: float
@@ -25,7 +25,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each phase of a recovery took; 0 where a fault needs no such phase."""
+    """A recovery and the duration of each phase; 0 for a phase that the fault does not need."""
 
     fault: str
     victim: str
@@ -44,10 +44,10 @@ class RecoveryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to problems the model never trains on, after ``step`` steps.
+    """Answers, after ``step`` steps, to problems that the model never trains on.
 
-    ``exact_match`` is the expected share of right answers when sampling, ``greedy`` the share
-    that is right when each token is the most likely one.
+    ``exact_match`` is the expected share of right answers when sampling; ``greedy`` is the share of
+    right answers when each token is the most likely one.
     """
 
     step: int
@@ -56,7 +56,7 @@ class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a demo: verdict, what happened, and how to do it again."""
+    """The outcome of a demo: verdict, record of the run, and the command to repeat it."""
 
     format: int = REPORT_FORMAT
     verdict: dict[str, bool]
@@ -93,7 +93,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fault_rows(timeline: Timeline) -> list[FaultRow]:
-    """Return the faults of a job as the report lists them."""
+    """Return the faults of a job as rows of the report."""
     return [
         FaultRow(kind=f.kind, time=f.time_s, victim=f.victim, node=f.node, step=f.step)
         for f in timeline.faults
@@ -101,7 +101,7 @@ def fault_rows(timeline: Timeline) -> list[FaultRow]:
 
 
 def recovery_rows(timeline: Timeline) -> list[RecoveryRow]:
-    """Return the recoveries of a job as the report lists them."""
+    """Return the recoveries of a job as rows of the report."""
     return [_recovery_row(recovery) for recovery in timeline.recoveries]
 
 

@@ -1,4 +1,4 @@
-"""What the snapshots of a job cost, added up from its events. Pure."""
+"""The cost of a job's snapshots, summed over its events. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Rank: TypeAlias = tuple[int, int]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Stall as a share of the ranks' step time; the seconds from a step's end to its protection.
+    """Stall as a share of the ranks' step time; seconds from the end of a step to its protection.
 
-    ``discarded`` are snapshots given up because the state changed under the copy, or for want of
-    room.
+    ``discarded`` counts snapshots that were given up because the state changed during the copy, or
+    because there was no room.
     """
 
     stall_share: float
@@ -29,7 +29,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
 
     def __str__(self) -> str:
-        """Return it as a line for people."""
+        """Return the cost as one line for people."""
         told = f"snapshots held training for {self.stall_share:.1%} of the step time"
         if self.protected_median_s is not None and self.protected_max_s is not None:
             told += (
@@ -40,7 +40,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Costs:
-    """Takes events in any order."""
+    """Sums the costs of events, in any order."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._stall_s = self._step_s = 0.0
@@ -51,7 +51,7 @@ class Costs:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Take in an event of any kind."""
+        """Add an event of any kind."""
         match event:
             case StepProtected(seconds=seconds):
                 self._protected_s.append(seconds)
@@ -60,12 +60,12 @@ class Costs:
                 self._stall_s += event.stall_s
                 self._step_s += event.seconds
                 self._copied[at] = max(self._copied.get(at, 0), copied)
-                # what one rank discards all of them do: the ranks' counts are not to be added up
+                # all ranks discard the same snapshots: their counts must not be summed
                 before = self._discarded.get(event.generation, 0)
                 self._discarded[event.generation] = max(before, event.discarded)
 
     def total(self) -> Cost | None:
-        """Return the sum, None where no rank told of a step."""
+        """Return the sum, None if no rank reported a step."""
         if not self._step_s:
             return None
         return Cost(

@@ -8,7 +8,7 @@ from math import floor, log10
 
 
 def tag(name: str, content: str = "", /, **attributes: object) -> str:
-    """Return one element; ``class_`` gives ``class``, underscores in names become dashes."""
+    """Return one element; ``class_`` becomes ``class``, underscores in names become dashes."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
@@ -22,17 +22,17 @@ def _value(value: object) -> str:
 
 
 def text(x: float, y: float, words: str, /, **attributes: object) -> str:
-    """Return escaped words at a place."""
+    """Return escaped text at a place."""
     return tag("text", escape(words), x=x, y=y, **attributes)
 
 
 def titled(words: str) -> str:
-    """Return a tooltip, to be the content of the element it explains."""
+    """Return a tooltip, to be placed inside the element that it explains."""
     return tag("title", escape(words))
 
 
 def drawing(width: float, height: float, content: str, *, label: str) -> str:
-    """Return a whole picture that scales to the width it is given."""
+    """Return a whole picture that scales to the available width."""
     return tag(
         "svg",
         content,
@@ -58,7 +58,7 @@ class Scale:
 
 
 def marks(low: float, high: float, *, about: int = 6) -> list[float]:
-    """Return round values between ``low`` and ``high``, about as many as asked for."""
+    """Return round values between ``low`` and ``high``, approximately ``about`` of them."""
     if high <= low:
         return [low]
     raw = (high - low) / about

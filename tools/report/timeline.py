@@ -1,7 +1,7 @@
-"""From the events of a run to its story: faults, recoveries by phase, steps, goodput. Pure.
+"""The timeline of a run, built from its events: faults, recoveries, steps, goodput. Pure.
 
-Times in the result are seconds since the job started, on the wall clock of the one machine (or
-the synchronised clocks of the several) that wrote the events.
+Times in the result are seconds since the job started, by the wall clock of the one machine (or the
+synchronised clocks of the several machines) that wrote the events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PHASES: Final = ("detect_s", "agree_s", "reform_s", "restore_s", "reexecute_s")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something was hurt: ``step`` is the newest step completed before it."""
+    """An injected fault; ``step`` is the newest step completed before it."""
 
     time_s: float
     kind: str
@@ -53,7 +53,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What it took to go on after a fault; phases are None where the fault needs none of them."""
+    """The recovery after a fault; a phase is None if the fault does not need it."""
 
     kind: str
     victim: str
@@ -74,7 +74,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 class StepRun(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's execution of a step.
 
-    It *stands* unless a later generation executed it, or an earlier one, again.
+    It *stands* unless a later generation executed the step, or an earlier step, again.
     """
 
     step: int
@@ -114,7 +114,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the report shows of one job; ``shares`` add up to ``wall_s``."""
+    """The values that the report shows of one job; ``shares`` add up to ``wall_s``."""
 
     started_at: float
     wall_s: float
@@ -129,7 +129,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(events: Iterable[Event]) -> Timeline:
-    """Return the story of ``events`` (any order, one job). Raises ``ValueError`` without any."""
+    """Return the timeline of ``events`` (any order, one job).
+
+    Raises ``ValueError`` if there are none.
+    """
     found = sorted(events, key=lambda event: event.time_s)
     if not found:
         raise ValueError("no events: nothing ran, or its run directory is another one")
@@ -191,7 +194,7 @@ def _steps(events: Sequence[StepDone]) -> tuple[StepRun, ...]:
 
 
 def _firsts_behind(firsts: Mapping[int, int]) -> dict[int, float]:
-    """Return for every generation the earliest step that any later one began with."""
+    """Return for every generation the earliest step with which any later one began."""
     found, earliest = dict[int, float](), inf
     for generation in sorted(firsts, reverse=True):
         found[generation] = earliest
@@ -243,7 +246,10 @@ def _generations(story: Sequence[Event], steps: Sequence[StepRun]) -> tuple[Gene
 
 
 def _restore_step(proposed: GenerationProposed, restored: Sequence[StateRestored]) -> int | None:
-    """Return the step that a generation goes on from; a checkpoint's is known to who restores."""
+    """Return the step that a generation resumes from.
+
+    Only the ranks that restore from a checkpoint know its step, so their events give it.
+    """
     if proposed.restore_step is not None:
         return proposed.restore_step
     return max((event.step for event in restored if event.tier == "checkpoint"), default=None)
@@ -294,7 +300,7 @@ def _recovery(
 
 
 def _spares_trainers(fault: Fault) -> bool:
-    """Whether a worker of another role was hit: then the trainers need no new generation."""
+    """Whether the fault hit a worker of another role: the trainers then need no new generation."""
     return fault.victim in fault.seats and role_of(fault.victim) != TRAINER
 
 
@@ -307,14 +313,17 @@ def _detected(fault: Fault, events: Sequence[Detected]) -> float | None:
 def _generation_after(
     fault: Fault, generations: Sequence[GenerationSpan], steps: Sequence[StepRun]
 ) -> GenerationSpan | None:
-    """The first generation proposed after the fault that got as far as completing a step."""
+    """Return the first generation after the fault that completed a step, else the first one."""
     stepped = {run.generation for run in steps}
     after = [span for span in generations if span.proposed_s >= fault.time_s]
     return next((span for span in after if span.number in stepped), after[0] if after else None)
 
 
 def _handed_on(fault: Fault, seen_s: float | None, events: Sequence[RolloutRecovered]) -> Recovery:
-    """A rollout worker's death: the trainers go on; its unfinished samples change hands."""
+    """Return the recovery of a rollout worker: its unfinished samples go on elsewhere.
+
+    The trainers continue without a new generation.
+    """
     names = {fault.victim, *fault.seats}
     handed = [e for e in events if e.time_s >= fault.time_s and e.worker in names]
     handed_s = handed[0].time_s if handed else None
@@ -377,7 +386,7 @@ def _intervals(
     *,
     waits: Mapping[str, Sequence[RolloutsAwaited] | Sequence[TrainingHeld]],
 ) -> list[Interval]:
-    """Everything that lays a claim to wall time; ``account`` settles what overlaps."""
+    """Return all claims to wall time; ``account`` settles the overlaps."""
     claims = [
         Interval("productive" if run.stands else "re-executed", run.start_s, run.end_s)
         for run in steps

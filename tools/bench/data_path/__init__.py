@@ -1,1 +1,1 @@
-"""Benchmarks of bytes: snapshot, persist, restore, parity, memory."""
+"""Benchmarks of the data path: snapshot, persist, restore, parity, memory."""

@@ -1,4 +1,4 @@
-"""Section parity: erasure coding and checksums, by the calls that the sidecar makes."""
+"""Section parity: erasure coding and checksums, with the calls that the sidecar makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = ((2, 1), (4, 2))
 
 
 def parity(setup: BenchSetup) -> list[BenchRow]:
-    """Time parity rows over the whole state, a lost column, and a checksum, on one core."""
+    """Time, on one core, parity rows of the whole state, decoding of a column, and a checksum."""
     data = np.random.default_rng(0).integers(0, 256, max(setup.size_bytes, 4), dtype=np.uint8)
     data = data[: len(data) // 4 * 4]
     mirror = np.ones_like(data)
@@ -59,7 +59,7 @@ def _pyeclib_name(k: int, m: int) -> str:
 
 
 def _optional(name: str) -> Any:
-    """Return the module, None where it is not installed."""
+    """Return the module, None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -67,7 +67,7 @@ def _optional(name: str) -> Any:
 
 
 def _coding(data: np.ndarray[Any, np.dtype[np.uint8]], k: int, m: int) -> list[Case]:
-    """Return what a holder of one row does, what it takes for all rows, and the way back."""
+    """Return the cases: encode one row, decode a lost column, encode all rows."""
     codec, width = ErasureCode(k, m), len(data) // k
     columns = [data[at * width : (at + 1) * width].data for at in range(k)]
     rows = {row: np.zeros(width, dtype=np.uint8).data for row in range(m)}

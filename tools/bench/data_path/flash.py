@@ -1,7 +1,7 @@
-"""DLRover's Flash Checkpoint as a way of saving, where it is installed.
+"""DLRover's Flash Checkpoint as a way of saving, if it is installed.
 
-It copies the state into shared memory while training waits; a process beside the first rank writes
-it to disk from there when it is asked to.
+It copies the state into shared memory while training waits. On request, a process beside the first
+rank writes it from there to disk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TRACKER: Final = "dlrover_latest.txt"
 
 
 def is_installed() -> bool:
-    """Say whether there is something to compare with."""
+    """Say whether DLRover is installed."""
     return importlib.util.find_spec("dlrover") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What both ways of a process use: its sockets and its memory are there once."""
+    """Sockets and memory of a process that both ways of saving share: each exists only once."""
 
     checkpointer: Any
     kinds: Any
@@ -48,7 +48,7 @@ def _shared(directory: Path, rank: int, world_size: int) -> _Shared:
         "TORCHELASTIC_RUN_ID": f"bench-{sha256(str(directory).encode()).hexdigest()[:12]}",
     }
     module = importlib.import_module("dlrover.trainer.torch.flash_checkpoint.ddp")
-    logging.disable(logging.INFO)  # it tells of every call
+    logging.disable(logging.INFO)  # it logs every call
     directory.mkdir(parents=True, exist_ok=True)
     made = module.DdpCheckpointer(
         str(directory), local_shard_num=world_size, global_shard_num=world_size
@@ -57,7 +57,7 @@ def _shared(directory: Path, rank: int, world_size: int) -> _Shared:
 
 
 class Flash:
-    """Saves to memory; with ``persist`` to disk as well, and is done when that is."""
+    """Saves to memory; with ``persist`` to disk too, and is done when the disk copy is complete."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class Flash:
         self._step = 0
 
     def save(self, step: int) -> None:
-        """Copy to shared memory; it has steps of its own, as both ways share one memory."""
+        """Copy to shared memory; steps are numbered here, because both ways share one memory."""
         del step
         self._step = next(self._shared.steps)
         kind = self._shared.kinds.DISK if self._persist else self._shared.kinds.MEMORY
         self._shared.checkpointer.save_checkpoint(self._step, self._tensors, storage_type=kind)
 
     def fence(self) -> None:
-        """Wait for nothing: the call returned once everything was copied."""
+        """Return at once: ``save`` returns only after everything is copied."""
 
     def is_done(self) -> bool:
-        """Say whether the last save is where it was to go."""
+        """Say whether the last save has reached its destination."""
         if not self._persist or not self._step:
             return True
         try:
@@ -91,6 +91,6 @@ class Flash:
             return False
 
     def close(self) -> None:
-        """Remove its memory and its files."""
+        """Remove DLRover's memory and files."""
         self._shared.checkpointer._engine._shm_handler.unlink()
         shutil.rmtree(self._directory, ignore_errors=True)

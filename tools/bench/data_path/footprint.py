@@ -1,9 +1,9 @@
-"""Section memory: what a node's memory holds beyond slots and parity, beside full copies.
+"""Section memory: a node's memory beyond slots and parity, compared with full copies.
 
-Three sidecars and three training processes stand for three nodes. What is said of them are bytes
-of a node: the shared memory of slots and parity rows, and what their processes have besides. Of
-the sidecar that is all it has; of the trainer what snapshots have added to it. Pages that
-processes share (code) are divided among them (PSS of ``proc(5)``), so that all of it adds up.
+Three sidecars and three training processes represent three nodes. The figures are bytes of one
+node: the shared memory of slots and parity rows, and the other memory of its processes. For the
+sidecar that is all it has; for the trainer it is the memory that snapshots add. Pages that
+processes share (code) are divided among them (PSS of ``proc(5)``), so the figures can be summed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MIB: Final = 1 << 20
 
 
 class Beyond(NamedTuple):
-    """Bytes of a process beside shared memory: resident, and its share where pages are shared."""
+    """Bytes of a process besides shared memory: resident, and with shared pages divided (PSS)."""
 
     resident: int
     share: int
@@ -45,7 +45,7 @@ class Beyond(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMemory:
-    """Bytes that one node holds; ``peak`` is the most that its sidecar had for itself alone."""
+    """Bytes that one node holds; ``peak`` is the maximum of its sidecar's private memory."""
 
     slots: int
     parity: int
@@ -55,7 +55,7 @@ class NodeMemory:
 
 
 def memory(setup: BenchSetup) -> list[Figure]:
-    """Measure nodes of a quarter of the size, and of all of it, with parity and with copies."""
+    """Measure nodes of a quarter of the size and of the full size, with parity and with copies."""
     figures: list[Figure] = []
     smaller = () if setup.quick else (setup.size_bytes // _SMALLER,)
     for size_bytes in (*smaller, setup.size_bytes):
@@ -143,7 +143,7 @@ def _train(
     steps: int,
     peaks: dict[int, int] | None = None,
 ) -> None:
-    """Have all train a window; note the most that the processes in ``peaks`` have meanwhile."""
+    """Train one window on all ranks; record the peak private memory of the ``peaks`` processes."""
     window = TrainingWindow(way=way, steps=steps, every=1, products=0)
     for _, pipe in trainees:
         pipe.send(window)
@@ -155,7 +155,7 @@ def _train(
 
 
 def _beyond(pid: int) -> Beyond:
-    """Return what a process has beside shared memory."""
+    """Return the memory of a process besides shared memory."""
     found = _fields(pid, "status")
     share = _fields(pid, "smaps_rollup")
     return Beyond(found["RssAnon"] + found["RssFile"], share["Pss"] - share["Pss_Shmem"])
@@ -172,7 +172,7 @@ def _fields(pid: int, name: str) -> Mapping[str, int]:
 def _trainees(
     setup: BenchSetup, nodes: Nodes, size_bytes: int
 ) -> Iterator[list[tuple[int, Connection]]]:
-    """Start a training process on each node; yield their numbers and pipes."""
+    """Start a training process on each node; yield their process ids and pipes."""
     with ExitStack() as stack:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
@@ -195,7 +195,7 @@ def _trainees(
             assert process.pid is not None
             found.append((process.pid, pipe))
         yield found
-        for _, pipe in found:  # they part together: none ends before all have heard of it
+        for _, pipe in found:  # tell all before any exits: they need each other
             pipe.send(None)
 
 
@@ -226,5 +226,5 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
 
 
 def readable(size_bytes: int) -> str:
-    """Return a size in MiB, or in KiB where it is small."""
+    """Return a size in MiB, or in KiB if it is small."""
     return f"{size_bytes >> 20} MiB" if size_bytes >= _MIB else f"{size_bytes >> 10} KiB"

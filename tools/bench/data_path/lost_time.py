@@ -1,9 +1,10 @@
 """Section lost: the training time that saving costs, with every core busy.
 
-What a save blocks is the smaller part of what it costs: its threads, its copies and its writes slow
-down the steps beside them. So processes train here, and the time lost is what a stretch of
-training took, less what as many steps take when nothing is saved, just before and just after it.
-Where others use the machine as well that is mostly theirs; the processor time is not.
+The time that a save blocks training is the smaller part of its cost: its threads, copies and writes
+also slow down the steps beside it. Therefore real training processes run here. The lost time is the
+duration of a window of training, minus that of as many steps without saving, measured just before
+and just after it. If other programs use the machine, most of the lost time may be theirs; the
+processor time is not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PEERS: Final = (
 WAYS: Final = (*OURS, *PEERS)
 RATIOS: Final = (2.0, 4.0, 8.0, 16.0)
 _TOGETHER: Final = 20
-"""Memory, in states, that the processes of all ways take; one way by itself takes half."""
+"""Memory, in states, that the processes of all ways take; a single way takes half."""
 
 _STEP_COPIES: Final = 4.0
 _WINDOW_S: Final = 3.0
@@ -52,7 +53,7 @@ _ANSWER_S: Final = 300.0
 
 
 def lost(setup: BenchSetup) -> list[BenchRow]:
-    """Time training of as many processes as there are cores to fill, with and without saving."""
+    """Time training with and without saving, on 1, 2 and 4 processes (``quick``: 2)."""
     rows: list[BenchRow] = []
     for workers in (2,) if setup.quick else (1, 2, 4):
         found = _Found()
@@ -67,7 +68,7 @@ def lost(setup: BenchSetup) -> list[BenchRow]:
 
 
 def _crews(setup: BenchSetup) -> list[tuple[str, ...]]:
-    """Return the ways that are timed by the same processes: all, where memory holds them all."""
+    """Return the groups of ways that share processes: all ways, if memory holds them all."""
     if setup.free_bytes >= _TOGETHER * setup.size_bytes:
         return [WAYS]
     return [(way,) for way in WAYS]
@@ -75,7 +76,7 @@ def _crews(setup: BenchSetup) -> list[tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Found:
-    """What was measured so far, by ways."""
+    """The measurements so far, by way of saving."""
 
     seconds: Timings = field(default_factory=Timings)
     stalls: Timings = field(default_factory=Timings)
@@ -84,7 +85,7 @@ class _Found:
 
 
 def _lost(setup: BenchSetup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
-    """One save in each window; what follows it is waited for by training on."""
+    """Save once in each window, and train on until the save is done."""
     products = crew.pace.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
     steps = max(round(window_s / crew.pace.step_s(products)), 4)
@@ -121,7 +122,7 @@ def _rows(found: _Found, workers: int) -> list[BenchRow]:
 
 
 def _inflation(setup: BenchSetup, crew: _Crew) -> list[BenchRow]:
-    """A snapshot after every step: what a step takes longer, for steps of several lengths."""
+    """Measure how much longer steps of several lengths take with a snapshot after every step."""
     rows = []
     for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
         products, samples = crew.pace.products(ratio), Timings()
@@ -141,24 +142,24 @@ def _inflation(setup: BenchSetup, crew: _Crew) -> list[BenchRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pace:
-    """What a step is made of: its fixed part, each product, and the copy it is measured in."""
+    """The parts of a step's time: its fixed part, each product, and one copy as the unit."""
 
     free_s: float
     product_s: float
     copy_s: float
 
     def products(self, copies: float) -> int:
-        """Return how much arithmetic makes a step as long as ``copies`` copies of the state."""
+        """Return the products that make a step as long as ``copies`` copies of the state."""
         return max(round((copies * self.copy_s - self.free_s) / self.product_s), 0)
 
     def step_s(self, products: int) -> float:
-        """Return about how long such a step is."""
+        """Return the expected duration of a step."""
         return self.free_s + products * self.product_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Together:
-    """A window of all ranks: its slowest, and the longest wait for a save of any.
+    """A window of all ranks: the slowest rank's time, and the longest wait of any rank for saves.
 
     ``cpu_s`` is the processor time of all ranks and all sidecars.
     """
@@ -190,9 +191,9 @@ class _Crew:
     def start(
         cls, setup: BenchSetup, workers: int, ways: Sequence[str], *, pace: _Pace | None
     ) -> Iterator[_Crew]:
-        """Start them, warm up their ways of saving, and time what a step is made of.
+        """Start the processes, warm up their ways of saving, and time the parts of a step.
 
-        That is taken over from another crew where ``pace`` says it.
+        If ``pace`` is given, it is used instead of a new measurement.
         """
         state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
         with ExitStack() as stack:
@@ -233,13 +234,13 @@ class _Crew:
         )
 
     def memcpy_s(self) -> float:
-        """Time one copy of as many bytes as all ranks have, while they rest."""
+        """Time one copy of as many bytes as all ranks have, while the ranks are idle."""
         with stopwatch() as seconds:
             self._mirror.copy()
         return seconds[0]
 
     def train(self, way: str, *, steps: int, products: int, every: int = 0) -> _Together:
-        """Have all ranks train a window."""
+        """Train one window on all ranks."""
         window = TrainingWindow(way=way, steps=steps, every=every, products=products)
         before_s = sum(map(_cpu_s, self._sidecars))
         for pipe in self._pipes:
@@ -256,7 +257,7 @@ class _Crew:
 
 
 def answer(pipe: Connection) -> WindowOutcome:
-    """Return what a trainee says of its window. Raises ``PeerError`` where it says nothing."""
+    """Return a trainee's report on its window. Raises ``PeerError`` if there is none."""
     if not pipe.poll(_ANSWER_S):
         raise PeerError(f"a training process gave no answer within {_ANSWER_S:g} s")
     try:
@@ -267,13 +268,13 @@ def answer(pipe: Connection) -> WindowOutcome:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the processor time a process has used so far (``proc(5)``)."""
+    """Return the processor time that a process has used so far (``proc(5)``)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
-    """End a trainee, in order if it can hear that it is to end."""
+    """End a trainee: ask it to end, or kill it if its pipe is closed."""
     try:
         pipe.send(None)
     except OSError:
@@ -285,9 +286,9 @@ def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
 def _guards(
     stack: ExitStack, setup: BenchSetup, workers: int, ways: Sequence[str]
 ) -> tuple[dict[str, list[RankGuard]], list[int]]:
-    """Start the sidecars of every way: one for all ranks, or, for parity, at least two.
+    """Start the sidecars of every way: one for all ranks; for parity, at least two.
 
-    Return what each rank needs of them, and their processes.
+    Return each rank's guard by way, and the sidecars' process ids.
     """
     found: dict[str, list[RankGuard]] = {}
     pids: list[int] = []

@@ -1,8 +1,8 @@
-"""A plain file beside training: what writing bytes costs it when nothing else is done with them.
+"""A plain file written beside training: the cost of disk writes alone.
 
-A process of the priority that packs are written with writes memory of its own around the page
-cache. It computes nothing, so this is what is left of persisting when all of its work is taken
-away: what the disk, and on a virtual machine its host, take from the trainers.
+A process with the priority of pack writers writes its own memory, bypassing the page cache. It
+computes nothing. It shows the cost of persistence without any work of Holdfast: the disk, and on a
+virtual machine its host, take that time from the trainers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 
 class PlainDisk:
-    """Writes ``size_bytes`` at every save; done when they are durable."""
+    """Writes ``size_bytes`` at every save; the save is done when they are durable."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,15 +36,15 @@ class PlainDisk:
         self._is_busy = False
 
     def save(self, step: int) -> None:
-        """Have the file written."""
+        """Ask the process to write the file."""
         self._pipe.send(step)
         self._is_busy = True
 
     def fence(self) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def is_done(self) -> bool:
-        """Say whether the file is written. Raises what the system refused."""
+        """Say whether the file is written. Raises the system's error if writing failed."""
         if self._is_busy and self._pipe.poll():
             if (error := self._pipe.recv()) is not None:
                 raise error
@@ -79,7 +79,7 @@ def _write_file(path: Path, memory: memoryview) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         fd = os.open(path, flags | _DIRECT, 0o600)
-    except OSError:  # as on tmpfs
+    except OSError:  # O_DIRECT is refused, as on tmpfs
         fd = os.open(path, flags, 0o600)
     try:
         for at in range(0, len(memory), _WRITE_BYTES):

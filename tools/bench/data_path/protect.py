@@ -1,7 +1,7 @@
-"""Section protect: from sealed to protected on three nodes.
+"""Section protect: time from seal to protected on three nodes.
 
-Three sidecar processes on this machine stand for three nodes, so their work shares its cores. They
-map each other's memory; for the rows over loopback they are told not to, as between machines.
+Three sidecar processes on this machine represent three nodes, so they share its cores. They map
+each other's memory; for the rows over loopback they are told not to, as between machines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GRAIN_BYTES = 1 << 20
 
 
 def protect(setup: BenchSetup) -> list[BenchRow]:
-    """Spread the state over three nodes with one parity: all anew, and with little changed."""
+    """Protect the state on three nodes with one parity: all bytes new, and few bytes changed."""
     return [
         *_protect(setup, PROTECT, LITTLE, apart=False),
         *_protect(setup, SEALED, SEALED_LITTLE, apart=True),
@@ -67,7 +67,7 @@ def _protect(setup: BenchSetup, anew: str, little: str, *, apart: bool) -> list[
 
 
 class SealingRanks:
-    """A rank on each of the nodes `NAMES`; all seal at once, as after a step of training."""
+    """One rank on each of the nodes `NAMES`; all seal at once, as after a training step."""
 
     def __init__(self, nodes: Nodes, size_bytes: int) -> None:
         self._nodes, self._pool = nodes, ThreadPoolExecutor(len(NAMES))
@@ -83,9 +83,9 @@ class SealingRanks:
         self._pool.shutdown()
 
     def take(self, *, one_in: int = 1) -> float:
-        """Change every byte, or of every ``one_in`` MiB one; write and seal all blocks.
+        """Change every byte, or one MiB in ``one_in``; write and seal all blocks.
 
-        Returns the seconds from the first seal until every node knows the step protected.
+        Returns the seconds from the first seal until every node reports the step as protected.
         """
         self._step += 1
         for payload in self.payloads:
@@ -127,9 +127,9 @@ class SealingRanks:
             return grant.slot_id, slot.finish(index)
 
     def lose_the_last(self) -> float:
-        """Lose the last node; return the seconds until its block is there again.
+        """Lose the last node; return the seconds until its block is rebuilt.
 
-        Afterwards the node is back, empty, and all are in a new generation.
+        Afterwards the node is back, empty, and all nodes are in a new generation.
         """
         rank, saved = len(NAMES) - 1, self._world
         self._nodes.lose(NAMES[rank])
@@ -159,9 +159,9 @@ class SealingRanks:
 
 
 def _send_through(payloads: Sequence[memoryview]) -> None:
-    """Send the bytes from one thread to another over a TCP connection, neither coded nor checked.
+    """Send the bytes from one thread to another over TCP, neither coded nor verified.
 
-    With one parity every byte crosses once: as much as the sidecars exchange.
+    With one parity every byte crosses once: as many bytes as the sidecars exchange.
     """
     wanted = sum(payload.nbytes for payload in payloads)
     with socket.create_server(("127.0.0.1", 0)) as server:

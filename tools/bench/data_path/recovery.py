@@ -1,4 +1,4 @@
-"""Section recover: the way back, verified: from own memory, in a fresh process, from parity."""
+"""Section recover: verified restores from own memory, in a fresh process, and from parity."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ANSWER_S: Final = 120.0
 
 
 def recover(setup: BenchSetup) -> list[BenchRow]:
-    """Time restores from memory into live tensors, and the rebuilding of what a node held."""
+    """Time restores from memory into live tensors, and the rebuilding of a lost node's block."""
     return [*_from_own_arena(setup), _from_parity(setup)]
 
 
@@ -82,7 +82,7 @@ def _restore(
     *,
     maps: SlotMaps | None = None,
 ) -> float:
-    """Restore from the node's sidecar; return the seconds. ``maps`` are warm where it wrote."""
+    """Restore from the node's sidecar; return the seconds. A writer's ``maps`` are already warm."""
     with stopwatch() as seconds, closing(SidecarClient(address, key)) as client:
         source = MemorySource(
             point, local=client, local_node="a", addresses={"a": address}, key=key, maps=maps
@@ -93,7 +93,7 @@ def _restore(
 
 
 def _in_a_fresh_process(setup: BenchSetup, point: RestorePoint, nodes: Nodes) -> float:
-    """Return what a process that has just built its model waits for its state."""
+    """Return how long a process that has just built its model waits for its state."""
     ours, theirs = multiprocessing.Pipe()
     words = (theirs, setup.size_bytes, point, nodes.addresses["a"], nodes.key)
     process = multiprocessing.get_context("spawn").Process(target=_restored, args=words)
@@ -118,7 +118,7 @@ def _restored(
 
 
 def _from_parity(setup: BenchSetup) -> BenchRow:
-    """Lose a node, have its block rebuilt and checked, and bring the node back, in each round."""
+    """In each round, lose a node, rebuild and verify its block, and bring the node back."""
     with (
         Nodes(setup.directory, NAMES) as nodes,
         closing(SealingRanks(nodes, setup.size_bytes)) as ranks,
@@ -139,7 +139,7 @@ def _from_parity(setup: BenchSetup) -> BenchRow:
 
 @contextmanager
 def _shared_directory(run: str) -> Iterator[Path]:
-    """Yield a directory in shared memory that, like an arena, no crash leaves behind."""
+    """Yield a directory in shared memory that, like an arena, does not survive a crash."""
     directory = arena_path(run, "files")
     lock_fd = hold(directory)
     try:

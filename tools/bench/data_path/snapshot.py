@@ -1,4 +1,4 @@
-"""Section snapshot: the state of one rank copied into the memory of a real sidecar."""
+"""Section snapshot: the state of one rank, copied into the memory of a real sidecar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASYNC_SAVE = "DCP async_save returns"
 
 
 class SnapshotTrainer:
-    """One rank, its sidecar, and the steps it has taken."""
+    """One rank, its sidecar, and its step counter."""
 
     def __init__(self, nodes: Nodes, state: BenchState) -> None:
         self._nodes, self._state, self.maps = nodes, state, SlotMaps()
@@ -44,7 +44,7 @@ class SnapshotTrainer:
         self.step = 0
 
     def take(self) -> Mapping[str, float]:
-        """Snapshot once and wait for it at once: the trainer has nothing else to do meanwhile."""
+        """Take one snapshot and wait for it at once; the trainer does nothing else meanwhile."""
         self.step += 1
         with stopwatch() as held:
             with stopwatch() as called:
@@ -68,7 +68,7 @@ class SnapshotTrainer:
 
 
 def snapshot(setup: BenchSetup) -> list[BenchRow]:
-    """Time what a snapshot holds the trainer up, and its copy."""
+    """Time the stall of the trainer by a snapshot, and the snapshot's copy."""
     state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
     mirror = MirrorMemory(state)
     with Nodes(setup.directory, ["a"]) as nodes, closing(SnapshotTrainer(nodes, state)) as trainer:
@@ -92,7 +92,7 @@ def snapshot(setup: BenchSetup) -> list[BenchRow]:
 
 
 def _async_save(state: BenchState, directory: Path) -> Case:
-    """Time how long the call blocks; the write behind it is waited for, not timed."""
+    """Time how long the call blocks; the write behind it is awaited but not timed."""
 
     def case() -> Mapping[str, float]:
         path = directory / "async"

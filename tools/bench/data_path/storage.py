@@ -87,7 +87,7 @@ def _written(name: str, write: Callable[[Path], object], path: Path) -> Case:
 
 
 def restore(setup: BenchSetup) -> list[BenchRow]:
-    """Time loading into live tensors from the page cache, where the warm-up has brought it."""
+    """Time loading into live tensors from the page cache, which the warm-up fills."""
     state, target = BenchState(setup.size_bytes, seed=0), BenchState(setup.size_bytes, seed=1)
     place = setup.directory
     write_raw(state, place / "raw")
@@ -121,7 +121,7 @@ def restore(setup: BenchSetup) -> list[BenchRow]:
 
 
 def _costs(read: Callable[[], object], wanted: int) -> list[tuple[str, float, str]]:
-    """Return what one more, untimed, run takes besides time."""
+    """Return the read ratio and the peak memory of one more run, which is not timed."""
     tracemalloc.start()
     found = read()
     _, peak = tracemalloc.get_traced_memory()
@@ -147,7 +147,7 @@ def _safetensors(state: BenchState, target: BenchState, path: Path) -> Callable[
 
 
 def parts_of(state: BenchState, *, rank: int, ranks: int) -> dict[str, dict[str, ckpt.TensorShard]]:
-    """Return what one of ``ranks`` holds of a state under FSDP2's split of dim 0, as views."""
+    """Return the shards of one of ``ranks`` ranks under FSDP2's split of dim 0, as views."""
     parts = {}
     for name, tensor in state.tensors.items():
         start, extent = chunk_range(tensor.shape[0], parts=ranks, index=rank)
@@ -160,7 +160,7 @@ def parts_of(state: BenchState, *, rank: int, ranks: int) -> dict[str, dict[str,
 def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
     """Save a state as ``ranks`` ranks would."""
     held: list[Any] = []
-    for rank in range(ranks):  # what each rank tells the others
+    for rank in range(ranks):  # collect the value that each rank would send to the others
         with suppress(_ToldError):
             capture(
                 parts_of(state, rank=rank, ranks=ranks),
@@ -229,7 +229,7 @@ def _dcp_save(state: BenchState, path: Path) -> None:
 
 
 def reshard(setup: BenchSetup) -> list[BenchRow]:
-    """Time writing a checkpoint of four ranks again for two and for three."""
+    """Time rewriting a checkpoint of four ranks for two and for three."""
     state = BenchState(setup.size_bytes, seed=0)
     source_root = setup.directory / "four"
     save_as(state, source_root, ranks=4)
@@ -259,7 +259,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def verify(setup: BenchSetup) -> list[BenchRow]:
-    """Time the check of every byte of a checkpoint in the page cache."""
+    """Time the verification of every byte of a checkpoint in the page cache."""
     state = BenchState(setup.size_bytes, seed=0)
     root = setup.directory / "verified"
     save_as(state, root, ranks=2)
@@ -274,7 +274,7 @@ def verify(setup: BenchSetup) -> list[BenchRow]:
 
 
 def _scan(root: Path) -> None:
-    """Read every file of a checkpoint, one thread, nothing checked."""
+    """Read every file of a checkpoint on one thread, without verification."""
     room = memoryview(bytearray(_PIECE))
     for path in root.rglob("*"):
         if path.is_file():

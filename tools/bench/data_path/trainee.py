@@ -1,7 +1,7 @@
-"""A process that trains on one core and has its state saved in one of several ways.
+"""A process that trains on one core and saves its state in one of several ways.
 
-Its step is what steps are made of: arithmetic in the cache, a meeting with the other ranks, and an
-optimizer that passes over all of the state.
+Its step has the parts of a real one: arithmetic in the cache, an exchange with the other ranks, and
+an optimizer that passes over the whole state.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RankGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraineeSeat:
-    """Where a trainee stands: its rank, where the ranks meet, its guard by ways of saving."""
+    """A trainee's rank, the ranks' meeting point, and its guards by way of saving."""
 
     rank: int
     world_size: int
@@ -62,10 +62,10 @@ class TraineeSeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWindow:
-    """What to do: train ``steps`` steps at least, saving ``way`` every ``every`` steps.
+    """An order to train at least ``steps`` steps and to save by ``way`` every ``every`` steps.
 
-    With ``every`` 0 one save is made, after the first step; training goes on until it is done.
-    ``products`` is the arithmetic of a step.
+    If ``every`` is 0, one save is made after the first step, and training continues until it is
+    done. ``products`` is the arithmetic of a step.
     """
 
     way: str
@@ -76,10 +76,10 @@ class TrainingWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOutcome:
-    """What a window took: ``stalls_s`` are the times the trainee itself waited, by save.
+    """The cost of a window; ``stalls_s`` are the times that the trainee itself waited, by save.
 
-    ``copy_s`` is the work of the thread that copied last, 0 for a way that has none. ``cpu_s`` is
-    the processor time of the whole process, until the save was done.
+    ``copy_s`` is the duration of the last copy in the copying thread, 0 for a way without one.
+    ``cpu_s`` is the processor time of the whole process, until the save was done.
     """
 
     seconds: float
@@ -90,7 +90,7 @@ class WindowOutcome:
 
 
 class Saver(Protocol):
-    """A way of saving; ``fence`` is called before the optimizer steps."""
+    """A way of saving; the trainee calls ``fence`` before each optimizer step."""
 
     def save(self, step: int) -> None: ...
     def fence(self) -> None: ...
@@ -113,10 +113,10 @@ class _Nothing:
 
 
 class _Holdfast:
-    """Snapshots; done when protected, and durable where they are persisted."""
+    """Snapshots; a save is done when it is protected, or durable if it is persisted."""
 
     def __init__(self, seat: TraineeSeat, state: BenchState, *, way: str, persist: bool) -> None:
-        # by names of its own: what all ranks have under one name is written once
+        # the names differ by rank: a tensor that all ranks have under one name is written once
         self._tracked = {f"{name}{seat.rank}": each for name, each in state.tracked.items()}
         self._persist = persist
         guard = seat.guards[way]
@@ -158,7 +158,7 @@ class _Dcp:
     def __init__(self, seat: TraineeSeat, state: BenchState, kind: AsyncCheckpointerType) -> None:
         self._state = {f"r{seat.rank}.{name}": each for name, each in state.tensors.items()}
         self._kind, self._directory = kind, Path(seat.directory) / kind.name.lower()
-        self._group = dist.new_group()  # its thread meets the other ranks' while training does
+        self._group = dist.new_group()  # its thread communicates during training
         self._under_way: Future[object] | None = None
 
     def save(self, step: int) -> None:
@@ -172,7 +172,7 @@ class _Dcp:
         self._under_way = cast("Future[object]", getattr(found, "upload_completion", found))
 
     def fence(self) -> None:
-        pass  # the call returned once everything was copied
+        pass  # the call returned only after everything was copied
 
     def is_done(self) -> bool:
         if self._under_way is None or not self._under_way.done():
@@ -222,7 +222,7 @@ def _gather(value: Any) -> list[Any]:
 
 
 class Trainee:
-    """The state, the step, and the ways of saving that were used so far."""
+    """The state, the step, and the ways of saving used so far."""
 
     def __init__(self, seat: TraineeSeat) -> None:
         torch.set_num_threads(1)
@@ -235,7 +235,7 @@ class Trainee:
         self._savers: dict[str, Saver] = {}
 
     def train(self, window: TrainingWindow) -> WindowOutcome:
-        """Train a window and say what it took."""
+        """Train a window and return its costs."""
         if window.way not in self._savers:
             self._savers[window.way] = _saver(self._seat, self._state, window.way)
         saver = self._savers[window.way]
@@ -272,13 +272,13 @@ class Trainee:
 
     @staticmethod
     def _meet(mine: bool) -> bool:
-        """Return whether it is true of every rank; the wait is part of every real step."""
+        """Return whether ``mine`` is true on every rank; a real step waits for the ranks too."""
         count = torch.tensor([int(mine)])
         dist.all_reduce(count)
         return int(count) == dist.get_world_size()
 
     def close(self) -> None:
-        """End every way of saving."""
+        """Close every way of saving."""
         for saver in self._savers.values():
             saver.close()
 
@@ -290,10 +290,10 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def serve(seat: TraineeSeat, pipe: Connection) -> None:
-    """Run as a process: train each window asked for, until there are no more."""
+    """Run as a process: train each window that arrives, until None arrives."""
     host, _, port = seat.meeting.rpartition(":")
     _be_quiet(Path(seat.directory))
-    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": "0"}  # DCP's process asks for both
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": "0"}  # DCP's process needs both
     with ExitStack() as stack:
         dist.init_process_group(
             "gloo",
@@ -315,7 +315,7 @@ def serve(seat: TraineeSeat, pipe: Connection) -> None:
 
 
 def _be_quiet(directory: Path) -> None:
-    """Keep what peers print about their progress out of the table; a traceback still shows."""
+    """Redirect the progress output of other tools to a file; a traceback still shows."""
     directory.mkdir(parents=True, exist_ok=True)
     output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

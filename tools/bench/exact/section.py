@@ -1,10 +1,10 @@
-"""Section exact: what sums that no order shows in cost, and how near all sums come to the truth.
+"""Section exact: the cost and the accuracy of sums that do not depend on the order.
 
-Ranks are processes on this machine, of one thread each. They make the gradients of a step, of
-which nothing is computed but what becomes of given numbers between a backward pass and the
-optimizer: as it comes (``exact=None``), rounded (``"float32"``), and in fixed point (``"int64"``).
-What the means should be is summed in float64. A small model is trained as well, to see how far
-its weights drift apart between world sizes: by rounding that all world sizes share they do not.
+Ranks are processes on this machine with one thread each. They produce the gradients of a step. The
+numbers are given, and only the work between a backward pass and the optimizer is computed: as it
+comes (``exact=None``), rounded (``"float32"``), and in fixed point (``"int64"``). The reference
+means are summed in float64. A small model is trained as well, to see how far its weights drift
+apart between world sizes; with rounding that all world sizes share they do not.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ METHODS: Final[dict[str, Exact]] = {"float32": None, "exact": "float32", "int64"
 ALONE: Final = "all_reduce"
 _MICROBATCHES: Final = 16
 _MOST_BYTES: Final = 32 << 20
-"""Timed at most: beyond the caches, rates stay as they are."""
+"""Largest size that is timed: rates do not change beyond the caches."""
 
 _CHECKED: Final = 1 << 20
-"""Elements whose sums are compared with float64's, at most."""
+"""Most elements whose sums are compared with those in float64."""
 
 _STEPS: Final = 500
 _QUICK_STEPS: Final = 30
@@ -63,7 +63,7 @@ _COLUMNS: Final = {
 
 
 def exact(setup: BenchSetup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
-    """Measure every way of summing at every world size; of the state 32 MiB count."""
+    """Measure every way of summing at every world size, on at most 32 MiB of the state."""
     elements = max(min(setup.size_bytes, _MOST_BYTES) // 4, 1024)
     steps = _QUICK_STEPS if setup.quick else _STEPS
     bench = _Bench(elements, steps=steps, repeat=setup.repeat)
@@ -76,7 +76,7 @@ def exact(setup: BenchSetup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
 
 
 class _Bench:
-    """Collects the figures; the first world measured is what the others are compared with."""
+    """Collects the figures; the first world measured is the reference for the others."""
 
     def __init__(self, elements: int, *, steps: int, repeat: int) -> None:
         self._elements, self._steps, self._repeat = elements, steps, repeat
@@ -156,7 +156,7 @@ class _Bench:
 
 
 def _truth(elements: int, *, spread: bool) -> Any:
-    """Return the mean gradient, float64."""
+    """Return the mean gradient in float64."""
     total = np.zeros(elements, dtype=np.float64)
     for microbatch in range(_MICROBATCHES):
         total += given_gradient(microbatch, elements, spread=spread).numpy()
@@ -169,7 +169,7 @@ def _slowest(by_rank: Sequence[list[float]]) -> list[float]:
 
 
 def _busy(ranks: Sequence[Times]) -> float:
-    """Return the processor time of all ranks together, the median of the rounds."""
+    """Return the processor time of all ranks together, as the median of the rounds."""
     return statistics.median(map(sum, zip(*(each.processor_s for each in ranks), strict=True)))
 
 
@@ -184,7 +184,7 @@ def _worst(off: Any, truth: Any) -> float:
 
 
 def _ask(pipes: Sequence[Connection], task: RankTask) -> list[Any]:
-    """Have all ranks do the task. Raises ``PeerError`` where one does not answer."""
+    """Run the task on all ranks. Raises ``PeerError`` if a rank does not answer."""
     for pipe in pipes:
         pipe.send(task)
     found = []
@@ -217,14 +217,14 @@ def _crew(world_size: int) -> Iterator[list[Connection]]:
 
 
 def _end(process: BaseProcess, pipe: Connection) -> None:
-    """End a rank; it has nothing to leave in order."""
+    """Kill a rank; it has nothing to clean up."""
     process.kill()
     process.join()
     pipe.close()
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each way of summing at each world size."""
+    """Print one line per way of summing and world size."""
     console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
     console.print(
         "step: the gradients of 16 microbatches; cpu: processor time of all ranks.\n"

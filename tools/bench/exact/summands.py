@@ -1,4 +1,4 @@
-"""A rank that sums gradients in one of several ways: to be timed, checked, and trained with."""
+"""A rank that sums gradients in one of several ways, to time, check and train with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WIDTH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummingSeat:
-    """Where a rank stands, and where the ranks meet."""
+    """A rank's number and world size, and the port at which the ranks meet."""
 
     rank: int
     world_size: int
@@ -34,7 +34,7 @@ class SummingSeat:
 
 
 class RankTask(Protocol):
-    """Something for all ranks to do; what it returns is sent back."""
+    """A task for all ranks; its result is sent back."""
 
     def run(self, seat: SummingSeat) -> Any: ...
 
@@ -43,15 +43,15 @@ class SummingRanks:
     """Reductions over all ranks."""
 
     def max_(self, tensor: torch.Tensor) -> None:
-        """Take the largest."""
+        """Reduce to the maximum."""
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Add."""
+        """Reduce to the sum."""
         dist.all_reduce(tensor)
 
     def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start to add; return what waits for it."""
+        """Start a sum; return the function that waits for it."""
         work = dist.all_reduce(tensor, async_op=True)
         return functools.partial(_wait, work)
 
@@ -62,7 +62,7 @@ def _wait(work: Work | None) -> None:
 
 
 class _GivenGradient(torch.autograd.Function):
-    """A loss of 0 whose gradient is given: nothing else is computed."""
+    """A loss of 0 with a given gradient: nothing else is computed."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -80,9 +80,9 @@ def _loss_of(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def given_gradient(microbatch: int, elements: int, *, spread: bool) -> torch.Tensor:
-    """Return what a microbatch contributes, float32: of about one magnitude, or of very many.
+    """Return a microbatch's gradient, float32, of one magnitude or, with ``spread``, of many.
 
-    Where magnitudes are spread over decades, each element's is alike in all microbatches.
+    If magnitudes span decades, each element's magnitude is the same in all microbatches.
     """
     own = torch.Generator().manual_seed(microbatch + 1)
     found = torch.randn(elements, generator=own).mul_(1e-3)
@@ -97,7 +97,7 @@ def _magnitudes(elements: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summing:
-    """How gradients are summed, and how many."""
+    """The way of summing gradients, and their number."""
 
     exact: Exact
     elements: int
@@ -124,7 +124,7 @@ class _GradientStep:
         )
 
     def make(self) -> None:
-        """Make the mean gradient; a pass that outgrew its grid is repeated."""
+        """Compute the mean gradient; a pass that outgrew its grid is repeated."""
         is_made = False
         while not is_made:
             self._gradients.begin_pass()
@@ -139,15 +139,15 @@ class _GradientStep:
         return torch.cat([weight.grad for weight in self.weights if weight.grad is not None])
 
     def clear(self) -> None:
-        """Drop it."""
+        """Drop the gradients."""
         self._gradients.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds on the clock, of a step's gradients and of an all-reduce of as many bytes alone.
+    """Wall-clock seconds of a step's gradients, and of an all-reduce of as many bytes alone.
 
-    ``processor_s`` is the processor time of the step at this rank.
+    ``processor_s`` is the processor time of the step on this rank.
     """
 
     steps_s: list[float]
@@ -163,7 +163,7 @@ class TimingTask:
     repeat: int
 
     def run(self, seat: SummingSeat) -> Times:
-        """Return what it took."""
+        """Return the times."""
         step, flat = _GradientStep(seat, self.how), torch.zeros(self.how.elements)
         found = Times(steps_s=[], processor_s=[], alone_s=[])
         for number in range(self.repeat + 2):
@@ -172,7 +172,7 @@ class TimingTask:
             busy_s = time.process_time() - busy_s
             step.clear()
             alone_s = _timed(lambda: dist.all_reduce(flat))
-            if number >= 2:  # the first measures the grid, both warm up
+            if number >= 2:  # the first round measures the grid, both warm up
                 found.steps_s.append(step_s)
                 found.processor_s.append(busy_s)
                 found.alone_s.append(alone_s)
@@ -181,12 +181,12 @@ class TimingTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """Make the gradients of one step."""
+    """Compute the gradients of one step."""
 
     how: Summing
 
     def run(self, seat: SummingSeat) -> Any:
-        """Return the mean, at rank 0."""
+        """Return the mean on rank 0, None on others."""
         step = _GradientStep(seat, self.how)
         step.make()
         return step.mean().numpy() if seat.rank == 0 else None
@@ -194,14 +194,14 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTask:
-    """Train a small model for so many steps."""
+    """Train a small model for ``steps`` steps."""
 
     exact: Exact
     steps: int
     microbatches: int
 
     def run(self, seat: SummingSeat) -> Any:
-        """Return the weights, at rank 0."""
+        """Return the weights on rank 0, None on others."""
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH)
@@ -230,7 +230,7 @@ class TrainingTask:
 
 
 def _loss(model: nn.Module, *, seed: int) -> torch.Tensor:
-    """Return how far the model is from sorting its input."""
+    """Return the error of the model's attempt to sort its input."""
     batch = torch.randn(16, _WIDTH, generator=torch.Generator().manual_seed(seed))
     return nn.functional.mse_loss(model(batch), batch.sort(dim=1).values)
 
@@ -243,7 +243,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def serve(seat: SummingSeat, pipe: Connection) -> None:
-    """Do the tasks that come, on one thread, as a rank of a gloo group."""
+    """Run the tasks that arrive, on one thread, as a rank of a gloo group."""
     torch.set_num_threads(1)
     timeout = timedelta(seconds=_TIMEOUT_S)
     store = TCPStore("127.0.0.1", seat.meeting_port, is_master=False, timeout=timeout)

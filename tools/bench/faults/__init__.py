@@ -1,1 +1,1 @@
-"""Benchmarks of faults: time to recover, joins, goodput, and the same of peers."""
+"""Benchmarks of faults: time to recover, joins, goodput, and the same of other tools."""

@@ -1,4 +1,4 @@
-"""A job of ours to be hurt: started as ``holdfast run`` does, struck, and watched by its events."""
+"""A Holdfast job under faults, started as by ``holdfast run`` and watched by its events."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _END_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the job looks like: ``nodes`` share the `WORKERS` evenly.
+    """The shape of the job: ``nodes`` share the `WORKERS` evenly.
 
-    ``spares`` are further workers that take over instead of going on smaller; ``hang_s`` is the
-    silence after which a worker hangs, where that is measured. Nodes that are ``apart`` share no
-    memory; who joins does ``rehearse``, or prepares nothing.
+    ``spares`` are additional workers that take over, so that the job does not shrink. ``hang_s`` is
+    the silence after which a worker counts as hung, if hangs are measured. Nodes that are ``apart``
+    share no memory. With ``rehearse`` a joining worker rehearses and prefetches, otherwise it
+    prepares nothing.
     """
 
     nodes: int = 1
@@ -56,7 +57,7 @@ class Shape:
 
 
 class ElasticJob:
-    """A job that runs."""
+    """A running job."""
 
     def __init__(self, launcher: Launcher, log: Log) -> None:
         self._launcher, self.log = launcher, log
@@ -70,7 +71,7 @@ class ElasticJob:
         return of_kind(self.log.events, GenerationProposed)[-1].ranks
 
     def kill(self, seat: str, *, what: str = KILL_TRAINER) -> float:
-        """Kill a worker without warning; return when. ``what`` the fault is called."""
+        """Kill a worker without warning; return the time. ``what`` is the name of the fault."""
         started = self._started(seat)
         self._launcher.emit(FaultInjected(what=what, victim=seat, on=started.node, seats=(seat,)))
         killed_s = time.time()
@@ -78,7 +79,7 @@ class ElasticJob:
         return killed_s
 
     def hang(self, seat: str) -> float:
-        """Have a worker stand still in the middle of a step; return when it did."""
+        """Make a worker hang in the middle of a step; return the time at which it did."""
         os.kill(self._started(seat).pid, HANG_SIGNAL)
         since_s = time.time()
 
@@ -93,7 +94,7 @@ class ElasticJob:
         return [event for event in starts if event.seat == seat][-1]
 
     def shrink(self, node: str) -> MeasuredRecovery:
-        """Give a node notice that it will be taken away; return how the others went on."""
+        """Give a node notice that it will be taken away; return the recovery of the others."""
         agent = self._launcher.processes()[node].agent
         since_s = time.time()
         os.kill(agent, signal.SIGTERM)
@@ -108,13 +109,13 @@ class ElasticJob:
         return len([seat for seat in self.ranks() if self._started(seat).node != node])
 
     def grow(self, node: str) -> MeasuredRecovery:
-        """Bring a node back that was taken away; return how it joined."""
+        """Return a node that was taken away; return the pause of its join."""
         since_s = time.time()
         self._launcher.return_machine(node)
         return self.joined(since_s=since_s, what=node)
 
     def joined(self, *, since_s: float, what: str) -> MeasuredRecovery:
-        """Return how training went on with all ranks, and wait until they have trained a while."""
+        """Return the recovery to all ranks, after they have trained for a while."""
         found = self.log.until(
             partial(after_change, since_s=since_s, world=WORKERS), f"the join of {what}"
         )
@@ -128,7 +129,7 @@ class ElasticJob:
         )
 
     def is_ready(self, seat: str, *, since_s: float) -> None:
-        """Wait until another worker of ``seat`` is ready to take part."""
+        """Wait until a new worker of ``seat`` is ready to take part."""
 
         def look(events: Sequence[Event]) -> bool | None:
             joins = (e for e in of_kind(events, Detected) if e.what == "join")
@@ -138,7 +139,7 @@ class ElasticJob:
         self.log.until(look, f"another {seat}")
 
     def end(self) -> None:
-        """Stop the job in order."""
+        """Stop the job cleanly."""
         self._launcher.stop("measured")
         self._launcher.wait(_END_S)
         self.log.read()
@@ -151,7 +152,7 @@ def _gone(events: Sequence[Event], *, node: str, since_s: float) -> bool | None:
 
 @contextmanager
 def elastic_job(setup: BenchSetup, name: str, shape: Shape) -> Iterator[ElasticJob]:
-    """Run a job from its first steps on, and end it and all it started."""
+    """Run a job, yield it once it trains, and end all its processes."""
     with running(_config(setup, shape, name=name), setup.directory / name) as job:
         job.started()
         yield job
@@ -159,7 +160,7 @@ def elastic_job(setup: BenchSetup, name: str, shape: Shape) -> Iterator[ElasticJ
 
 @contextmanager
 def running(config: LaunchConfig, run_dir: Path) -> Iterator[ElasticJob]:
-    """Start a job in its ``run_dir``, and end it and all it started."""
+    """Start a job in its ``run_dir``, and end all its processes at the end of the block."""
     launcher = Launcher(config)
     launcher.start()
     log = Log(

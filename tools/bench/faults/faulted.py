@@ -1,4 +1,4 @@
-"""A job that trains until it is ended, under ``holdfast run``: to measure what a fault costs it."""
+"""A job that trains until it is ended, under ``holdfast run``, to measure the cost of faults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from holdfast.tools.bench.faults import faulted_model
 
 HANG_SIGNAL: Final = signal.SIGUSR1
 HUNG: Final = "hung"
-"""The name of the event that tells that it hangs."""
+"""Name of the event that reports a hang."""
 
 _FOREVER: Final = 10**9
 
 
 class _Hang:
-    """Stands still in the middle of a step, for good, once it was told to by a signal."""
+    """Hangs in the middle of a step, forever, once a signal has asked for it."""
 
     def __init__(self) -> None:
         self._told = False
@@ -31,7 +31,7 @@ class _Hang:
         self._told = True
 
     def here(self, run: elastic.Run) -> None:
-        """Hang, if it is to be."""
+        """Hang if the signal has arrived."""
         if self._told:
             elastic.session_of(run).emit(UserEvent(name=HUNG))
             threading.Event().wait()

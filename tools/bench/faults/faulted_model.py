@@ -1,7 +1,6 @@
-"""The model of the jobs that are hurt, the same for every way of getting over it.
+"""The model of the faulted jobs, the same for Holdfast and the other tools.
 
-It is built without being filled, as large models are: what is to be restored anyway needs no
-initial values.
+It is built without initial values, as large models are: a restored model needs none.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _SAMPLES: Final = 4096
 
 
 def build(size_bytes: int, *, mesh: DeviceMesh | None = None) -> nn.Sequential:
-    """Return layers whose state, with Adam's moments, has about ``size_bytes``; not filled yet.
+    """Return uninitialised layers whose state, with Adam's moments, has about ``size_bytes``.
 
-    They are sharded over ``mesh`` (FSDP2), or whole without one.
+    They are sharded over ``mesh`` (FSDP2), or whole if there is none.
     """
     count = max(size_bytes // _LAYER_BYTES, 1)
     with torch.device("meta"):
@@ -34,7 +33,7 @@ def build(size_bytes: int, *, mesh: DeviceMesh | None = None) -> nn.Sequential:
 
 
 def fill(model: nn.Module) -> None:
-    """Give a model that restored nothing its initial values."""
+    """Give initial values to a model that restored nothing."""
     bound = WIDTH**-0.5
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -42,7 +41,7 @@ def fill(model: nn.Module) -> None:
 
 
 def samples() -> torch.Tensor:
-    """Return the data, one sample a row."""
+    """Return the data, one sample per row."""
     return torch.randn(_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
 
 

@@ -1,6 +1,6 @@
-"""The job of `faulted` as torchft has it: one data-parallel replica, which holds all of the state.
+"""The job of `faulted` for torchft: one data-parallel replica, which holds the whole state.
 
-With ``--lighthouse`` it is the lighthouse instead, by which the replicas meet.
+With ``--lighthouse`` it is the lighthouse instead, through which the replicas meet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST: Final = "127.0.0.1"
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Run the lighthouse, and leave its address in a file."""
+    """Run the lighthouse, and write its address to a file."""
     coordination = importlib.import_module("torchft.coordination")
     options = {"heartbeat_timeout_ms": args.heartbeat_ms} if args.heartbeat_ms else {}
     server = coordination.LighthouseServer(bind=f"{_HOST}:0", min_replicas=1, **options)
@@ -37,7 +37,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 class _Replica:
-    """One replica; torchft calls the replicas that take part a quorum, and numbers them."""
+    """One replica; torchft calls the participating replicas a quorum and numbers the quorums."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._seat = f"trainer/{args.replica}"
@@ -73,7 +73,7 @@ class _Replica:
         self._events.write(seated, source="worker")
 
     def train(self) -> None:
-        """Train until ended; a step that is not committed is no step."""
+        """Train until ended; a step that is not committed does not count."""
         data, manager = faulted_model.samples(), self._manager
         at = os.getpid()
         while True:
@@ -86,7 +86,8 @@ class _Replica:
             start, at = time.time(), at + 1
             loss = faulted_model.loss(self._model, data[at % len(data)][None])
             torch.autograd.backward(loss)
-            # Not by torchft's DDP wrapper: 0.2.0's fails in the buckets behind one that failed.
+            # torchft's DDP wrapper is not used: that of 0.2.0 fails in the buckets after a failed
+            # one.
             for work in [manager.allreduce(each.grad) for each in self._model.parameters()]:
                 work.wait()
             step = manager.current_step()

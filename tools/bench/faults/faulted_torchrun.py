@@ -1,4 +1,4 @@
-"""The job of `faulted` as torchrun has it: all are started anew, and load the last checkpoint.
+"""The job of `faulted` for torchrun, which restarts all ranks from the last checkpoint.
 
 torch.distributed.checkpoint saves it every ``--every`` steps.
 """
@@ -32,14 +32,14 @@ from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools.bench.faults import faulted_model
 
 SAVED: Final = "saved"
-"""The name of the event that tells that a checkpoint is there."""
+"""Name of the event that reports a complete checkpoint."""
 
 _NEWEST: Final = "newest"
 _KEPT: Final = 2
 
 
 class _TorchrunRank:
-    """One rank of one start of the job."""
+    """One rank in one start of the job."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._directory, self._every = Path(args.directory), args.every
@@ -50,7 +50,7 @@ class _TorchrunRank:
         writer = f"rank{self._rank}-{self._start}"
         self._events = EventWriter(events_file(self._directory, writer), node="torchrun")
         self._tell(WorkerStarted(pid=os.getpid(), attempt=self._start))
-        # A store of its own for every start: nothing of the ranks that were is met in it.
+        # Every start has its own store, so that it meets no entries of earlier ranks.
         meeting = (self._directory / f"meeting-{self._start}").absolute()
         dist.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=self._rank, world_size=self._world

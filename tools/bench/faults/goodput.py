@@ -1,7 +1,7 @@
-"""Section goodput: the share of the time that goes into useful steps while workers are killed.
+"""Section goodput: the share of useful steps in the time while workers are killed.
 
 A job of four workers trains for some minutes, and every minute one of them is killed. Every second
-between the first step and the last is in one class.
+between the first step and the last belongs to one class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JOIN: Final = "its replacement joins"
 
 
 def goodput(setup: BenchSetup) -> list[Figure]:
-    """Train for ``setup.minutes`` with a fault every so often, and account for the time."""
+    """Train for ``setup.minutes`` with a fault at regular intervals, and account for the time."""
     every_s = _QUICK_FAULT_EVERY_S if setup.quick else FAULT_EVERY_S
     faults = _QUICK_FAULTS if setup.quick else _FAULTS
     if setup.minutes is not None:
@@ -82,9 +82,9 @@ def _shares(events: Sequence[Event]) -> list[Figure]:
 
 
 def _steps(events: Sequence[Event]) -> list[Figure]:
-    """Return how many steps were done, beside as many as there would have been undisturbed.
+    """Return the number of steps as a share of those an undisturbed job would have done.
 
-    Fewer ranks also take longer for a step, and so do all while another starts on their cores.
+    Fewer ranks also take longer for a step, and all ranks do while another starts on their cores.
     """
     ends: dict[int, float] = {}
     for event in of_kind(events, StepDone):
@@ -114,7 +114,7 @@ def _one(name: str, value: float, unit: str) -> Figure:
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print the shares of the time, and the pauses they come from."""
+    """Print the shares of the time, and the pauses that cause the losses."""
     lines = (FAULT, JOIN)
     of_pauses = [each for each in figures if each.name.partition(": ")[0] in lines]
     table = Table(box=None, header_style="bold", pad_edge=False)

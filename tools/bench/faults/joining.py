@@ -1,9 +1,9 @@
-"""Section join: how long training stands still when a worker joins, prepared and not.
+"""Section join: the pause of training when a worker joins, prepared and not prepared.
 
-Four workers train, each on a node that shares no memory with the others, as if on a host of its
-own. One is killed; its replacement starts while the others train on, and what is timed is the pause
-when it joins. Every byte of the state changes in every step: so what was prefetched is worth
-something only where it was kept current.
+Four workers train, each on a node that shares no memory with the others, as if on its own host. One
+is killed. Its replacement starts while the others train on, and the pause of its join is timed.
+Every byte of the state changes in every step, so prefetched bytes help only if they are kept
+current.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _joins(setup: BenchSetup, name: str, tempo: Tempo) -> list[Figure]:
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each kind of join, and what travelled."""
+    """Print one line per kind of join, and the bytes sent between hosts."""
     pauses.show(figures, console=console)
     for figure in figures:
         if figure.name.endswith((SENT, REHEARSAL)):

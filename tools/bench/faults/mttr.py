@@ -1,7 +1,7 @@
-"""Section mttr: how long training stands still when a worker dies, hangs, leaves or joins.
+"""Section mttr: the pause of training when a worker dies, hangs, leaves or joins.
 
-A job of four workers is hurt in one way after the other, and the same job with what others offer.
-Before each fault all ranks have trained for a while.
+A job of four workers suffers one kind of fault after the other, and so does the same job under
+other tools. Before each fault all ranks have trained for a while.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def mttr(setup: BenchSetup) -> list[Figure]:
-    """Hurt the job in every way; time until training goes on."""
+    """Inject faults of every kind; time each until training goes on."""
     faults = setup.repeat * (1 if setup.quick else FAULTS_A_ROUND)
     memcpy = pauses.sampled("mttr", f"memcpy of the state: {pauses.PAUSE}", _memcpy_s(setup))
     ways = _others(setup)
@@ -76,7 +76,7 @@ def _memcpy_s(setup: BenchSetup) -> list[float]:
 
 
 def _killed(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
-    """Go on with three, then with the replacement as well."""
+    """Go on with three workers, then with the replacement as well."""
     lost, joined = [], []
     with elastic_job(setup, "killed", Shape()) as job:
         for number in range(faults):
@@ -94,7 +94,7 @@ def _killed(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
 
 
 def _spared(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
-    """Go on with four, as a fifth was waiting; the replacement is the next spare."""
+    """Go on with four workers, as a fifth was waiting; the replacement becomes the next spare."""
     found = []
     with elastic_job(setup, "spared", Shape(spares=1)) as job:
         for number in range(faults):
@@ -110,7 +110,7 @@ def _spared(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
 
 
 def _hung(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
-    """Have a worker stand still; nobody knows before the threshold."""
+    """Make a worker hang; nobody notices before the threshold."""
     found: list[MeasuredRecovery] = []
     with elastic_job(setup, "hung", Shape(hang_s=HANG_S)) as job:
         for number in range(faults):
@@ -138,7 +138,7 @@ def _noticed(setup: BenchSetup, faults: int, tempo: Tempo) -> _Figures:
 
 
 def _victim(job: ElasticJob, number: int) -> str:
-    """Return whose turn it is, so that every rank is hurt."""
+    """Return the next victim, in turn over all ranks."""
     return job.ranks()[number % WORKERS]
 
 
@@ -147,7 +147,7 @@ def _over(job: ElasticJob, fault_s: float, *, seat: str) -> MeasuredRecovery:
 
 
 def _others(setup: BenchSetup) -> dict[str, _Way]:
-    """Return the ways of others that are installed; with ``quick`` torchft in one way only."""
+    """Return the installed tools' ways; with ``quick`` only one way of torchft."""
     ways: dict[str, _Way] = {TORCHRUN: partial(peers.restarted, setup, "torchrun")}
     if peers.has_torchft():
         for heartbeat_ms, name in list(TORCHFT.items())[-1 if setup.quick else 0 :]:
@@ -157,7 +157,7 @@ def _others(setup: BenchSetup) -> dict[str, _Way]:
 
 
 def _under(name: str, way: _Way, *, faults: int, tempo: Tempo, versus: Figure) -> _Figures:
-    """Hurt the same job under others' care; one that does not survive it is told as such."""
+    """Inject the same faults under another tool; report it if the job does not survive one."""
     found: list[MeasuredRecovery] = []
     result: _Figures = []
     tempo.say(name)
@@ -177,7 +177,7 @@ def _under(name: str, way: _Way, *, faults: int, tempo: Tempo, versus: Figure) -
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each way of being hurt, and for each of getting over it."""
+    """Print one line per fault and tool."""
     memcpy, *rest = figures
     pauses.show(rest, console=console)
     console.print(f"memcpy of the state: {statistics.median(memcpy.samples) * 1e3:.1f} ms")

@@ -1,4 +1,4 @@
-"""What many recoveries of one kind took, as figures and as a line of a table."""
+"""Figures of many recoveries of one kind, and their line in a table."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def figures(
     step_s: float,
     versus: Figure | None = None,
 ) -> list[Figure]:
-    """Return what recoveries took: in all, by phase, and what was lost.
+    """Return the figures of recoveries: the pause, its phases, and the lost steps.
 
-    ``versus`` is the pause that this one is so many times of.
+    ``versus`` is the pause with which this one is compared as a ratio.
     """
     pause = sampled(section, f"{name}: {PAUSE}", [each.pause_s for each in found], versus=versus)
     result = [
@@ -71,12 +71,12 @@ def sampled(
 
 
 def step_s(events: Sequence[Event]) -> float:
-    """Return what a step of the job takes, in the middle."""
+    """Return the median duration of a step of the job."""
     return statistics.median(event.time_s - event.began_s for event in of_kind(events, StepDone))
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each kind of recovery."""
+    """Print one line per kind of recovery."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     for title in ("n", "median", "min–max", "p95", *PHASES.values(), "new step", "a step", "lost"):

@@ -1,4 +1,4 @@
-"""The same job with what others offer, hurt in the same way: torchrun with DCP, and torchft."""
+"""The same job under other tools, with the same faults: torchrun with DCP, and torchft."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAVED_EVERY: Final = 5
 """Steps between two checkpoints of torchrun's job."""
 
 _ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""A store for every restart: in one that is kept, gloo meets the addresses of the dead."""
+"""A new store for every restart: in a reused one, gloo finds the addresses of dead ranks."""
 
 _HOST: Final = "127.0.0.1"
 _RESTARTS: Final = 1000
@@ -42,7 +42,7 @@ def has_torchft() -> bool:
 
 
 class PeerJob:
-    """A job of another's that runs: its processes, of which ``main`` are not to end."""
+    """A running job of another tool; ``main`` are its processes that must not end."""
 
     def __init__(self, directory: Path, main: Sequence[subprocess.Popen[bytes]]) -> None:
         self._directory, self._main = directory, main
@@ -55,7 +55,7 @@ class PeerJob:
         return next((f"ended with {code}" for code in codes if code is not None), "")
 
     def kill(self, seat: str) -> float:
-        """Kill a worker without warning; return when."""
+        """Kill a worker without warning; return the time."""
         starts = of_kind(self.log.events, WorkerStarted)
         started = [event for event in starts if event.seat == seat]
         killed_s = time.time()
@@ -66,7 +66,7 @@ class PeerJob:
 def restarted(
     setup: BenchSetup, name: str
 ) -> Generator[tuple[MeasuredRecovery, PeerJob], None, None]:
-    """Kill workers of torchrun's job for as long as wanted; yield how it got over each."""
+    """Kill workers of torchrun's job, one after the other; yield the recovery from each."""
     directory = setup.directory / name
     directory.mkdir()
     with socket.socket() as probe:
@@ -101,10 +101,10 @@ def _saved(events: Sequence[Event], *, since_s: float) -> bool | None:
 def replicated(
     setup: BenchSetup, name: str, *, heartbeat_ms: int
 ) -> Generator[tuple[MeasuredRecovery, PeerJob], None, None]:
-    """Kill replicas of torchft's job for as long as wanted; yield how it got over each.
+    """Kill replicas of torchft's job, one after the other; yield the recovery from each.
 
-    Each is replaced once the others train again, so that its start does not slow them down.
-    ``heartbeat_ms`` is the silence after which the lighthouse takes a replica for dead, 0 for its
+    A replacement starts once the others train again, so that its start does not slow them down.
+    ``heartbeat_ms`` is the silence after which the lighthouse considers a replica dead, 0 for its
     default.
     """
     directory = setup.directory / name
@@ -141,7 +141,7 @@ def replicated(
 
 
 def _whole(events: Sequence[Event]) -> bool | None:
-    """Say that all replicas have made some steps in one quorum, which is the newest."""
+    """Say whether all replicas have done some steps in one quorum, the newest; None if not."""
     formed = of_kind(events, RankReformed)
     newest = {event.seat: event for event in formed}
     quorums = {(event.generation, event.world) for event in newest.values()}
@@ -166,7 +166,7 @@ def _await_file(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _process(argv: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process, and end it and all it started."""
+    """Run a process, and end it with all its children."""
     with output.open("ab") as file:
         process = subprocess.Popen(
             argv,

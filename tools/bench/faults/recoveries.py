@@ -1,4 +1,4 @@
-"""When a job got over a fault, read from its events: one fault, its phases."""
+"""The recovery of a job from one fault and its phases, read from the job's events."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ PHASES: Final = {
     "restored": "restore",
     "begun": "begin",
 }
-"""What ends each phase of a recovery, in order, and what it is called.
+"""The ends of the phases of a recovery, in order, and the names of the phases.
 
-From the fault until somebody has seen it, until the next generation is planned, until every rank is
-in its group, until every rank has its state, until every rank has begun its first step.
+They last from the fault until its detection, until the next generation is planned, until every rank
+is in its group, until every rank has its state, until every rank has begun its first step.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRecovery:
-    """A change of the world that is over. Times are wall seconds of the events' clock.
+    """A completed recovery or planned change. Times are wall-clock seconds of the events.
 
-    ``began_s`` is the fault, or for a planned change the end of the last step before it;
-    ``ends_s`` when each phase ended, as far as there was one; ``step_s`` when the first step was
-    complete at every rank, ``new_s`` when one was that had never been done before. ``sent_bytes``
-    of the state travelled between hosts while training stood still.
+    ``began_s`` is the time of the fault, or for a planned change the end of the last step before
+    it. ``ends_s`` holds the end of each phase that took place. ``step_s`` is the time when the
+    first step was complete on every rank, ``new_s`` the time when the first step was complete that
+    had not been done before. ``sent_bytes`` of the state travelled between hosts during the pause.
     """
 
     began_s: float
@@ -51,16 +51,16 @@ class MeasuredRecovery:
 
     @property
     def pause_s(self) -> float:
-        """From the fault until every rank was training again."""
+        """Seconds from the fault until every rank was training again."""
         return self.ends_s["begun"] - self.began_s
 
     @property
     def useful_s(self) -> float:
-        """From the fault until every rank had completed a step that was never done before."""
+        """Seconds from the fault until every rank had completed a step not done before."""
         return self.new_s - self.began_s
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase by `PHASES`' names."""
+        """Return the seconds of each phase under the names in `PHASES`."""
         found, since = {}, self.began_s
         for end, name in PHASES.items():
             if end in self.ends_s:
@@ -69,15 +69,15 @@ class MeasuredRecovery:
 
 
 def after_fault(events: Sequence[Event], *, killed_s: float) -> MeasuredRecovery | None:
-    """Return how the job got over what was killed at ``killed_s``, or None while it has not."""
+    """Return the recovery from a kill at ``killed_s``, None while it is not complete."""
     before = [event for event in of_kind(events, StepDone) if event.time_s <= killed_s]
     return _recovery(events, since_s=killed_s, began_s=killed_s, before=before)
 
 
 def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> MeasuredRecovery | None:
-    """Return how ``others`` went on, each in its own time, without one killed at ``killed_s``.
+    """Return the recovery of ``others`` replicas from a kill at ``killed_s``, each in its own time.
 
-    For replicas that do not do a step again, and need not all take part in the next.
+    For replicas that repeat no step, and that need not all take part in the next one.
     """
     later = [event for event in of_kind(events, StepDone) if event.began_s > killed_s]
     firsts = {event.seat: event for event in reversed(later)}
@@ -98,9 +98,9 @@ def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> Meas
 
 
 def after_change(events: Sequence[Event], *, since_s: float, world: int) -> MeasuredRecovery | None:
-    """Return how the job came to ``world`` ranks after ``since_s``, or None while it has not.
+    """Return the change to ``world`` ranks after ``since_s``, None while it is not complete.
 
-    The change was planned: it costs what passes from the last step before it.
+    The change was planned: its cost begins at the end of the last step before it.
     """
     formed = of_kind(events, RankReformed)
     changed = [event for event in formed if event.time_s > since_s and event.world == world]

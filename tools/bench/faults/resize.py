@@ -1,6 +1,7 @@
-"""Section resize: how long training stands still when a node is taken away on notice, or comes.
+"""Section resize: the pause of training when a node leaves on notice, and when it joins.
 
-A job of four nodes is started, one of them is told that it will be taken away, and comes back.
+A job of four nodes runs; one of them gets notice that it will be taken away, leaves, and comes
+back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 
 
 def resize(setup: BenchSetup) -> list[Figure]:
-    """Go from four ranks to three and back, again and again."""
+    """Go from four ranks to three and back, repeatedly."""
     times = setup.repeat * (1 if setup.quick else 2)
     with Tempo(setup, total=times) as tempo:
         left, joined, step_s = there_and_back(setup, times, tempo=tempo)
@@ -29,7 +30,7 @@ def resize(setup: BenchSetup) -> list[Figure]:
 def there_and_back(
     setup: BenchSetup, times: int, *, tempo: Tempo
 ) -> tuple[list[MeasuredRecovery], list[MeasuredRecovery], float]:
-    """Return how the others went on, how the node joined, and what a step took."""
+    """Return the recoveries after leaving and after joining, and the duration of a step."""
     left, joined = [], []
     with elastic_job(setup, "resized", Shape(nodes=WORKERS, parity=1)) as job:
         for number in range(times):
@@ -42,5 +43,5 @@ def there_and_back(
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print a line for each direction."""
+    """Print one line per direction."""
     pauses.show(figures, console=console)

@@ -1,4 +1,4 @@
-"""The events of a job under way, and waiting for what they say."""
+"""Watching a running job's events, and waiting for conditions on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.elastic.events import Event, StepDone, of_kind
 from holdfast.elastic.events.log import EventReader
 
 STEPS_BETWEEN: Final = 3
-"""So many steps every rank makes before it is hurt again."""
+"""Steps that every rank makes before the next fault."""
 
 _LIMIT_S: Final = 300.0
 _POLL_S: Final = 0.02
@@ -21,10 +21,10 @@ _T = TypeVar("_T")
 
 
 class Log:
-    """All events of a job so far, by time.
+    """All events of a job so far, ordered by time.
 
-    ``ended`` returns how the job ended, empty while it runs; ``outputs`` are the files that hold
-    what its processes said.
+    ``ended`` returns how the job ended, "" while it runs; ``outputs`` returns the files with the
+    output of its processes.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Log:
         self.events: list[Event] = []
 
     def until(self, look: Callable[[Sequence[Event]], _T | None], what: str) -> _T:
-        """Wait until ``look`` finds something. Raises ``PeerError`` where the job ends before."""
+        """Wait until ``look`` returns a value. Raises ``PeerError`` if the job ends before."""
         deadline_s, fresh = time.monotonic() + _LIMIT_S, True
         while True:
             ended = self._ended()
@@ -48,7 +48,7 @@ class Log:
             time.sleep(_POLL_S)
 
     def read(self) -> bool:
-        """Take what is new; whether there was anything."""
+        """Read new events; return whether there were any."""
         if fresh := self._reader.new():
             self.events = sorted([*self.events, *fresh], key=lambda event: event.time_s)
         return bool(fresh)
@@ -63,7 +63,7 @@ class Log:
 
 
 def trained(events: Sequence[Event], *, since_s: float, world: int) -> bool | None:
-    """Say that ``world`` ranks made some steps since; to be given to `Log.until`."""
+    """Return True if ``world`` ranks have made some steps since, else None; for `Log.until`."""
     seats = [event.seat for event in of_kind(events, StepDone) if event.began_s > since_s]
     enough = [seat for seat in set(seats) if seats.count(seat) >= STEPS_BETWEEN]
     return True if len(enough) >= world else None
