@@ -1,6 +1,7 @@
-"""Breaking training jobs on purpose, and judging what it meant for the training.
+"""Faults for training jobs, and a checker that judges the effect on the training.
 
-A loop of any kind tells what it does by three calls, which cost nothing where nobody asked::
+A training loop of any kind reports its work by three calls, which cost nothing unless a history is
+requested::
 
     from holdfast.tools import chaos
 

@@ -1,4 +1,4 @@
-"""`holdfast chaos`: hurting a training job on purpose, and judging what that did to it."""
+"""`holdfast chaos`: inject faults into a training job and judge the effect on the training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUBCOMMANDS: Final = {
     "report": "holdfast.tools.chaos.commands.report",
     "survive": "holdfast.tools.chaos.commands.survive",
 }
-"""Name → the module that is this `Command`."""
+"""Name → the module that implements this `Command`."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the command says."""
+    """Run the chosen command."""
     return _module(args.chaos).run(args)
 
 

@@ -1,11 +1,12 @@
-"""Three calls by which any training loop tells what it did: the steps, their samples, its state.
+"""Three calls by which any training loop reports its steps, their samples, and its state.
 
-They write where the environment's `HISTORY` says, one file per process, one line per call, each a
-single write; without it they do nothing. Nothing else of Holdfast is needed or imported.
+They write to the folder in the environment's `HISTORY`: one file per process, one line per call,
+each in a single write. Without the variable they do nothing. They import nothing else of Holdfast.
 
-An *attempt* is what the job's processes do between two restarts: its number must grow with every
-restart and be the same in all of them. It is that of torchrun's restarts behind that of the job's
-own starts (`ATTEMPT`, set by who starts it), unless the caller gives another, such as a generation.
+An *attempt* is the work of the job's processes between two restarts. Its number must grow with
+every restart and be the same in all processes. It combines the number of the job's own start
+(`ATTEMPT`, set by its launcher) with torchrun's restart count, unless the caller gives another,
+such as a generation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _files: dict[int, int] = {}
 
 
 def step(step: int, *, rank: int | None = None, attempt: int | None = None) -> None:
-    """Say that ``step`` is complete: its update is part of what a restart goes on from."""
+    """Report that ``step`` is complete: a restart must continue from its update."""
     _write("step", step, rank, attempt)
 
 
@@ -42,7 +43,7 @@ def samples(
     rank: int | None = None,
     attempt: int | None = None,
 ) -> None:
-    """Say which samples this rank trains on in ``step``; before the step is told complete.
+    """Report the samples on which this rank trains in ``step``, before the step is complete.
 
     Within an ``epoch`` an id names one sample.
     """
@@ -57,7 +58,7 @@ def state_hash(
     rank: int | None = None,
     attempt: int | None = None,
 ) -> None:
-    """Say what the state is behind ``step``: a digest, or a state that `digest` makes one of."""
+    """Report the state after ``step``: a digest, or a state of which `digest` makes one."""
     if HISTORY in os.environ:
         found = state if isinstance(state, str) else digest(state)
         _write("state", step, rank, attempt, digest=found)
@@ -66,7 +67,7 @@ def state_hash(
 def digest(state: Mapping[str, Any]) -> str:
     """Return a digest of every bit of a state: tensors, numbers, texts, and mappings of them.
 
-    Raises ``TypeError`` for what is none of them.
+    Raises ``TypeError`` for a value of any other kind.
     """
     whole = hashlib.blake2b(digest_size=16)
     _add(whole, "", state)
@@ -118,7 +119,7 @@ def _attempt() -> int:
 
 
 def _file(folder: Path) -> int:
-    """Return this process's own file; one that was forked has another than its parent."""
+    """Return this process's own file; a forked child has another one than its parent."""
     pid = os.getpid()
     if pid not in _files:
         folder.mkdir(parents=True, exist_ok=True)

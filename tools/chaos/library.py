@@ -1,4 +1,4 @@
-"""Scenarios as files: those that come with Holdfast, found by name, and those of users."""
+"""Scenario files: those that come with Holdfast, found by name, and those of users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER: Final = Path(__file__).parent / "scenarios" / "ready"
 
 
 def load(path: Path) -> Scenario:
-    """Return the scenario in a file; raises ``ScenarioError`` naming file, field and remedy."""
+    """Return the scenario in a file; raises ``ScenarioError`` with file, field and remedy."""
     try:
         found = tomllib.loads(path.read_text())
     except OSError as error:
@@ -31,7 +31,7 @@ def ready() -> dict[str, Path]:
 def find(text: str) -> tuple[Scenario, Path]:
     """Return the scenario of a file, or the ready one of that name, with its file.
 
-    Raises ``ScenarioError`` where there is neither.
+    Raises ``ScenarioError`` if there is neither.
     """
     known = ready()
     path = known.get(text) or Path(text)

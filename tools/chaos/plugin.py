@@ -1,7 +1,7 @@
-"""The pytest plug-in: fixtures that run a training job, hurt it, and judge what it told.
+"""The pytest plug-in: fixtures that run a training job, strike it, and judge its history.
 
-It is loaded by every pytest where Holdfast is installed, so this module imports nothing but pytest:
-what the fixtures need is imported when a test asks for one. ``-p no:holdfast`` leaves it out.
+Every pytest loads this module if Holdfast is installed, so it imports nothing but pytest; the
+fixtures' needs are imported when a test uses one. ``-p no:holdfast`` disables it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what a test failed with, for the result of its cluster."""
+    """Keep the failure of a test, for the result of its cluster."""
     report = yield
     if report.failed and call.excinfo is not None:
         item.stash[_FAILURE] = call.excinfo.exconly().partition("\n")[0]
@@ -56,7 +56,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Nodes of this machine with agents and sidecars; nothing of them is left after the test."""
+    """Return nodes on this machine with agents and sidecars; nothing of them outlives the test."""
     from holdfast.tools.chaos.fixtures.cluster import Cluster
     from holdfast.tools.chaos.fixtures.options import options_of
 
@@ -72,13 +72,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 @pytest.fixture
 def nemesis(cluster: Cluster) -> Nemesis:
-    """What hurts the job of ``cluster``, by its seed."""
+    """Return the nemesis of ``cluster``, which strikes its job."""
     return cluster.nemesis
 
 
 @pytest.fixture
 def history(cluster: Cluster) -> JobHistory:
-    """What the job of ``cluster`` did, once it has ended: steps, samples, verdict."""
+    """Return the record of the job of ``cluster`` once it has ended: steps, samples, verdict."""
     from holdfast.tools.chaos.fixtures.judging import JobHistory
 
     return JobHistory(cluster)

@@ -1,4 +1,4 @@
-"""What should become of the nodes that a run loses, as a file in that run's folder."""
+"""The predicted outcome for the nodes that a run loses, as a file in that run's folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FILE: Final = "predicted.json"
 
 
 def save(folder: Path, prediction: Prediction) -> None:
-    """Write a prediction into the folder of the run that tries it."""
+    """Write a prediction into the folder of the run that tests it."""
     (folder / _FILE).write_bytes(msgspec.json.encode(prediction) + b"\n")
 
 
 def load(folder: Path) -> Prediction | None:
-    """Return the one in a run's folder, None where none is.
+    """Return the prediction in a run's folder, None if there is none.
 
     Raises ``ResultError`` for one that cannot be read.
     """

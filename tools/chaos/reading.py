@@ -1,4 +1,4 @@
-"""Runs and histories as they lie in folders."""
+"""Reader of runs and histories in folders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.tools.chaos.report.run import ReportedRun, judged
 def read(folder: Path) -> list[ReportedRun]:
     """Return the runs in a folder: it may be one, hold many, or be a history without a run.
 
-    What lies inside a run, such as its smallest repetition, is not another.
+    A run inside another run, such as its smallest repetition, does not count.
 
-    Raises ``HistoryError`` where there is none of them, ``ResultError`` for a result that cannot
-    be read.
+    Raises ``HistoryError`` if there is none of them, ``ResultError`` for a result that cannot be
+    read.
     """
     found = sorted(path.parent for path in folder.rglob(RESULT)) if folder.is_dir() else []
     if not found:

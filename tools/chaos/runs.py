@@ -1,4 +1,4 @@
-"""Running a scenario in the world that is asked for, again under other seeds, and ever smaller."""
+"""Runs of a scenario: in the requested world, under several seeds, and shrunk to few strikes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 class ScenarioRuns:
-    """Runs of one scenario; ``name`` is how the user named it, ``path`` its file.
+    """Runs of one scenario; ``name`` is the user's name for it, ``path`` its file.
 
     The undisturbed job is run once for all of them.
     """
@@ -45,7 +45,7 @@ class ScenarioRuns:
         self._calm: real.Calm | None = None
 
     def run(self, *, seed: int, only: Collection[int] | None, folder: Path) -> Result:
-        """Run it once; all there is to know of it is in ``folder`` then, which is emptied."""
+        """Run the scenario once; ``folder`` is emptied first, and then holds all of its files."""
         emptied(folder)
         if self._path.is_file():
             shutil.copy(self._path, folder / SCENARIO)
@@ -55,7 +55,7 @@ class ScenarioRuns:
         return result
 
     def replay(self, seed: int, only: Collection[int] | None) -> str:
-        """Return the command that does the same again."""
+        """Return the command that repeats the run."""
         words = ["holdfast", "chaos", "run", self._name, "--seed", str(seed)]
         words += [] if self._world == "real" else ["--world", self._world]
         words += [] if only is None else ["--only", ",".join(map(str, sorted(only)))]
@@ -84,8 +84,8 @@ class ScenarioRuns:
     def shrink(self, broken: Result, *, folder: Path) -> tuple[int, ...]:
         """Return the numbers of a few strikes after which a job breaks as in a result.
 
-        None of them can be left out, as far as a job of real processes repeats itself. What the
-        smallest came to is in ``folder`` under `SMALLEST`.
+        None of them can be left out, as far as a job of real processes is repeatable. The smallest
+        broken run is in ``folder`` under `SMALLEST`.
         """
         wanted = _signature(broken)
 
@@ -110,13 +110,13 @@ class ScenarioRuns:
 
 
 def _signature(result: Result) -> set[str]:
-    """Return what is broken, without the numbers that differ from run to run."""
+    """Return the broken checks and problems, without numbers that differ from run to run."""
     problems = {problem.partition(":")[0] for problem in result.problems}
     return {violation.check for violation in result.verdict.violations} | problems
 
 
 def emptied(folder: Path) -> None:
-    """Make a folder, or empty it of an earlier run; of nothing else."""
+    """Make a folder, or empty it if it holds an earlier run, and nothing else."""
     try:
         if folder.exists() and any(folder.iterdir()):
             if not ((folder / STRIKES).exists() or (folder / SCENARIO).exists()):

@@ -13,7 +13,7 @@ Add: TypeAlias = Callable[..., argparse.Action]
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command says of itself: a line, what it does, and examples behind its arguments."""
+    """The help texts of a command: one line, a description, and examples after its arguments."""
 
     help: str
     description: str
@@ -21,7 +21,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(Protocol):
-    """A module that is a command."""
+    """A module that implements a command."""
 
     WORDS: Words
 

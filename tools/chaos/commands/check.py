@@ -1,4 +1,4 @@
-"""`holdfast chaos check`: what happened to a training job, judged from its history."""
+"""`holdfast chaos check`: judge a training job from its history."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge; 1 when something is broken."""
+    """Judge the history; 1 if something is broken."""
     promises = Promises(undone_most=args.undone_most, dense=args.dense)
     reference = read(Path(args.against)) if args.against else None
     verdict = check(read(Path(args.history)), reference=reference, promises=promises)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(verdict: HistoryVerdict, *, console: Console) -> None:
-    """Print every check, what is broken, and what the job came to."""
+    """Print every check, its violations, and the totals of the job."""
     broken = {violation.check for violation in verdict.violations}
     for name in CHECKS:
         if name in broken:

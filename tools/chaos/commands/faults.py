@@ -1,4 +1,4 @@
-"""`holdfast chaos faults`: all kinds of faults there are."""
+"""`holdfast chaos faults`: list all kinds of faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show them."""
+    """Print the kinds of faults."""
     if args.json:
         print_json({kind: msgspec.structs.asdict(info) for kind, info in CATALOGUE.items()})
         return 0

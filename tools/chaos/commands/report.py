@@ -1,4 +1,4 @@
-"""`holdfast chaos report`: what runs came to, for people and for CI."""
+"""`holdfast chaos report`: results of runs, for people and for CI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.tools.report.html import seconds
 from holdfast.tools.terminal import console, place
 
 FORMAT: Final = 2
-"""Of the JSON file; grows with a change that its readers must know."""
+"""Version of the JSON file; grows with every change that its readers must know."""
 
 WORDS: Final = Words(
     help="a page, JUnit's XML and JSON of one run or many",
@@ -51,7 +51,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, write what is asked for, and print the figures."""
+    """Read the runs, write the requested files, and print the figures."""
     runs = _read(args.folders)
     against = _read(args.against)
     if args.out:
@@ -76,7 +76,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def to_json(runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun] = ()) -> str:
-    """Return everything the page shows but the single steps, as JSON."""
+    """Return all content of the page except the single steps, as JSON."""
     told: dict[str, Any] = {
         "format": FORMAT,
         "summary": _plain(summarise(runs)),
@@ -93,7 +93,7 @@ def _plain(value: object) -> Any:
 
 
 def show(runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun], console: Console) -> None:
-    """Print the headline, what broke, how long recoveries took, and the differences."""
+    """Print the headline, the violations, the recovery times, and the differences."""
     summary = summarise(runs)
     console.print(headline(summary), style="bold red" if summary.held < summary.runs else "bold")
     for each in runs:

@@ -1,4 +1,4 @@
-"""`holdfast chaos run`: hurt a job as a scenario says, and judge what that did."""
+"""`holdfast chaos run`: inject a scenario's faults into a job, and judge the result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; 1 when something is broken."""
+    """Run the scenario; 1 if something is broken."""
     scenario, path = find(args.scenario)
     seed = scenario.seed if args.seed is None else args.seed
     shown = console()

@@ -24,7 +24,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show them."""
+    """Print the scenarios."""
     found = {name: (path, load(path)) for name, path in ready().items()}
     if args.json:
         print_json(

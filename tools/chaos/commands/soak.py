@@ -1,4 +1,4 @@
-"""`holdfast chaos soak`: random faults for minutes or hours, with flat resources."""
+"""`holdfast chaos soak`: random faults for minutes or hours; resources must not grow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Soak; 1 when something is wrong."""
+    """Soak; 1 if something is wrong."""
     from holdfast.tools.chaos.soak.memory import own_shared_memory
     from holdfast.tools.chaos.soak.soak import SoakOptions, say, soak
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _words(args: argparse.Namespace) -> Sequence[str]:
-    """Return the command line that these arguments are of."""
+    """Return the command line that yields these arguments."""
     words = ["chaos", "soak", "--minutes", f"{args.minutes:g}", "--seed", str(args.seed)]
     words += ["--pause", *(f"{each:g}" for each in args.pause)]
     words += ["--keep"] if args.keep else []

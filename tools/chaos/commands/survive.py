@@ -1,4 +1,4 @@
-"""`holdfast chaos survive`: which sets of nodes a job may lose at once, tried one by one."""
+"""`holdfast chaos survive`: try one by one which sets of nodes a job may lose at once."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ promised, 1 something was lost, 2 wrong command line.
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of nodes whose loss did not end as promised, and why."""
+    """A set of nodes whose loss did not end as promised, and the reason."""
 
     nodes: tuple[str, ...]
     why: str
 
 
 class _Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was tried."""
+    """The results of all tries."""
 
     losses: list[Loss] = []
     broken: list[Broken] = []
@@ -80,7 +80,7 @@ def declare(add: Add) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Try the sets, print the matrix; 1 when one did not end as promised."""
+    """Try the sets and print the matrix; 1 if one did not end as promised."""
     simulated.check(args.nodes, args.parity)
     is_real = args.world == "real"
     most = args.most or (_MOST_REAL if is_real else None)
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def _try(
     nodes: Sequence[int], args: argparse.Namespace, measuring: Measuring | None, tried: _Tried
 ) -> None:
-    """Lose a set of nodes in a simulation, and then in real processes too if that is asked for."""
+    """Lose a set of nodes in a simulation, and also in real processes if ``measuring`` is given."""
     who, of, parity = names(nodes), args.nodes, args.parity
     outcome, why = simulated.lose(nodes, of=of, parity=parity, seed=args.seed)
     loss: Loss | None = Loss(nodes=who, of=of, outcome=outcome)
@@ -127,7 +127,7 @@ def show(
     parity: int,
     console: Console,
 ) -> None:
-    """Print for each number of nodes what became of its sets, and what is not as it should be."""
+    """Print the outcomes by number of nodes, then deviations and broken promises."""
     for size, cells in matrix.items():
         found = Counter(cell.outcome for cell in cells)
         words = [f"{found[name]} {OUTCOMES[name]}" for name in OUTCOMES if found[name]]

@@ -1,4 +1,4 @@
-"""The faults that hurt a job of real processes, one module per family.
+"""The faults for jobs of real processes, one module per family.
 
-Each is an `Injector` that needs a `JobAccess` and nothing else of the world that it strikes.
+Each family is an `Injector`. It needs a `JobAccess` and nothing else of the world that it strikes.
 """

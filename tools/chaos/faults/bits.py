@@ -1,4 +1,4 @@
-"""Bits that change by themselves: in memory that guards snapshots, on disks, in checkpoints."""
+"""Bit flips in memory that holds snapshots, on disks, and in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _COMMITS: Final[Mapping[str, str]] = {"manifest.json": "data/*.pack", ".metadata": "*.distcp"}
-"""The file that commits a checkpoint → its data beside it: Holdfast's, and those of torch's DCP."""
+"""File that commits a checkpoint → its data files beside it: Holdfast's, and torch DCP's."""
 
 
 def places(nbytes: int, bits: int, pick: float) -> list[tuple[int, int]]:
-    """Return (byte, bit) of so many different bits of a file, which ``pick`` alone decides. Pure.
+    """Return (byte, bit) of ``bits`` different bits of a file, determined by ``pick`` alone. Pure.
 
-    Fewer where the file has fewer.
+    A shorter file yields fewer.
     """
     found = random.Random(pick).sample(range(nbytes * 8), min(bits, nbytes * 8))
     return [divmod(place, 8) for place in found]
 
 
 def flip(path: Path, *, bits: int, pick: float) -> None:
-    """Flip bits of a file where it lies. Raises ``OSError``."""
+    """Flip bits of a file in place. Raises ``OSError``."""
     with path.open("r+b", buffering=0) as file:
         for at, bit in places(path.stat().st_size, bits, pick):
             file.seek(at)
@@ -44,7 +44,7 @@ def _rows(victim: Victim, site: JobAccess) -> list[Path]:
 
 
 def _spilled(victim: Victim, site: JobAccess) -> list[Path]:
-    """Files that the node spilled, in the folder that was written to last."""
+    """Return the files that the node spilled, from the folder with the newest file."""
     found = [
         path
         for pattern in ("*.slot", "*.row")
@@ -56,7 +56,7 @@ def _spilled(victim: Victim, site: JobAccess) -> list[Path]:
 
 
 def _commits(site: JobAccess) -> list[Path]:
-    """What commits the newest checkpoint below the run's folder."""
+    """Return the file that commits the newest checkpoint below the run's folder."""
     found = [path for name in _COMMITS for path in site.folder.rglob(name)]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)[-1:]
 
@@ -86,7 +86,7 @@ KINDS: Final = frozenset(_FILES)
 
 
 class BitsInjector:
-    """Flips bits of files; ``amount`` is how many, of one file that is picked."""
+    """Flips bits in one picked file; ``amount`` is their number."""
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Check the amounts."""
@@ -99,7 +99,7 @@ class BitsInjector:
         return {}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> None:
-        """Flip them now."""
+        """Flip the bits now."""
         try:
             paths = _FILES[strike.kind](victim, site)
             if not paths:
@@ -110,4 +110,4 @@ class BitsInjector:
             raise MissedError(f"{victim.name}: {error.filename} went in the meantime") from error
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left to clean up."""

@@ -1,4 +1,4 @@
-"""Limits of processor time by control groups: where one can be made, which file, which value.
+"""Limits of processor time by control groups: possible parents, files and values.
 
 After the kernel's Documentation/admin-guide/cgroup-v2.rst (``cpu.max``) and, for the first version,
 Documentation/scheduler/sched-bwc.rst (``cpu.cfs_quota_us``).
@@ -13,20 +13,20 @@ from typing import Final, Literal
 import msgspec
 
 PERIOD_US: Final = 100_000
-"""The kernel's default: in each a group may run for its quota."""
+"""The kernel's default period, in which a group may run for its quota."""
 
 LEAST: Final = 0.01
-"""Of a processor; the kernel takes no quota below a millisecond."""
+"""Smallest share of a processor; the kernel accepts no quota below a millisecond."""
 
 PROCESSES: Final = "cgroup.procs"
 ENABLED: Final = "cgroup.subtree_control"
-"""Names the controllers that the groups below have, in the second version."""
+"""File that lists the controllers of the groups below, in the second version."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
     """A tree of groups that can limit processor time.
 
-    ``mount`` is where it is seen, ``top`` the group that is seen there.
+    ``mount`` is its mount point, ``top`` the group at the mount point.
     """
 
     version: Literal[1, 2]
@@ -34,7 +34,7 @@ class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
     top: PurePosixPath = PurePosixPath("/")
 
     def group_of(self, membership: str) -> Path | None:
-        """Return the folder of the group that ``/proc/PID/cgroup`` tells; None where unseen."""
+        """Return the folder of the group in a ``/proc/PID/cgroup``; None if not mounted."""
         for line in membership.splitlines():
             _, controllers, path = line.split(":", 2)
             ours = not controllers if self.version == 2 else "cpu" in controllers.split(",")
@@ -43,14 +43,14 @@ class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def parents(self, membership: str) -> Iterator[Path]:
-        """Yield the groups below which one could be made: a process's own, and those above it."""
+        """Yield possible parents of a new group: the process's own group, then its ancestors."""
         group = self.group_of(membership)
         while group is not None:
             yield group
             group = None if group == self.mount else group.parent
 
     def limits(self, share: float) -> dict[str, str]:
-        """Return file → content of a group that may use ``share`` processors, in this order."""
+        """Return file → content for a group that may use ``share`` processors, in write order."""
         quota_us = round(share * PERIOD_US)
         if self.version == 2:
             return {"cpu.max": f"{quota_us} {PERIOD_US}"}
@@ -58,9 +58,10 @@ class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hierarchies(mountinfo: str) -> list[Hierarchy]:
-    """Return what ``/proc/self/mountinfo`` has, the first version before the second.
+    """Return the trees in ``/proc/self/mountinfo``, the first version before the second.
 
-    Where both are mounted the first has the controller: else it would not be mounted with ``cpu``.
+    If both are mounted, the first has the controller: otherwise it would not be mounted with
+    ``cpu``.
     """
     found: list[Hierarchy] = []
     for line in mountinfo.splitlines():

@@ -1,4 +1,4 @@
-"""Environment variables that are lists, of which several families need a part."""
+"""Environment variables that hold lists, to which several families of faults add a part."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from typing import Final
 
 LISTS: Final[Mapping[str, str]] = {"PYTHONPATH": os.pathsep, "LD_PRELOAD": " "}
-"""Variable → what stands between its parts."""
+"""Variable → separator of its parts."""
 
 
 def before(name: str, part: str) -> str:
-    """Return the variable as this process has it, with ``part`` before it."""
+    """Return the variable of this process with ``part`` put before its value."""
     found = os.environ.get(name, "")
     return part + LISTS[name] + found if found else part
 
 
 def together(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Return them as one, the parts of lists in order and each once.
+    """Return the environments merged; list variables keep each part once, in order.
 
-    Of another variable that several have, the last holds.
+    For any other variable the last value wins.
     """
     found: dict[str, str] = {}
     for environment in environments:

@@ -1,8 +1,8 @@
-"""The contract between a world of real processes and what hurts it.
+"""The contract between a world of real processes and the faults.
 
-A world knows its processes, files and addresses (`JobAccess`); an injector knows how to do one
-family of faults. Neither knows the other's inside, so a family is added by one module and its rows
-of the catalogue.
+A world knows its processes, files and addresses (`JobAccess`); an injector implements one family of
+faults. Neither knows the internals of the other, so one module and its rows of the catalogue add a
+family.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from holdfast.tools.chaos.scenarios.strikes import Strike
 
 
 class Victim(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a strike found: ``name`` for people ("trainer/1", "node b"), and its processes.
+    """The victim of a strike: ``name`` for people ("trainer/1", "node b"), and its processes.
 
-    ``pids`` has the agent's before the sidecar's before the workers'. ``node`` is "" for a job that
-    has none, ``seat`` for what is not a worker.
+    ``pids`` lists the agent's process first, then the sidecar's, then the workers'. ``node`` is ""
+    for a job without nodes, ``seat`` is "" for a victim that is not a worker.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAccess(Protocol):
-    """What a job of real processes offers to those that hurt it."""
+    """Access to a job of real processes, for injectors."""
 
     @property
     def folder(self) -> Path:
-        """A folder of this run's own, that outlives the job."""
+        """A folder that belongs to this run and outlives the job."""
 
     @property
     def run(self) -> str:
@@ -45,42 +45,42 @@ class JobAccess(Protocol):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of the nodes, dead or alive; none without Holdfast."""
+        """Names of the nodes, dead or alive; none without Holdfast."""
 
     def victims(self, part: Part) -> list[Victim]:
-        """Return all living ones of a part, sorted by name."""
+        """Return all living victims of a part, sorted by name."""
 
     def lose(self, node: str, *, even_last: bool = False) -> bool:
-        """Have a machine vanish with its memory; False when it is gone already.
+        """Make a machine vanish with its memory; False if it is gone already.
 
-        Also False when no other is left, unless ``even_last``: then the job loses all its memory.
+        Also False if no other is left, unless ``even_last``: then the job loses all its memory.
         """
 
     def give_back(self, node: str) -> None:
-        """Have a lost machine return, empty."""
+        """Return a lost machine to the job, empty."""
 
 
 Undo = Callable[[], None]
-"""Ends a fault that lasts; called once, from any thread, also when its victim is gone."""
+"""Ends a lasting fault; called once, from any thread, also if the victim is gone."""
 
 
 class Injector(Protocol):
     """One family of faults."""
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Make ready before the job starts; return what its processes' environment must have.
+        """Prepare before the job starts; return the environment that its processes need.
 
-        Raises ``ScenarioError`` for what cannot be done on this machine, with the remedy.
+        Raises ``ScenarioError`` with a remedy for faults that are impossible on this machine.
         """
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Do it now; raises ``MissedError`` when there was nothing to hit.
+        """Strike now; raises ``MissedError`` if there was nothing to hit.
 
-        Returns what ends it, if it lasts (the world calls that after ``lasts_s``).
+        Returns the function that ends a lasting fault (the world calls it after ``lasts_s``).
         """
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Clean up everything."""
 
 
 class MissedError(HoldfastError):

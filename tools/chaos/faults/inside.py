@@ -1,7 +1,7 @@
-"""Faults from within a Python process, whose program knows nothing of it.
+"""Faults from within a Python process; the program needs no change.
 
-An agent (`shim/holdfast_inside.py`) is in every Python of the job, by a folder put before its
-PYTHONPATH, and waits for orders. Python that is started with ``-E`` or ``-I`` does without.
+An agent (`shim/holdfast_inside.py`) runs in every Python of the job, through a folder put before
+its PYTHONPATH, and waits for orders. A Python that is started with ``-E`` or ``-I`` has no agent.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ KINDS: Final = frozenset(_AMOUNTS)
 
 
 class InsideInjector:
-    """Gives orders to the agents of the struck processes."""
+    """Sends orders to the agents of the struck processes."""
 
     def __init__(self) -> None:
         self._folder = Path()
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Have the agent in every Python of the job."""
+        """Put the agent into every Python of the job."""
         for strike in strikes:
             if strike.kind == "exit" and not 0 <= _amount(strike) <= _MOST_STATUS:
                 raise ScenarioError(
@@ -59,7 +59,7 @@ class InsideInjector:
         return {ORDERS: str(self._folder), "PYTHONPATH": before("PYTHONPATH", str(_SHIM))}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Order it of every process of the victim that has an agent."""
+        """Send the order to every process of the victim that has an agent."""
         order = {
             "number": strike.number,
             "do": strike.kind,
@@ -80,7 +80,7 @@ class InsideInjector:
         return self._undo(strike.number, struck) if lasts else None
 
     def close(self) -> None:
-        """The agents end with their processes."""
+        """Do nothing: the agents end with their processes."""
 
     def _can(self, strike: Strike, pid: int) -> bool:
         return strike.kind not in _OF_TRAINING or (self._folder / f"{pid}{TRAINS}").exists()
@@ -93,7 +93,7 @@ class InsideInjector:
         return undo
 
     def _tell(self, pid: int, order: dict[str, Any]) -> bool:
-        """Write an order; False where nobody reads: no agent, or the process is gone."""
+        """Write an order; False if there is no reader: no agent, or the process is gone."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 fifo = os.open(self._folder / f"{pid}.fifo", os.O_WRONLY | os.O_NONBLOCK)

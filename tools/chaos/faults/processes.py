@@ -1,4 +1,4 @@
-"""Faults of processes and machines: killed, stopped, slowed, taken away with and without notice."""
+"""Faults of processes and machines: kill, stop, slow, lose, preempt, join, leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.tools.chaos.scenarios.strikes import Strike
 _GRACE_S: Final = 10.0
 _SHARE: Final = 0.8
 _PERIOD_S: Final = 0.1
-"""Of a duty cycle: shorter than what is taken for a stop (`Timing.stop_grace_s`)."""
+"""Period of the duty cycle, shorter than what counts as a stop (`Timing.stop_grace_s`)."""
 
 KINDS: Final = frozenset({"kill", "lose", "stop", "slow", "preempt", "join", "leave"})
 
@@ -37,7 +37,7 @@ class Processes:
         }
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Nothing is needed."""
+        """Do nothing: no preparation is needed."""
         return {}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
@@ -45,7 +45,7 @@ class Processes:
         return self._ways[strike.kind](strike, victim, site)
 
     def close(self) -> None:
-        """End what waits or goes on."""
+        """End all lasting faults."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -71,7 +71,7 @@ class Processes:
         return go_on
 
     def _slow(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Let it run only a part of the time."""
+        """Let the victim run only a part of the time."""
         fds, ended = _open(victim), threading.Event()
         stopped_s = _PERIOD_S * min(max(strike.amount or _SHARE, 0.0), 1.0)
 
@@ -92,7 +92,7 @@ class Processes:
         return go_on
 
     def _preempt(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Tell the first of its processes, as a cluster does, and end all when the time is up."""
+        """Send SIGTERM to the first process, as a cluster does; kill all after the grace."""
         fds = _open(victim)
         grace_s = _GRACE_S if strike.amount is None else strike.amount
         _send(fds[:1], signal.SIGTERM)
@@ -127,7 +127,7 @@ class Processes:
 
 
 def _open(victim: Victim) -> list[int]:
-    """Return handles of a victim's processes, which name nobody else when these have ended."""
+    """Return handles of a victim's processes; they stay theirs even if process ids are reused."""
     fds = []
     for pid in victim.pids:
         with contextlib.suppress(ProcessLookupError):
@@ -152,7 +152,7 @@ def _held(victim: Victim) -> Iterator[list[int]]:
 
 
 def _send(fds: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to all that live, as one blow."""
+    """Send a signal to all living processes at once."""
     for fd in fds:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, number)

@@ -1,6 +1,6 @@
-"""The families of faults in a job of real processes, and the injector that does each kind.
+"""The families of faults for jobs of real processes, and the injector for each kind.
 
-Each is an `Injector` that needs a `Site` and nothing else of the world that it strikes.
+Each family is an `Injector`. It needs a `JobAccess` and nothing else of the world that it strikes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.tools.chaos.faults.preloaded import clock, disk
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds of faults that share an injector, and what makes one for a run."""
+    """Kinds of faults that share an injector, and the function that makes it for a run."""
 
     kinds: frozenset[str]
     make: Callable[[], Injector]
@@ -39,20 +39,20 @@ _FAMILIES: Final[tuple[Family, ...]] = (
 
 
 def families() -> tuple[Family, ...]:
-    """Return all of them; no kind is in two. What their `prepare` return goes `together`."""
+    """Return all families; no kind is in two. The results of their `prepare` are merged."""
     return _FAMILIES
 
 
 INJECTORS: Final[dict[str, Callable[[], Injector]]] = {
     kind: family.make for family in families() for kind in family.kinds
 }
-"""Kind → what makes the injector that does it in a world of real processes."""
+"""Kind → function that makes its injector for a world of real processes."""
 
 
 def for_kinds(kinds: Iterable[str]) -> dict[str, Injector]:
     """Return an injector for each kind; kinds of one family share one.
 
-    Raises ``KeyError`` for a kind that none does.
+    Raises ``KeyError`` for a kind without an injector.
     """
     made: dict[Callable[[], Injector], Injector] = {}
     found: dict[str, Injector] = {}

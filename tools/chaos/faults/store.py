@@ -1,7 +1,7 @@
-"""An S3 store that fails, throttles, dawdles, loses replies or shows what was there before.
+"""Faults of an S3 store: errors, throttling, slowness, truncation, lost and stale replies.
 
-A proxy stands between the job and its store (`holdfast.ckpt.testing.http_faults`): the job is given
-its address as ``AWS_ENDPOINT_URL_S3``, and asks the server that this process would.
+A proxy stands between the job and its store (`holdfast.ckpt.testing.http_faults`). The job gets its
+address as ``AWS_ENDPOINT_URL_S3``; the proxy forwards to the server that this process would use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PORT: Final = 80
 
 
 def _one_in(fault: HttpFault, pattern: str = "") -> Callable[[float], tuple[HttpFaultRule, ...]]:
-    """Return what makes the rules that hit one in so many requests."""
+    """Return the function that makes rules which hit one in ``amount`` requests."""
     return lambda amount: (
         HttpFaultRule(pattern=pattern, fault=fault, times=_FOREVER, every=max(1, round(amount))),
     )
@@ -37,7 +37,7 @@ def _errors(amount: float) -> tuple[HttpFaultRule, ...]:
 
 
 def _slow(amount: float) -> tuple[HttpFaultRule, ...]:
-    """Slow both ways: what is read, and what is written."""
+    """Return rules that slow both reads and writes."""
     return tuple(
         HttpFaultRule(pattern=pattern, fault=fault, times=_FOREVER, bytes_s=max(1, int(amount)))
         for pattern, fault in (("^GET ", HttpFault.DRIP), ("^(PUT|POST) ", HttpFault.SIP))
@@ -58,7 +58,7 @@ KINDS: Final = frozenset(_RULES)
 
 
 def rules_of(kind: str, amount: float | None) -> tuple[HttpFaultRule, ...]:
-    """Return what a strike does to requests. Pure."""
+    """Return the rules for a strike. Pure."""
     default, make = _RULES[kind]
     return make(default if amount is None else amount)
 
@@ -72,7 +72,7 @@ class StoreInjector:
         self._lock = threading.Lock()
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Start the proxy. Raises ``ScenarioError`` where there is no S3 store to stand before."""
+        """Start the proxy. Raises ``ScenarioError`` if there is no S3 store to stand before."""
         for strike in strikes:
             if strike.amount is not None and strike.amount < 1:
                 raise ScenarioError(
@@ -95,12 +95,12 @@ class StoreInjector:
         return {ENDPOINT: self._proxy.endpoint}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Have requests hit from now on."""
+        """Apply the strike's rules to requests from now on."""
         self._set({strike.number: rules_of(strike.kind, strike.amount)})
         return (lambda: self._set({strike.number: ()})) if strike.lasts_s else None
 
     def close(self) -> None:
-        """End the proxy; what still asks it is refused."""
+        """End the proxy; later requests are refused."""
         if self._proxy is not None:
             self._proxy.close()
 

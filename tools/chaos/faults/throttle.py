@@ -1,4 +1,4 @@
-"""Processors that are taken away: a victim moves into a control group that may use little."""
+"""Throttling of processors: a victim moves into a control group with a small quota."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class ThrottleInjector:
     """The injector of ``cpu-throttle``."""
 
     def __init__(self, found: Callable[[], list[Hierarchy]] | None = None) -> None:
-        """``found`` returns the trees of groups there are; those of this machine when None."""
+        """Create it; ``found`` returns the trees of groups, those of this machine by default."""
         self._found = found or _of_this_machine
         self._groups: dict[Path, Path] = {}
         self._numbers = itertools.count()
 
     @property
     def groups(self) -> tuple[Path, ...]:
-        """The groups that are there now because of it."""
+        """The groups that exist now because of this injector."""
         return tuple(self._groups)
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Find where groups can be made. Raises ``ScenarioError`` where they cannot."""
+        """Find a place where groups can be made. Raises ``ScenarioError`` if there is none."""
         for strike in strikes:
             if _share(strike) < LEAST:
                 raise ScenarioError(
@@ -54,7 +54,7 @@ class ThrottleInjector:
         return {}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Move the processes of the victim, which share the time, into a group of their own."""
+        """Move the victim's processes, which share the quota, into a new group."""
         limits = self._hierarchy.limits(_share(strike))
         group = self._made(self._parent, limits, home=self._home(victim))
         moved = [_moved(pid, group) for pid in victim.pids]
@@ -64,7 +64,7 @@ class ThrottleInjector:
         return lambda: self._removed(group)
 
     def close(self) -> None:
-        """Leave no group behind."""
+        """Remove all groups."""
         for group in list(self._groups):
             self._removed(group)
 
@@ -80,7 +80,7 @@ class ThrottleInjector:
         raise ScenarioError(f"cpu-throttle cannot make a cgroup ({refused[-1]}): {_REMEDY}")
 
     def _refusal(self, hierarchy: Hierarchy, parent: Path) -> str:
-        """Return why no process can be limited below ``parent``, "" where one can."""
+        """Return the reason why no process can be limited below ``parent``, "" if one can."""
         try:
             if hierarchy.version == 2 and "cpu" not in (parent / ENABLED).read_text().split():
                 return f"cpu is not in its {ENABLED}"
@@ -98,7 +98,7 @@ class ThrottleInjector:
         return ""
 
     def _made(self, parent: Path, limits: Mapping[str, str], *, home: Path) -> Path:
-        """Make a limited group, whose processes belong in the group ``home``."""
+        """Make a limited group; its processes return to the group ``home`` later."""
         group = parent / f"holdfast-{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
         try:
@@ -111,14 +111,14 @@ class ThrottleInjector:
         return group
 
     def _home(self, victim: Victim) -> Path:
-        """Return the group that a victim is in."""
+        """Return the group of a victim."""
         for pid in victim.pids:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 return self._hierarchy.group_of(_membership(pid)) or self._parent
         return self._parent
 
     def _removed(self, group: Path) -> None:
-        """Have all that is in a group go home, also what was started in it, and remove it."""
+        """Move all processes of a group back, including those started in it, and remove it."""
         home = self._groups.pop(group, None)
         if home is None:
             return
@@ -128,7 +128,7 @@ class ThrottleInjector:
                 _moved(pid, home)
             try:
                 group.rmdir()
-            except OSError:  # busy for as long as a process in it is about to end
+            except OSError:  # busy until the last process in it has ended
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(_TICK_S)
@@ -153,7 +153,7 @@ def _processes(group: Path) -> Iterable[int]:
 
 
 def _moved(pid: int, group: Path) -> bool:
-    """Put a process, with all its threads, into a group; False when it is gone."""
+    """Move a process with all its threads into a group; False if it is gone."""
     try:
         with (group / PROCESSES).open("a") as processes:
             processes.write(f"{pid}\n")

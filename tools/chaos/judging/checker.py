@@ -1,7 +1,7 @@
-"""What a history says of the training: nothing lost, nothing twice, nothing mixed up. Pure.
+"""The checks of a job's history: nothing lost, nothing twice, nothing mixed up. Pure.
 
-Every check is of what *survived* the restarts (`record.History`), except where the undone work is
-counted. A *reference* is the history of the same job undisturbed.
+Every check looks at the part that *survived* the restarts (`record.History`), except the one that
+counts undone work. A *reference* is the history of the same job undisturbed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a history comes to.
+    """The verdict on a history.
 
-    ``steps`` survived; ``executed`` is how often a step was completed, ``undone`` how many of these
-    were rolled back, ``undone_most`` by one restart. ``checked`` names the checks that there was
-    enough told for.
+    ``steps`` survived; ``executed`` counts completions of steps, ``undone`` those that were rolled
+    back, ``undone_most`` those that a single restart rolled back. ``checked`` names the checks for
+    which there were enough reports.
     """
 
     attempts: int
@@ -49,10 +49,10 @@ class HistoryVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promises(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a job beyond what is always asked.
+    """Promises of a job beyond those that always hold.
 
-    ``undone_most``: how many steps a restart may undo (None: any number); ``dense``: sample ids are
-    numbers from 0 on without a gap in every epoch but the last.
+    ``undone_most``: number of steps that a restart may undo (None: any number); ``dense``: sample
+    ids are numbers from 0 on without a gap in every epoch but the last.
     """
 
     undone_most: int | None = None
@@ -66,7 +66,7 @@ _Check: TypeAlias = Callable[[History, History | None, Promises], _Told]
 def check(
     history: History, *, reference: History | None = None, promises: Promises | None = None
 ) -> HistoryVerdict:
-    """Return what a history comes to, with every violation found."""
+    """Return the verdict on a history, with every violation found."""
     promises = promises or Promises()
     checked, violations = [], []
     for name, (wants, find) in _FINDERS.items():
@@ -91,7 +91,7 @@ def check(
 
 
 def _no_gap(history: History, reference: History | None, promises: Promises) -> _Told:
-    """Steps follow each other; none is skipped by a restart."""
+    """Yield gaps: steps must follow each other, and no restart may skip one."""
     steps = list(history.surviving)
     for before, after in pairwise(steps):
         if after != before + 1:
@@ -103,7 +103,7 @@ def _no_gap(history: History, reference: History | None, promises: Promises) -> 
 
 
 def _in_order(history: History, reference: History | None, promises: Promises) -> _Told:
-    """Within an attempt every rank's steps follow each other."""
+    """Yield disorder: within an attempt every rank's steps must follow each other."""
     last: dict[tuple[int, int], int] = {}
     for commit in history.commits:
         key = (commit.attempt, commit.rank)
@@ -116,7 +116,7 @@ def _in_order(history: History, reference: History | None, promises: Promises) -
 
 
 def _one_at_a_time(history: History, reference: History | None, promises: Promises) -> _Told:
-    """No rank completes a step of an attempt when a later one already has."""
+    """Yield overlaps: no rank may complete a step after a later attempt has completed one."""
     newest, since = -1, 0.0
     for commit in history.commits:
         if commit.attempt > newest:
@@ -129,7 +129,7 @@ def _one_at_a_time(history: History, reference: History | None, promises: Promis
 
 
 def _bounded(history: History, reference: History | None, promises: Promises) -> _Told:
-    """A restart undoes no more steps than it may."""
+    """Yield restarts that undid more steps than promised."""
     most = promises.undone_most
     for attempt, steps in history.undone.items():
         if most is not None and len(steps) > most:
@@ -140,7 +140,7 @@ def _bounded(history: History, reference: History | None, promises: Promises) ->
 
 
 def _as_many(history: History, reference: History | None, promises: Promises) -> _Told:
-    """The job made all the steps of the reference."""
+    """Yield missing steps: the job must make all steps of the reference."""
     if reference is not None and (missing := reference.surviving.keys() - history.surviving.keys()):
         yield f"{len(missing)} steps of the reference were not made: {_some(sorted(missing))}"
 
@@ -149,7 +149,7 @@ def _as_many(history: History, reference: History | None, promises: Promises) ->
 
 
 def _once(history: History, reference: History | None, promises: Promises) -> _Told:
-    """No sample is trained on twice in an epoch."""
+    """Yield repeats: no sample may be trained on twice in an epoch."""
     where: dict[tuple[int, int | str], list[int]] = defaultdict(list)
     for each in history.consumed:
         if history.survives(each):
@@ -165,7 +165,7 @@ def _once(history: History, reference: History | None, promises: Promises) -> _T
 
 
 def _none_missed(history: History, reference: History | None, promises: Promises) -> _Told:
-    """All samples that came before the last of their epoch were trained on."""
+    """Yield gaps: all samples before the last one of their epoch must be trained on."""
     epochs: dict[int, set[int]] = defaultdict(set)
     for each in history.consumed:
         if history.survives(each):
@@ -176,7 +176,7 @@ def _none_missed(history: History, reference: History | None, promises: Promises
 
 
 def _same_samples(history: History, reference: History | None, promises: Promises) -> _Told:
-    """Every step trained on the samples of the reference's."""
+    """Yield steps that trained on other samples than those of the reference."""
     assert reference is not None
     ours, theirs = _by_step(history), _by_step(reference)
     wrong = [s for s in history.surviving if s in theirs and ours.get(s) != theirs[s]]
@@ -190,7 +190,7 @@ def _same_samples(history: History, reference: History | None, promises: Promise
 
 
 def _all_ranks(history: History, reference: History | None, promises: Promises) -> _Told:
-    """Of a surviving step that several ranks completed each told its samples, or none did."""
+    """Yield ranks that reported no samples for a surviving step for which others did."""
     told: dict[int, set[int]] = defaultdict(set)
     for each in history.consumed:
         if history.survives(each):
@@ -212,7 +212,7 @@ def _by_step(history: History) -> dict[int, Counter[tuple[int, int | str]]]:
 
 
 def _same_state(history: History, reference: History | None, promises: Promises) -> _Told:
-    """Behind every step the state is that of the reference, bit for bit, rank by rank."""
+    """Yield the first step whose state differs from the reference, bit for bit, rank by rank."""
     assert reference is not None
     known = {(s.step, s.rank): s.digest for s in reference.states if reference.survives(s)}
     for each in sorted(history.states, key=lambda each: each.step):
@@ -226,7 +226,7 @@ def _same_state(history: History, reference: History | None, promises: Promises)
 
 
 def _repeatable(history: History, reference: History | None, promises: Promises) -> _Told:
-    """A step that was undone and executed again came to the same state."""
+    """Yield the first step that came to another state when it was executed again."""
     seen: dict[tuple[int, int], str] = {}
     for each in history.states:
         before = seen.setdefault((each.step, each.rank), each.digest)
@@ -238,7 +238,7 @@ def _repeatable(history: History, reference: History | None, promises: Promises)
             return
 
 
-# -- what is checked -------------------------------------------------------------------------------
+# -- the checks ------------------------------------------------------------------------------------
 
 _Wants: TypeAlias = Callable[[History, History | None, Promises], bool]
 

@@ -1,4 +1,4 @@
-"""What a job did, as it told: the steps its ranks completed, their samples, their state."""
+"""Reader of a job's history: the steps that its ranks completed, their samples, their state."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class HistoryError(ConfigError):
 
 
 def read(folder: Path) -> History:
-    """Return the history in a folder: what hooks wrote, and the events of a Holdfast job.
+    """Return the history in a folder: lines of hooks, and the events of a Holdfast job.
 
-    A last line that was cut off by a death is passed over. Raises ``HistoryError`` naming file and
-    line for any other that is none, and for a folder without a history.
+    A last line that a death cut off is skipped. Raises ``HistoryError`` with file and line for any
+    other invalid line, and for a folder without a history.
     """
     history = of_events(told(folder))
     if not history.commits:
@@ -48,9 +48,9 @@ def read(folder: Path) -> History:
 
 
 def told(folder: Path) -> list[Told]:
-    """Return all that hooks and Holdfast told in a folder, by time.
+    """Return all reports of hooks and of Holdfast in a folder, by time.
 
-    Raises ``HistoryError`` as `read` does; a folder without any has none.
+    Raises ``HistoryError`` as `read` does; a folder without reports yields none.
     """
     if not folder.is_dir():
         raise HistoryError(f"{folder}: no such folder; check the path")
@@ -60,19 +60,19 @@ def told(folder: Path) -> list[Told]:
 
 
 class HookReader:
-    """Reads what hooks tell in a folder, as far as it is written."""
+    """Reads the lines of hooks in a folder, as far as they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._lines = FreshLines(folder, pattern=PATTERN)
 
     def new(self) -> list[Told]:
-        """Return what was told since the last call, by time. Raises ``HistoryError``."""
+        """Return the reports since the last call, by time. Raises ``HistoryError``."""
         found = [_parsed(path, line, _hook_lines.decode) for path, line in self._lines.new()]
         return sorted(found, key=time_of)
 
 
 def of_events(found: Iterable[Told]) -> History:
-    """Return the history in what a job told, by time."""
+    """Return the history in a job's reports, which are ordered by time."""
     commits: list[StepCommit] = []
     consumed: list[Consumed] = []
     states: list[Stated] = []
@@ -95,7 +95,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def _lines(path: Path, parse: Callable[[bytes], Told]) -> Iterator[Told]:
     lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):  # behind the last newline: nothing, or a torn one
+    for number, line in enumerate(lines[:-1], 1):  # the last line is empty, or torn
         yield _parsed(f"{path}, line {number}", line, parse)
 
 

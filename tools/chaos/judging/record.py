@@ -1,4 +1,4 @@
-"""A job's history as values, and which of it survived its restarts. Pure."""
+"""A job's history as values, and the part of it that survived the restarts. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from holdfast.elastic.events import Event
 
 Execution: TypeAlias = tuple[int, int]
-"""(attempt, step): a step that some rank completed."""
+"""(attempt, step): a step that at least one rank completed."""
 
 
 class StepCommit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
-    """A rank completed a step, at wall second ``t``."""
+    """Report that a rank completed a step, at wall-clock second ``t``."""
 
     t: float
     step: int
@@ -25,7 +25,7 @@ class StepCommit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="samples"):
-    """A rank trains on samples in a step; an id names one sample of an epoch."""
+    """Report that a rank trains on samples in a step; an id names one sample of an epoch."""
 
     t: float
     step: int
@@ -36,7 +36,7 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class Stated(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="state"):
-    """A digest of a rank's state behind a step."""
+    """Digest of a rank's state after a step."""
 
     t: float
     step: int
@@ -49,19 +49,19 @@ HookLine: TypeAlias = StepCommit | Consumed | Stated
 """A line that a hook wrote (`holdfast.tools.chaos.hooks`)."""
 
 Told: TypeAlias = Event | HookLine
-"""Something that a job told: a job of Holdfast by its events, any loop by its hooks."""
+"""A report of a job: an event of a Holdfast job, or a line of any loop's hooks."""
 
 
 def time_of(told: Told) -> float:
-    """Return when it was told, in wall seconds."""
+    """Return the time of a report, in wall-clock seconds."""
     return told.time_s if isinstance(told, Event) else told.t
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All that was told, by time.
+    """All reports, ordered by time.
 
-    A restart goes on from an earlier step, and what an attempt before it did from there on is
-    undone: a step *survives* if no later attempt completed it, or an earlier one, again.
+    A restart continues from an earlier step; the work of the attempt before it from there on is
+    undone. A step *survives* if no later attempt completed that step, or an earlier one, again.
     """
 
     commits: tuple[StepCommit, ...]
@@ -100,5 +100,5 @@ class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {attempt: tuple(steps) for attempt, steps in found.items()}
 
     def survives(self, told: StepCommit | Consumed | Stated) -> bool:
-        """Whether what was told is of a surviving execution."""
+        """Whether a report belongs to a surviving execution."""
         return self.surviving.get(told.step) == told.attempt

@@ -1,4 +1,4 @@
-"""What a run of a scenario came to: the file that every report and every test reads.
+"""The result of a scenario's run: the file that every report and every test reads.
 
 A run's folder holds ``scenario.toml``, ``strikes.json``, ``history/``, ``calm/`` if there was an
 undisturbed run, and ``result.json``, which is a `Result`.
@@ -30,10 +30,10 @@ class ResultError(ConfigError):
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """A strike that was tried: ``t`` is wall seconds, in a simulation virtual ones.
+    """A strike that was tried; ``t`` is in wall-clock seconds, in a simulation in virtual ones.
 
-    ``victim`` is for people ("trainer/1", "node b"); it was ``missed`` when there was nothing to
-    hit.
+    ``victim`` is a name for people ("trainer/1", "node b"); the strike ``missed`` if there was
+    nothing to hit.
     """
 
     number: int
@@ -44,11 +44,11 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to; it ``held`` if the verdict has no violation and there is no problem.
+    """The result of a run; it ``held`` if the verdict has no violation and there is no problem.
 
-    ``only`` are the numbers of the strikes it was restricted to, ``problems`` what went wrong
-    beside the training (the job failed, was stuck, left something behind), ``replay`` the command
-    that does the same again.
+    ``only`` holds the numbers of the strikes it was restricted to. ``problems`` lists faults
+    outside the training (the job failed, was stuck, left something behind). ``replay`` is the
+    command that repeats the run.
     """
 
     name: str
@@ -72,7 +72,7 @@ def save(folder: Path, result: Result) -> None:
 
 
 def load(folder: Path) -> Result:
-    """Return the result of a run; raises ``ResultError`` where there is none that can be read."""
+    """Return the result of a run; raises ``ResultError`` if none can be read."""
     path = folder / RESULT
     try:
         return msgspec.json.decode(path.read_bytes(), type=Result)

@@ -1,4 +1,4 @@
-"""The world of real processes: a scenario's job is started on this machine, watched and hurt."""
+"""The world of real processes: it starts a scenario's job here, watches it and strikes it."""
 
 from holdfast.tools.chaos.real.world import Calm, run, undisturbed
 

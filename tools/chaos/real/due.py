@@ -1,4 +1,4 @@
-"""Which strikes' moments have come. Pure: it is told the time."""
+"""Selection of the strikes that are due. Pure: the caller supplies the time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Due:
         self._begun: dict[tuple[str, When], float] = {}
 
     def take(self, seen: JobProgress, *, now: float) -> list[Strike]:
-        """Return the strikes whose moments have come at wall second ``now``, by these moments.
+        """Return the strikes that are due at wall-clock second ``now``, in order of their moments.
 
-        Of those that wait for the same event one is returned at a time: the next waits for another.
+        Of the strikes that wait for the same event, one is returned at a time: the next waits for
+        another.
         """
         coming = [(at, each) for each in self.left if (at := self.moment(each, seen)) <= now]
         taken: list[Strike] = []
@@ -38,11 +39,11 @@ class Due:
         return taken
 
     def struck(self, t: float) -> None:
-        """Note that a fault was done at wall second ``t``."""
+        """Note that a strike took place at wall-clock second ``t``."""
         self._struck_t = t
 
     def moment(self, strike: Strike, seen: JobProgress) -> float:
-        """Return the wall second at which to strike, infinity while it is not known."""
+        """Return the wall-clock second at which to strike, infinity while it is unknown."""
         when = strike.when
         found: float | None = None
         if when.s is not None:

@@ -1,4 +1,4 @@
-"""What the world needs of a job, whoever starts it, and what its command becomes."""
+"""The interface of a world to a job, whatever starts the job, and the building of its command."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.scenarios.scenario import Workload
 
 MARK: Final = "HOLDFAST_CHAOS_RUN"
-"""Environment variable that all processes of a job have, each job with a value of its own."""
+"""Environment variable of all processes of a job; each job has its own value."""
 
 
 class JobFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """The folders of one job: all of the run, what is told of this job, and what it works in."""
+    """The folders of one job: of the whole run, of this job's history, and of its work."""
 
     folder: Path
     history: Path
@@ -39,7 +39,7 @@ class JobFolders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended."""
+    """The ending of a job."""
 
     ok: bool
     message: str
@@ -52,28 +52,28 @@ class RealJob(JobAccess, Protocol):
 
     @property
     def coordinator(self) -> str:
-        """The address of its coordinator since the start, "" where it has none."""
+        """Address of the job's coordinator after the start, "" if it has none."""
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Start it, with ``env`` for all of its processes in addition.
+        """Start the job, with ``env`` added to the environment of all its processes.
 
-        Raises ``ConfigError`` or ``HoldfastError`` where it cannot be started.
+        Raises ``ConfigError`` or ``HoldfastError`` if it cannot be started.
         """
 
     def events(self) -> list[Told]:
-        """Return what was told since the last call, by time."""
+        """Return the reports since the last call, by time."""
 
     def ending(self) -> Ending | None:
-        """Return how it ended, None while it goes on."""
+        """Return the ending of the job, None while it runs."""
 
     def struck(self, part: str) -> None:
-        """Note that a part was hit: who starts a job starts it again when it died of that."""
+        """Note that a part was hit: if the job dies of it, its starter starts it again."""
 
     def workers(self) -> list[int]:
-        """Return the processes that train, whose stacks say where a stuck job stands."""
+        """Return the processes that train; their stacks show where a job is stuck."""
 
     def end(self) -> None:
-        """End what is left of it, gather its history, and let go of everything."""
+        """End the rest of the job, gather its history, and release everything."""
 
 
 def new_mark() -> str:
@@ -88,14 +88,14 @@ def argv(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, .
 
 
 def words(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, ...]:
-    """Return all that the scenario says to a job: command, environment, settings."""
+    """Return all strings that a scenario passes to a job: command, environment, settings."""
     env = environment(workload, place, source=source, mark="", more={})
     told = [env[name] for name in workload.env]
     return (*argv(workload, place, source=source), *told, *_strings(workload.settings))
 
 
 def _strings(told: object) -> Iterator[str]:
-    """Yield all strings in what TOML can say."""
+    """Yield all strings in a TOML value."""
     if isinstance(told, str):
         yield told
     elif isinstance(told, Mapping):
@@ -109,7 +109,7 @@ def _strings(told: object) -> Iterator[str]:
 def environment(
     workload: Workload, place: JobFolders, *, source: Path, mark: str, more: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what a job's processes have in their environment beyond ours."""
+    """Return the environment of a job's processes beyond that of this process."""
     known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
     own = {name: _filled(text, known) for name, text in workload.env.items()}
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
@@ -125,5 +125,5 @@ def _filled(word: str, known: Mapping[str, str]) -> str:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Return those of the processes that live; one that nobody waited for yet does not."""
+    """Return the living ones of the processes; a zombie does not count."""
     return [pid for pid in pids if pid and kernel_state(pid)[:1] not in ("", "Z")]

@@ -1,4 +1,4 @@
-"""The keys that a job left in an etcd, which outlives it."""
+"""Search for keys that a job left in an etcd, which outlives the job."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from holdfast.elastic.launch.local import ETCD_TIMING
 from holdfast.elastic.membership.view import run_prefix
 
 _LEASE_S: Final = 2 * ETCD_TIMING.lease_ttl_s + 3.0
-"""No lease of a job that has ended lives longer: etcd gives all of them their time anew when it
-elects a leader."""
+"""Longest life of a lease after its job: etcd renews all leases when it elects a leader."""
 
 _POLL_S: Final = 0.1
 
 
 def left_keys(address: str, run: str) -> list[str]:
-    """Say which keys of a run that has ended its etcd still has; nothing of another coordinator.
+    """Return the keys of an ended run that its etcd still has; none for another coordinator.
 
-    The launcher removes them all, so none stays but under a lease, and that one runs out: a moment
-    is waited for it where there is such a key.
+    The launcher removes all keys, so only a key with a lease can remain, and its lease runs out. If
+    there is such a key, wait for that.
     """
     if not run or not is_etcd(address):
         return []
@@ -46,7 +45,7 @@ def keys_of(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Say which keys of a run are there, once those of leases have had ``lease_s`` to go."""
+    """Return the keys of a run that remain after those with leases have had ``lease_s`` to go."""
     deadline_s = now_s() + lease_s
     while True:
         entries, _ = coordinator.range(run_prefix(run))

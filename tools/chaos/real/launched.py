@@ -1,4 +1,4 @@
-"""A job of Holdfast as what is hurt: nodes of this machine with agents, sidecars and workers."""
+"""A Holdfast job as the victim: nodes on this machine with agents, sidecars and workers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 
 _END_S: Final = 60.0
 _MANY: Final = 10_000
-"""How often a node or a worker is started again: what is done to a job is not its own failure."""
+"""Restarts of a node or worker: effectively unlimited, as faults are not the job's own failures."""
 
 COORDINATOR: Final = "HOLDFAST_CHAOS_COORDINATOR"
-"""Environment variable with the address of the etcd that a scenario asks for. An injector that
-brings one of its own returns it from ``prepare``."""
+"""Environment variable with the address of the etcd that a scenario asks for.
+
+An injector that starts its own etcd returns the variable from ``prepare``.
+"""
 
 
 class HoldfastJob(LaunchedSite):
-    """See `Job`."""
+    """A `RealJob` that Holdfast's own launcher runs."""
 
     def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
@@ -72,11 +74,11 @@ class HoldfastJob(LaunchedSite):
 
     @property
     def coordinator(self) -> str:
-        """See `Job`."""
+        """See `RealJob`."""
         return self._launcher.config.coordinator
 
     def start(self, env: Mapping[str, str]) -> None:
-        """See `Job`."""
+        """See `RealJob`."""
         config = self._config(env)
         if self._workload.coordinator != config.coordinator == EMBEDDED:
             raise ScenarioError(
@@ -87,23 +89,23 @@ class HoldfastJob(LaunchedSite):
         self._launcher.start()
 
     def events(self) -> list[Told]:
-        """See `Job`."""
+        """See `RealJob`."""
         return [*self._reader.new()]
 
     def ending(self) -> Ending | None:
-        """See `Job`."""
+        """See `RealJob`."""
         outcome = self._launcher.wait(0)
         return Ending(ok=outcome.ok, message=outcome.message) if outcome else None
 
     def struck(self, part: str) -> None:
-        """Nothing to do: the launcher starts what died again."""
+        """Do nothing: the launcher restarts dead parts."""
 
     def workers(self) -> list[int]:
-        """See `Job`."""
+        """See `RealJob`."""
         return [pid for node in self._processes().values() for pid in node.workers.values()]
 
     def end(self) -> None:
-        """See `Job`."""
+        """See `RealJob`."""
         self._launcher.kill()
         self._launcher.wait(_END_S)
         for path in self._launcher.run_dir.glob(EVENTS_PATTERN):

@@ -1,5 +1,8 @@
-"""What a job left behind: processes, shared memory, file handles of the process it ran from, keys
-in its etcd, and what no step needs among its checkpoints."""
+"""Search for a job's leftovers.
+
+It looks for processes, shared memory, open file handles of this process, keys in the job's etcd,
+and files among its checkpoints that no step needs.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from holdfast.tools.leftovers import leftovers, processes_of
 _SHM: Final = Path("/dev/shm")
 _OWN_HANDLES: Final = Path("/proc/self/fd")
 _HANDLES_SLACK: Final = 16
-"""What a process may open once and keep, as contexts of libraries do."""
+"""File handles that a process may open once and keep, as contexts of libraries do."""
 
 
 class Leaks:
-    """Looks at a job from before its start on, and says at its end what is left of it.
+    """Watches a job from before its start, and reports its leftovers at the end.
 
-    ``words`` are what it is told (`jobs.words`), ``work`` the folder that it works in.
+    ``words`` are the job's strings (`jobs.words`), ``work`` is the folder that it works in.
     """
 
     def __init__(self, job: RealJob, words: Iterable[str], *, work: Path) -> None:
@@ -32,12 +35,12 @@ class Leaks:
         self._handles = _handles()
 
     def look(self) -> None:
-        """Note the shared memory that its processes have now."""
+        """Record the shared memory that the job's processes have now."""
         for pid in processes_of(self._mark):
             self._mapped |= _mapped(pid)
 
     def ended(self, *, well: bool, hurt: bool) -> list[str]:
-        """Say what is left a moment after its end; it was ``hurt`` if anything was done to it."""
+        """Return the leftovers shortly after the job's end; ``hurt`` says whether it was struck."""
         found = leftovers(self._mark)
         if self._run:
             found += [each for each in leftovers(self._run) if each not in found]
@@ -48,7 +51,7 @@ class Leaks:
         return said + self._objects.left(ended_well=well, hurt=hurt)
 
     def closed(self) -> list[str]:
-        """Say whether file handles are left when everything of it is closed."""
+        """Return a message if file handles remain open after everything is closed."""
         more = _handles() - self._handles
         if more <= _HANDLES_SLACK:
             return []
@@ -60,7 +63,7 @@ def _handles() -> int:
 
 
 def _mapped(pid: int) -> set[Path]:
-    """Return the files of shared memory that a process has mapped and that still have a name."""
+    """Return the shared memory files that a process has mapped and that still have a name."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         return {

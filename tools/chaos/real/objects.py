@@ -1,8 +1,8 @@
-"""What a job left among its checkpoints that no committed step needs.
+"""Search for a job's leftovers among its checkpoints: files that no committed step needs.
 
-Checkpoints are found below the folder that the job works in, and where a word of its command, of
-its environment or of its settings names a place: an address (``s3://…``) or an absolute path. What
-was there before the job is not held against it.
+Checkpoints are found below the folder that the job works in, and at places that a word of its
+command, environment or settings names: an address (``s3://…``) or an absolute path. Files that
+existed before the job do not count.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SCHEMES: Final = frozenset({"s3", "file"})
 
 
 class Objects:
-    """The places where one job keeps checkpoints, from before its start on.
+    """The places where one job keeps checkpoints, recorded before its start.
 
-    ``words`` are what it is told (`jobs.words`), ``work`` the folder that it works in.
+    ``words`` are the job's strings (`jobs.words`), ``work`` is the folder that it works in.
     """
 
     def __init__(self, words: Iterable[str], work: Path) -> None:
@@ -36,11 +36,11 @@ class Objects:
         self._before = {each.where for root in self._named for each in _found(root)[0]}
 
     def left(self, *, ended_well: bool, hurt: bool) -> list[str]:
-        """Say what is left of a job that has ended; it was ``hurt`` if anything was done to it.
+        """Return the leftovers of an ended job; ``hurt`` says whether it was struck.
 
-        Where it did not end well, saves that it could not finish may be left. The same goes for
-        steps that it told to be not saved. Uploads whose writer may live, for all that the store
-        knows, are left for a day by writers that were killed.
+        If the job failed, unfinished saves may remain. The same holds for steps that it reported as
+        not saved. Killed writers leave uploads for a day, because the store cannot know that the
+        writer is dead.
         """
         not_saved = _not_saved(self._work)
         said: list[str] = []
@@ -57,7 +57,7 @@ class Objects:
 
 
 def is_leak(each: Unreferenced, *, ended_well: bool, hurt: bool, not_saved: set[int]) -> bool:
-    """Return whether a find is held against a job that has ended. Pure."""
+    """Return whether a find counts as a leak of an ended job. Pure."""
     if each.kind is UnreferencedKind.FILE:
         return True
     if each.kind is UnreferencedKind.BEGUN and hurt:
@@ -66,7 +66,7 @@ def is_leak(each: Unreferenced, *, ended_well: bool, hurt: bool, not_saved: set[
 
 
 def places_named(words: Iterable[str]) -> list[str]:
-    """Return the places that words name, ``--option=PLACE`` among them, each once. Pure."""
+    """Return the places that words name, also in ``--option=PLACE``, each once. Pure."""
     found = dict.fromkeys(
         part
         for word in words
@@ -81,7 +81,7 @@ def _is_below(named: str, folder: Path) -> bool:
 
 
 def _roots_below(folder: Path) -> list[str]:
-    """Return the folders below one, itself included, that have steps in them."""
+    """Return the folders below one, itself included, that contain steps."""
     found = []
     for path, names, _ in os.walk(folder):
         if steps := [name for name in names if _STEP.fullmatch(name)]:
@@ -91,7 +91,7 @@ def _roots_below(folder: Path) -> list[str]:
 
 
 def _found(root: str) -> tuple[list[Unreferenced], str]:
-    """Return what no step needs at a place, and why it could not be looked at, "" where it could.
+    """Return the files that no step needs at a place, and why it could not be read, "" if it could.
 
     A path that is no folder holds nothing.
     """
@@ -104,7 +104,7 @@ def _found(root: str) -> tuple[list[Unreferenced], str]:
 
 
 def _not_saved(work: Path) -> set[int]:
-    """Return the steps of which a job of Holdfast told that they were not saved."""
+    """Return the steps that a Holdfast job reported as not saved."""
     found: set[int] = set()
     for folder in {path.parent for path in work.rglob("events-*.jsonl")}:
         for event in EventReader(folder).new():

@@ -1,4 +1,4 @@
-"""Any job as what is hurt: a command in a session of its own, and the workers that it has."""
+"""Any job as the victim: a command in its own session, and the workers in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROLE: Final = "worker"
 
 
 class PlainJob:
-    """See `Job`. Workers are named after their ranks: ``worker/0`` has rank 0.
+    """A `RealJob` of any command. Workers are named after their ranks: ``worker/0`` has rank 0.
 
     They are the processes with ``RANK`` in their environment whose parents have none, and those
     that wrote a history.
@@ -47,11 +47,11 @@ class PlainJob:
 
     @property
     def folder(self) -> Path:
-        """See `Site`."""
+        """See `JobAccess`."""
         return self._place.folder
 
     def start(self, env: Mapping[str, str]) -> None:
-        """See `Job`."""
+        """See `RealJob`."""
         more = environment(
             self._workload, self._place, source=self._source, mark=self.mark, more=env
         )
@@ -67,11 +67,11 @@ class PlainJob:
             raise ScenarioError(f"workload.command: {command[0]}: {error.strerror}") from error
 
     def events(self) -> list[Told]:
-        """See `Job`."""
+        """See `RealJob`."""
         return self._reader.new()
 
     def ending(self) -> Ending | None:
-        """See `Job`."""
+        """See `RealJob`."""
         code = self._child.wait(0)
         if code is None:
             return None
@@ -86,15 +86,15 @@ class PlainJob:
         return Ending(ok=False, message=f"{describe_exit(code)}; {self._last_words()}")
 
     def struck(self, part: str) -> None:
-        """Start it again, as a cluster does, when all of it was hit and it ends of that."""
+        """Allow one restart, as a cluster does, if the whole job was hit and ends because of it."""
         self._restarts += part == "job"
 
     def workers(self) -> list[int]:
-        """See `Job`."""
+        """See `RealJob`."""
         return [pid for each in self.victims("worker") for pid in each.pids]
 
     def end(self) -> None:
-        """See `Job`."""
+        """See `RealJob`."""
         self._child.kill()
         self._child.wait(_END_S)
         self._kill_rest()
@@ -108,14 +108,14 @@ class PlainJob:
         return f"its output ({self._output}) ends: {lines[-1] if lines else 'nothing was said'}"
 
     def lose(self, node: str, *, even_last: bool = False) -> bool:
-        """There are no nodes."""
+        """Return False: there are no nodes."""
         return False
 
     def give_back(self, node: str) -> None:
-        """There are no nodes."""
+        """Do nothing: there are no nodes."""
 
     def victims(self, part: Part) -> list[Victim]:
-        """See `Site`: there are workers, and the job, whose first process was started here."""
+        """See `JobAccess`: there are workers, and the job, whose first process was started here."""
         if part == "store":
             return [Victim(name="the store", part=part, pids=())]
         if part == "job":
@@ -145,13 +145,13 @@ class PlainJob:
 
 
 def _rank_told(path: Path) -> int | None:
-    """Return the rank in a history's first line, if that is written."""
+    """Return the rank in a history's first line, None if that is not written yet."""
     line, end, _ = path.read_bytes().partition(b"\n")
     return int(msgspec.json.decode(line)["rank"]) if end else None
 
 
 def _rank_of(pid: int) -> int | None:
-    """Return the rank in a process's environment, if there is one."""
+    """Return the rank in a process's environment, None if there is none."""
     with contextlib.suppress(OSError):
         for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, text = each.partition(b"=")

@@ -1,4 +1,4 @@
-"""What was seen of a running job, folded one event at a time: how far it is, who leads it. Pure."""
+"""Progress of a running job, folded from its events one at a time: newest step, leader. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EVENTS_REMEMBERED: Final = 4096
 
 
 class JobProgress:
-    """What is known now.
+    """The present state of a job, from Holdfast's events or the lines of hooks.
 
-    ``step`` is the newest step told complete, -1 for none, ``first_t`` when the first was (wall
-    seconds). ``ranks`` maps seats to ranks; ``leader`` is the node that proposed the newest
-    generation, "" while there is none. Events of a Holdfast job, or lines of its hooks' history.
+    ``step`` is the newest step reported complete, -1 for none; ``first_t`` is the wall-clock second
+    of the first one. ``ranks`` maps seats to ranks; ``leader`` is the node that proposed the newest
+    generation, "" while there is none.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class JobProgress:
         self._own_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_STEPS_REMEMBERED))
 
     def take(self, found: Iterable[Told]) -> None:
-        """Take in what is new."""
+        """Apply new reports."""
         for each in found:
             match each:
                 case StepCommit(t=t, step=step, rank=rank, attempt=attempt):
@@ -63,7 +63,7 @@ class JobProgress:
         self._attempt = max(attempt, self._attempt or 0)
 
     def _take_pace(self, seat: str, t: float, *, rank: int, own_s: float | None = None) -> None:
-        """Learn how long a worker's step takes: what it says, or the time since its last one."""
+        """Record the duration of a worker's step: as reported, or since its last step."""
         self.ranks[seat] = rank
         if own_s is not None:
             self._own_s[seat].append(own_s)
@@ -72,17 +72,17 @@ class JobProgress:
         self._last[seat] = t
 
     def complete_t(self, step: int) -> float | None:
-        """Return when ``step``, or one behind it, was told complete first."""
+        """Return the time at which ``step``, or a later one, was first reported complete."""
         at = bisect.bisect_left(self._reached, step, key=lambda reached: reached[0])
         return self._reached[at][1] if at < len(self._reached) else None
 
     def first_after(self, moment: str, t: float) -> float | None:
-        """Return when the first event of a kind after ``t`` was; see `moments`."""
+        """Return the time of the first event of a kind after ``t``; see `moments`."""
         return min((each for each in self._times[moment] if each > t), default=None)
 
     def step_seconds(self, seat: str) -> float:
-        """Return the median time of a worker's newest steps, 0 where none is known.
+        """Return the median duration of a worker's newest steps, 0 if none is known.
 
-        Of a Holdfast job without the time it waited for others.
+        For a Holdfast job the time spent waiting for other ranks is excluded.
         """
         return statistics.median(self._own_s[seat]) if self._own_s[seat] else 0.0

@@ -1,4 +1,4 @@
-"""What of a launched job can be hurt: its nodes, and their agents, sidecars and workers."""
+"""The possible victims of a launched job: its nodes, and their agents, sidecars and workers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from holdfast.tools.chaos.scenarios.catalogue import Part
 
 
 class LaunchedSite:
-    """The `Site` of a `Launcher`'s job; ``folder`` is a folder of the run's own."""
+    """`JobAccess` to a `Launcher`'s job; ``folder`` is the run's own folder."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
 
     @property
     def folder(self) -> Path:
-        """See `Site`."""
+        """See `JobAccess`."""
         return self._folder
 
     @property
     def run(self) -> str:
-        """See `Site`."""
+        """See `JobAccess`."""
         return self._launcher.run
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """See `Site`."""
+        """See `JobAccess`."""
         return tuple(node.name for node in self._launcher.config.nodes)
 
     def lose(self, node: str, *, even_last: bool = False) -> bool:
-        """See `Site`."""
+        """See `JobAccess`."""
         if not even_last and set(self._processes()) <= {node}:
             return False
         return bool(self._launcher.lose_machine(node))
 
     def give_back(self, node: str) -> None:
-        """See `Site`."""
+        """See `JobAccess`."""
         if self._launcher.wait(0) is None:
             self._launcher.return_machine(node)
 
     def victims(self, part: Part) -> list[Victim]:
-        """See `Site`; a coordinator or store of our own has no process that could be hit."""
+        """See `JobAccess`; the job's own coordinator or store has no process that could be hit."""
         if part in ("coordinator", "store"):
             return [Victim(name=f"the {part}", part=part, pids=())]
         found = [

@@ -1,4 +1,4 @@
-"""Where the processes of a stuck job stand, before they are ended."""
+"""Recording of a stuck job's stacks before its processes are ended."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TICK_S: Final = 0.02
 
 
 def write_stacks(pids: Sequence[int], folder: Path) -> str:
-    """Write the stacks of processes into a folder; return where they are to be found.
+    """Write the stacks of processes into a folder; return a sentence that says where they are.
 
-    By py-spy where it is installed and allowed. All others are told to abort: Python's faulthandler
-    (which the job's environment turned on) then writes their stacks into their output.
+    py-spy writes them if it is installed and permitted. All other processes get SIGABRT: Python's
+    faulthandler, which the job's environment turned on, then writes their stacks to their output.
     """
     texts, silent = [], []
     for pid in alive(pids):

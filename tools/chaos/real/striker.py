@@ -1,4 +1,4 @@
-"""Doing what is due to a job, and undoing what has lasted long enough."""
+"""Execution of due strikes on a real job, and the end of lasting ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.tools.chaos.scenarios.words import target_text
 
 
 class RealStriker:
-    """Strikes one job; ``done`` is all that was tried. What it does goes to the job's history."""
+    """Strikes one job, and records each strike in the job's history; ``done`` lists all tries."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RealStriker:
         self._writer = EventWriter(events_file(place.history, "chaos"), node="chaos")
 
     def strike(self, strike: Strike, seen: JobProgress) -> bool:
-        """Do it; return whether there was something to hit."""
+        """Strike now; return whether there was something to hit."""
         part = part_of(strike, nodes=bool(self._job.nodes))
         victims = self._job.victims(part) if part else []
         workers = victims if part == "worker" else self._job.victims("worker")
@@ -80,14 +80,14 @@ class RealStriker:
         return True
 
     def undo(self, *, until_s: float) -> None:
-        """End what lasts until then (monotonic seconds) at most."""
+        """End the faults that last until ``until_s`` (monotonic seconds) at most."""
         while self._lasting and self._lasting[0][0] <= until_s:
             _, _, end, name = heapq.heappop(self._lasting)
             end()
             self._writer.write(FaultOver(what=name), source="chaos")
 
     def close(self) -> None:
-        """End all that lasts, for good or not; nothing when that was done."""
+        """End all lasting faults; a second call does nothing."""
         self.undo(until_s=math.inf)
         self._writer.close()
 

@@ -1,4 +1,4 @@
-"""Whom a strike hits, of those that live at its moment."""
+"""Choice of a strike's victims among the living parts of a job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from holdfast.tools.chaos.scenarios.strikes import Strike
 
 PLAIN: Final[tuple[Part, ...]] = ("worker", "job", "store")
-"""What can be hit of a job without Holdfast."""
+"""Parts that can be hit in a job without Holdfast."""
 
 _ON_NODES: Final[tuple[Part, ...]] = ("worker", "sidecar", "agent", "node")
 
 
 def part_of(strike: Strike, *, nodes: bool) -> Part | None:
-    """Return the part that is hit, of a job with or without ``nodes``; None where it has none."""
+    """Return the part to hit in a job with or without ``nodes``; None if the job lacks it."""
     if strike.target.part is not None:
         parts: tuple[Part, ...] = (strike.target.part,)
     else:
@@ -33,9 +33,9 @@ def part_of(strike: Strike, *, nodes: bool) -> Part | None:
 def choose(
     strike: Strike, victims: Sequence[Victim], *, workers: Sequence[Victim], seen: JobProgress
 ) -> list[Victim]:
-    """Return the victims of a strike among ``victims``; empty when there is nobody to hit.
+    """Return the victims of a strike among ``victims``; empty if nothing matches.
 
-    ``workers`` are all living ones: by them a node has a role or a rank.
+    ``workers`` are all living workers: a node has the roles and ranks of its workers.
     """
     target = strike.target
     homes = {each.seat: each.node for each in workers}
@@ -66,14 +66,17 @@ def _fits(each: Victim, target: StrikeTarget, homes: Mapping[str, str], seen: Jo
 
 
 def _seats(each: Victim, homes: Mapping[str, str]) -> list[str]:
-    """Return a worker's own seat, or those on its node."""
+    """Return a worker's own seat, or the seats on a node."""
     if each.seat:
         return [each.seat]
     return [seat for seat, node in homes.items() if node == each.node]
 
 
 def _leaders(found: Sequence[Victim], seen: JobProgress) -> list[Victim]:
-    """Put first who is on the node that leads; without nodes, the lowest rank leads."""
+    """Return the victims on the leading node, lowest rank first.
+
+    Without nodes, the lowest rank leads.
+    """
     lowest = min((each.node for each in found), default="")
     node = seen.leader if any(each.node == seen.leader for each in found) else lowest
     there = [each for each in found if each.node == node]

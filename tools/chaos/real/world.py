@@ -1,4 +1,4 @@
-"""Running a scenario with real processes: undisturbed first, then hurt, then judged."""
+"""Run of a scenario with real processes: undisturbed first, then under strikes, then judged."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Tell = Callable[[str], None]
 
 
 def _silent(text: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 class Calm(msgspec.Struct, frozen=True, kw_only=True):
-    """The undisturbed run of a scenario's job: where its history is, how it ended, what it left."""
+    """The undisturbed run of a scenario's job: its history, its ending, and its problems."""
 
     history: Path
     ending: Ending
@@ -54,7 +54,7 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Play(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job: how it ended (None: it was stuck), who was struck, what is wrong."""
+    """The outcome of a job: its ending (None: it was stuck), its strikes, and its problems."""
 
     ending: Ending | None
     struck: tuple[Struck, ...]
@@ -71,11 +71,11 @@ def run(
     calm: Calm | None = None,
     tell: Tell = _silent,
 ) -> Result:
-    """Run a scenario and return what it came to, which is also saved into ``folder``.
+    """Run a scenario and return its result, which is also saved in ``folder``.
 
-    ``source`` is the folder of the scenario's file; ``calm`` the undisturbed run of an earlier
-    call, made here where it is needed and None. Raises ``ScenarioError`` for what cannot be done on
-    this machine.
+    ``source`` is the folder of the scenario's file. ``calm`` is the undisturbed run of an earlier
+    call; if it is None and needed, this call makes it. Raises ``ScenarioError`` for strikes that
+    are impossible on this machine.
     """
     began_s = time.monotonic()
     seed = scenario.seed if seed is None else seed
@@ -111,7 +111,7 @@ def run(
 
 
 def replayed_only(only: Collection[int] | None) -> str:
-    """Return the option that restricts a run to some strikes, as it is written."""
+    """Return the command-line option that restricts a run to some strikes."""
     return "" if only is None else f" --only {','.join(map(str, sorted(only)))}"
 
 
@@ -120,8 +120,8 @@ def undisturbed(
 ) -> Calm:
     """Run a scenario's job without faults; its history is ``calm`` in ``folder``.
 
-    Its coordinator is the embedded one, whichever is hit later: what is trained does not depend on
-    that.
+    It uses the embedded coordinator, whichever one is hit later: the training does not depend on
+    it.
     """
     tell("the job undisturbed")
     place = JobFolders.made(folder, history=CALM, work=_CALM_WORK)
@@ -148,7 +148,7 @@ def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
             )
 
 
-# -- playing it ------------------------------------------------------------------------------------
+# -- the run ---------------------------------------------------------------------------------------
 
 
 def _play(
@@ -188,7 +188,7 @@ def _play(
 def _prepared(
     job: RealJob, strikes: tuple[Strike, ...]
 ) -> Iterator[tuple[Mapping[str, Injector], Mapping[str, str]]]:
-    """Give the injectors of strikes, by kind, and what they want in the environment."""
+    """Yield the injectors of strikes, by kind, and the environment that they need."""
     injectors = for_kinds({strike.kind for strike in strikes})
     families = {id(each): each for each in injectors.values()}
     with contextlib.ExitStack() as stack:
@@ -203,7 +203,7 @@ def _prepared(
 def _watch(
     job: RealJob, due: Due, striker: RealStriker, leaks: Leaks, *, lifetime_s: float
 ) -> Ending | None:
-    """Strike whenever a moment has come, until the job has ended; None when it does not."""
+    """Carry out due strikes until the job has ended; return None at the end of its lifetime."""
     seen, over_s, looked_s = JobProgress(), time.monotonic() + lifetime_s, 0.0
     while True:
         ending = job.ending()
@@ -221,7 +221,7 @@ def _watch(
         time.sleep(_TICK_S)
 
 
-# -- judging it ------------------------------------------------------------------------------------
+# -- the judgement ---------------------------------------------------------------------------------
 
 
 def _of_calm(calm: Calm | None) -> list[str]:
@@ -248,7 +248,7 @@ def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[History
     except HistoryError as error:
         history, problems = History(commits=()), [str(error)]
     reference: History | None = None
-    with contextlib.suppress(HistoryError):  # its failure is told already
+    with contextlib.suppress(HistoryError):  # its failure is among the problems already
         reference = read(calm.history) if calm else None
     if reference is not None and checks.state == "none":
         reference = History(commits=reference.commits, consumed=reference.consumed)

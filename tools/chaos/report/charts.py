@@ -1,4 +1,4 @@
-"""Pictures of many recoveries, from plain values to SVG text. Pure."""
+"""Charts of many recoveries: functions from plain values to SVG text. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOP: Final = 10.0
 
 
 def spreads(repairs: Sequence[Repair]) -> str:
-    """Draw every recovery as a dot, a row for each class of faults; bars mark p50 and p95."""
+    """Draw every recovery as a dot, one row per class of faults; bars mark p50 and p95."""
     longest = max(repair.total.most_s for repair in repairs) or 1.0
     x = Scale(domain=(0.0, longest), range=(_LEFT, WIDTH - _RIGHT))
     bottom = _TOP + _ROW * len(repairs)

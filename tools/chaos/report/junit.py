@@ -1,4 +1,4 @@
-"""Runs as JUnit's XML, which CI systems show: a suite for each run, a case for each check. Pure."""
+"""JUnit's XML of runs, which CI systems show: one suite per run, one case per check. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDED: Final = "the job ended as it should, and left nothing behind"
 
 
 def to_junit(runs: Iterable[ReportedRun]) -> str:
-    """Return the document: a check that is broken failed, one that was not told is skipped."""
+    """Return the document: a broken check has failed, a check without reports is skipped."""
     root = ElementTree.Element("testsuites", name="holdfast chaos")
     for run in runs:
         _suite(root, run)
@@ -57,7 +57,7 @@ def _fail(case: ElementTree.Element, messages: list[str], run: ReportedRun) -> N
 
 
 def _plain(text: str) -> str:
-    """Return a text without the control characters that XML has no way to write."""
+    """Return a text without the control characters that XML cannot represent."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )

@@ -1,4 +1,4 @@
-"""Machines that were lost at once, and what became of the job. Pure."""
+"""Machines that were lost at once, and the outcome for the job. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.report.timeline import Fault, Timeline
 
 Outcome: TypeAlias = Literal["memory", "parity", "checkpoint", "beginning", "refused", "lost"]
-"""What became of a job that lost machines; `OUTCOMES` says it in words."""
+"""The outcome for a job that lost machines; `OUTCOMES` says it in words."""
 
 OUTCOMES: Final[dict[Outcome, str]] = {
     "memory": "went on from memory",
@@ -23,7 +23,7 @@ OUTCOMES: Final[dict[Outcome, str]] = {
     "refused": "ended with a clear error, as it should",
     "lost": "did not hold",
 }
-"""The best first."""
+"""Outcomes in words, the best first."""
 
 _OF_TIER: Final[dict[str, Outcome]] = {
     "parity": "parity",
@@ -34,9 +34,9 @@ _LOSSES: Final = ("lose", "kill_node")
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that were lost at once, and what became of the job; ``of`` nodes in all.
+    """Nodes that were lost at once, out of ``of``, and the outcome for the job.
 
-    ``predicted`` is what should have become of it, where somebody said so before.
+    ``predicted`` is the predicted outcome, if there is a prediction.
     """
 
     nodes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What should become of a job of ``of`` nodes with ``parity`` that loses ``nodes`` at once."""
+    """The predicted outcome for a job of ``of`` nodes with ``parity`` that loses ``nodes``."""
 
     nodes: tuple[str, ...]
     of: int
@@ -61,9 +61,9 @@ def losses(
     held: bool,
     prediction: Prediction | None = None,
 ) -> tuple[Loss, ...]:
-    """Return the sets of nodes that were gone at once, with their memory.
+    """Return the sets of nodes that were lost at once, with their memory.
 
-    A loss is of the same set as the one before if the job had not yet gone on from that.
+    A loss belongs to the same set as the one before if the job had not yet recovered from that.
     """
     over = {
         (row.victim, row.time_s): row.time_s + row.total_s
@@ -104,7 +104,7 @@ def _nodes(events: Sequence[Told]) -> list[str]:
 
 
 def _outcome(events: Sequence[Told], *, since: float, until: float, held: bool) -> Outcome:
-    """Return what became of the job between two wall times; the job's end tells of the last."""
+    """Return the outcome between two wall-clock times; for the last loss the job's end decides."""
     if until == inf and not held:
         return "lost"
     ended = of_kind(events, JobEnded)

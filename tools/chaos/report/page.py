@@ -1,4 +1,4 @@
-"""The report as one page of HTML that needs no network, in the look of the demo's report."""
+"""The report as one HTML page that needs no network, in the style of the demo's report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.tools.report.record import recovery_rows
 from holdfast.tools.report.timeline import PHASES
 
 SHOWN_MOST: Final = 12
-"""So many runs are shown in full, those that broke something first."""
+"""Number of runs that are shown in full; runs that broke something come first."""
 
 LISTED_MOST: Final = 500
 
@@ -27,7 +27,7 @@ LISTED_MOST: Final = 500
 def render(
     runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun] = (), command: str = ""
 ) -> str:
-    """Return the page of ``runs``, beside those they are compared with."""
+    """Return the page of ``runs``, with the comparison to ``against``."""
     made = environment()
     made.filters["figure"] = figure
     package = files("holdfast.tools.chaos.report")
@@ -59,7 +59,7 @@ def render(
 
 
 def headline(summary: RunsSummary) -> str:
-    """Return in a few words how it went."""
+    """Return the overall result in a few words."""
     noun = "run" if summary.runs == 1 else "runs"
     if summary.held == summary.runs:
         return f"{summary.runs} {noun}, every promise kept"
@@ -67,7 +67,7 @@ def headline(summary: RunsSummary) -> str:
 
 
 def figure(value: float | None, unit: str) -> str:
-    """Return a figure of a comparison in its unit."""
+    """Return a figure of a comparison with its unit."""
     if value is None:
         return "not told"
     if unit == "%":
@@ -76,7 +76,7 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def _shown(run: ReportedRun) -> dict[str, object]:
-    """Return a run with its pictures."""
+    """Return a run with its charts."""
     story = run.timeline
     broken = {violation.check for violation in run.verdict.violations}
     return {

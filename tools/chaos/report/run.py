@@ -16,11 +16,11 @@ from holdfast.tools.report.timeline import Recovery, Timeline
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or a history without one; ``unknown`` says in words what it does not tell.
+    """A run, or a history without one; ``unknown`` lists in words the missing reports.
 
-    ``world`` and ``seed`` are None, and ``struck`` is empty, for a history of a job that nobody
-    struck by a scenario. ``recoveries`` are those of ``timeline``; ``losses`` the sets of nodes
-    that were lost at once, with their memory, and what became of each.
+    For a history that no scenario struck, ``world`` and ``seed`` are None, and ``struck`` is empty.
+    ``recoveries`` are those of ``timeline``. ``losses`` are the sets of nodes that were lost at
+    once, with their memory, and the outcome of each.
     """
 
     name: str
@@ -42,19 +42,19 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hits(self) -> int:
-        """How many strikes hit something."""
+        """Number of strikes that hit something."""
         if not self.struck:
             return len(self.timeline.faults) if self.timeline else 0
         return len(self.struck) - self.missed
 
     @property
     def missed(self) -> int:
-        """How many strikes found nothing to hit."""
+        """Number of strikes that found nothing to hit."""
         return sum(each.missed for each in self.struck)
 
     @property
     def label(self) -> str:
-        """Its name, with what tells it from its like."""
+        """Name of the run, with its seed if it has one."""
         return self.name if self.seed is None else f"{self.name}, seed {self.seed}"
 
 
@@ -67,9 +67,9 @@ def judged(
     result: Result | None = None,
     prediction: Prediction | None = None,
 ) -> ReportedRun:
-    """Return a run from what it told; ``result`` is None for a mere history.
+    """Return a run from its reports; ``result`` is None for a mere history.
 
-    ``prediction`` is what was foretold of the nodes that it loses, if so.
+    ``prediction`` is the predicted outcome for the nodes that it loses, if there is one.
     """
     story = tell(events, struck=result.struck if result else None)
     generations = tells_generations(events)

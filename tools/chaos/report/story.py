@@ -1,8 +1,9 @@
-"""From what a job told, and what was done to it, to the timeline of the report. Pure.
+"""The report's timeline of a job, from the job's reports and the strikes. Pure.
 
-A job of Holdfast tells generations and the phases of every recovery. Of any other only its steps
-are known: each attempt stands for a generation, and of a recovery how long it took in all, from the
-strike until the next attempt's first step began, and until it stood where it had stood.
+A Holdfast job reports generations and the phases of every recovery. Of any other job only the steps
+are known. Each attempt then stands for a generation. Of a recovery only the total is known: from
+the strike until the next attempt's first step begins, and until the job has reached its old step
+again.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from holdfast.tools.report import timeline
 from holdfast.tools.report.timeline import Fault, Recovery, Timeline
 
 _NO_NODES: Final = {"launcher", "chaos"}
-"""Writers of events that are no node."""
+"""Writers of events that are not nodes."""
 
 _NOT_TOLD: Final = "how long its phases took is not told"
 
 
 def tells_generations(events: Iterable[Told]) -> bool:
-    """Whether the steps are those of a job of Holdfast, with generations, seats and durations."""
+    """Whether the steps come from a Holdfast job, with generations, seats and durations."""
     return any(isinstance(event, StepDone) for event in events)
 
 
 def tell(events: Sequence[Told], *, struck: Sequence[Struck] | None = None) -> Timeline | None:
-    """Return the story of ``events``, by time; None without any.
+    """Return the timeline of ``events``, by time; None if there are none.
 
-    ``struck`` is what was done to the job, where that is known from elsewhere; else the faults
-    among the events count. A strike has a recovery in the result only if the job had to go back
-    because of it.
+    ``struck`` are the strikes, if they are known from elsewhere; otherwise the faults among the
+    events count. A strike has a recovery in the result only if the job had to go back because of
+    it.
     """
     generations = tells_generations(events)
     told_faults = of_kind(events, FaultInjected)
@@ -84,7 +85,7 @@ def _fault(event: FaultInjected, story: Timeline) -> Fault:
 
 
 def _whole(recovery: Recovery) -> Recovery:
-    """Return a recovery whose phases before the first step are not told apart."""
+    """Return a recovery whose phases before the first step are unknown."""
     return msgspec.structs.replace(
         recovery,
         detect_s=None,
@@ -99,10 +100,10 @@ def _whole(recovery: Recovery) -> Recovery:
 
 
 def _attempts(told: Sequence[HookLine], *, proposed: bool) -> list[Event]:
-    """Return the steps that hooks told as events of a job whose generations are its attempts.
+    """Return the steps in hook lines as events of a job whose generations are its attempts.
 
-    A step begins with its samples, or where the rank's step before ended. Generations that were
-    ``proposed`` are the attempts themselves.
+    A step begins with its samples, or at the end of the rank's previous step. If generations were
+    ``proposed``, the attempts are their numbers.
     """
     attempts = sorted({line.attempt for line in told})
     numbers = {a: a if proposed else n for n, a in enumerate(attempts, 1)}
@@ -133,7 +134,7 @@ def _attempts(told: Sequence[HookLine], *, proposed: bool) -> list[Event]:
 
 
 def _begins(steps: Sequence[StepDone]) -> list[GenerationProposed]:
-    """Return a proposal for each attempt, at the first sign of it."""
+    """Return a proposal for each attempt, at the time of its first report."""
     found: dict[int, list[StepDone]] = defaultdict(list)
     for step in steps:
         found[step.generation].append(step)
@@ -157,7 +158,7 @@ def _seat(rank: int) -> str:
 
 
 class _NamedPlaces:
-    """Where the parts of a job are, by the names that strikes give them."""
+    """The places of a job's parts, by the names that strikes give them."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._lives = of_kind(events, WorkerStarted)
@@ -166,7 +167,7 @@ class _NamedPlaces:
     def fault(self, struck: Struck) -> FaultInjected:
         """Return a strike as the event that a nemesis inside the job writes.
 
-        What is no worker is seen to end by the name of its node, or of its part of it.
+        The end of a part that is no worker is reported under the name of its node or of the part.
         """
         victim = struck.victim.removeprefix("node ")
         node = self._node(victim, struck.t)
@@ -180,7 +181,7 @@ class _NamedPlaces:
         return FaultInjected(time_s=struck.t, what=struck.kind, victim=victim, on=node, seats=seats)
 
     def seated(self, event: FaultInjected) -> FaultInjected:
-        """Return a nemesis' own event with the seats that were hit, where it does not tell them."""
+        """Return a nemesis' own event; if it lacks the seats that were hit, add them."""
         found = self.fault(Struck(number=0, kind=event.what, victim=event.victim, t=event.time_s))
         on = found.on or event.on
         told = event.seats if on else ()
@@ -190,7 +191,7 @@ class _NamedPlaces:
         return any(life.seat == name for life in self._lives)
 
     def _node(self, victim: str, at_s: float) -> str:
-        """Return the node that a name is of, or that a worker of this name was on last."""
+        """Return the node in a victim's name, or the last node of a worker with this name."""
         on = [life.node for life in self._lives if life.seat == victim and life.time_s <= at_s]
         if on:
             return on[-1]
@@ -199,12 +200,12 @@ class _NamedPlaces:
 
 
 def _answered(faults: Sequence[FaultInjected], events: Sequence[Event]) -> list[FaultInjected]:
-    """Return the strikes that the job had to recover from.
+    """Return the strikes from which the job had to recover.
 
-    A rank of the generation was seen to end, or to have notice. Where that is not told: behind such
-    a strike, or behind the moment it was seen, no more than one step is complete before the next
-    generation is proposed because of a loss. A worker that does not train is recovered from once it
-    was seen to end.
+    Such a strike is one after which a rank of the generation was reported as ended or under notice.
+    Without such a report, it is one after which at most one more step was completed before a
+    generation was proposed because of a loss. A strike on a worker that does not train counts once
+    its end was reported.
     """
     ends = [(event.time_s, event.step) for event in of_kind(events, StepDone)]
     losses = _losses(events)
@@ -236,7 +237,7 @@ def _ranks(events: Sequence[Event], *, before: float) -> set[str]:
 def _seen(
     fault: FaultInjected, faults: Sequence[FaultInjected], events: Sequence[Event]
 ) -> Detected | None:
-    """Return the event that says that a strike's victim ended, before it was struck again."""
+    """Return the event that reports the end of a strike's victim, before it was struck again."""
     names = {fault.victim, *fault.seats}
     again = [f.time_s for f in faults if f.victim == fault.victim and f.time_s > fault.time_s]
     until = min(again, default=inf)
@@ -253,7 +254,7 @@ def _seen(
 
 
 def _losses(events: Sequence[Event]) -> list[float]:
-    """Return when generations were proposed because of a loss: not the first, no joiner."""
+    """Return the times of generations proposed because of a loss: not the first, no join."""
     first: dict[int, float] = {}
     for event in sorted(of_kind(events, GenerationProposed), key=time_of):
         first.setdefault(event.generation, event.time_s)

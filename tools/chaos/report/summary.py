@@ -1,4 +1,4 @@
-"""What many runs come to together: recoveries by fault and phase, time, machines lost. Pure."""
+"""Totals of many runs: recoveries by fault and phase, time, machines lost. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.tools.report.timeline import PHASES, Recovery
 
 TOTAL: Final = "total_s"
 ALL: Final = "all"
-"""The class of faults that is all of them."""
+"""The class of faults that contains all of them."""
 
 _WORST_FIRST: Final[tuple[Outcome, ...]] = tuple(reversed(OUTCOMES))
 _MOST_SUBSETS: Final = 512
@@ -32,7 +32,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
-    """Recoveries from one class of faults: each phase that was told, and in all."""
+    """Recoveries from one class of faults: each reported phase, and the total."""
 
     fault: str
     count: int
@@ -42,15 +42,15 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> Spread:
-        """The whole recoveries."""
+        """Spread of the whole recoveries."""
         return self.phases[TOTAL]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of nodes: how often it was lost at once, and the worst that came of it.
+    """A set of nodes: the number of its losses at once, and the worst outcome.
 
-    ``outcome`` is None for a set that was never lost, ``predicted`` where nobody said before what
-    should come of it; of several predictions it is the worst.
+    ``outcome`` is None for a set that was never lost, ``predicted`` is None without a prediction;
+    of several predictions it is the worst.
     """
 
     nodes: tuple[str, ...]
@@ -60,16 +60,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether something else came of it than was predicted."""
+        """Whether the outcome is not the predicted one."""
         return self.predicted is not None and self.outcome not in (None, self.predicted)
 
 
 class RunsSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All of the runs together.
+    """The totals of runs.
 
-    ``strikes`` hit something; ``shares`` are seconds by class of time, over all runs. ``repairs``
-    has the class `ALL` first; ``broken`` counts the runs that break each check; ``survival`` has a
-    row of cells for each number of nodes lost at once.
+    ``strikes`` counts those that hit something; ``shares`` are seconds by class of time, over all
+    runs. ``repairs`` has the class `ALL` first. ``broken`` counts the runs that break each check.
+    ``survival`` has a row of cells for each number of nodes lost at once.
     """
 
     runs: int
@@ -87,7 +87,7 @@ class RunsSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(runs: Sequence[ReportedRun]) -> RunsSummary:
-    """Return what runs come to together; raises ``ValueError`` without any."""
+    """Return the totals of runs; raises ``ValueError`` if there are none."""
     if not runs:
         raise ValueError("no runs")
     shares: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _repair(fault: str, rows: Sequence[Recovery]) -> Repair:
 
 
 def _column(rows: Iterable[Recovery], phase: str) -> list[float]:
-    """Return what a phase took, in order, where it was needed and told."""
+    """Return the durations of a phase in order, without recoveries that lack it."""
     return sorted(value for row in rows if (value := getattr(row, phase)) is not None)
 
 
@@ -156,10 +156,10 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def survival(losses: Sequence[Loss]) -> dict[int, tuple[Cell, ...]]:
-    """Return the matrix of sets of nodes: by how many were lost at once, each with its outcome.
+    """Return the matrix of sets of nodes: by number of nodes lost at once, each with its outcome.
 
-    All sets of a size that occurred are there, also those that were never lost, as long as they
-    are few enough to be shown.
+    It contains all sets of a size that occurred, also those that were never lost, as long as there
+    are few enough to show.
     """
     found: dict[tuple[str, ...], list[Loss]] = defaultdict(list)
     for loss in losses:
@@ -199,9 +199,9 @@ def _worst(outcomes: Collection[Outcome | None]) -> Outcome | None:
 
 
 class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of two sets of runs; None where a set does not have it. ``unit`` "s", "%" or "".
+    """One figure of two sets of runs, None if a set does not have it. ``unit`` is "s", "%" or "".
 
-    ``better`` says which is better, or that neither is by enough to say so.
+    ``better`` names the better side, "" if neither is better by enough.
     """
 
     name: str
@@ -214,7 +214,7 @@ class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     before: Sequence[ReportedRun], after: Sequence[ReportedRun]
 ) -> tuple[FigureDifference, ...]:
-    """Return how two sets of runs differ, figure by figure."""
+    """Return the differences between two sets of runs, figure by figure."""
     old, new = summarise(before), summarise(after)
     pairs: list[tuple[str, str, float | None, float | None, bool | None]] = [
         ("runs", "", old.runs, new.runs, None),
@@ -256,9 +256,9 @@ def _undone(summary: RunsSummary) -> float | None:
 
 
 def _better(before: float | None, after: float | None, *, more: bool | None) -> str:
-    """Return "before", "after", or "" where a tenth of the larger does not separate them.
+    """Return "before", "after", or "" if they differ by no more than a tenth of the larger.
 
-    ``more`` says whether more is better; None: neither is.
+    ``more`` says whether a larger figure is better; None: neither side can be better.
     """
     if before is None or after is None or more is None:
         return ""

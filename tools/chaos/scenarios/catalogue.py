@@ -1,4 +1,4 @@
-"""The faults there are: what each does, whom it can hit, in which worlds. Pure data."""
+"""The catalogue of faults: effect, possible victims, and worlds of each. Pure data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 Part: TypeAlias = Literal["worker", "sidecar", "agent", "node", "coordinator", "store", "job"]
-"""What can be hit. "job" is all of it; a job without Holdfast has only that and its workers."""
+"""Parts that can be hit.
+
+"job" is the whole job; a job without Holdfast has only that and its workers.
+"""
 
 World: TypeAlias = Literal["real", "simulated"]
 
@@ -15,9 +18,9 @@ World: TypeAlias = Literal["real", "simulated"]
 class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of fault.
 
-    ``parts`` can be hit, the first where nothing is said. ``lasts`` says whether it passes, and
-    ``amount`` what its amount means, with unit and default; "" for none. ``memory`` says whether
-    the node that is hit may lose what it holds in memory.
+    ``parts`` can be hit; the first is the default. ``lasts`` says whether the fault lasts for a
+    time; ``amount`` describes the meaning of its amount, with unit and default, "" for none.
+    ``memory`` says whether the node that is hit may lose its memory.
     """
 
     about: str
@@ -337,4 +340,4 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         lasts=True,
     ),
 }
-"""Kind → what it is. A kind's injector is found by `injectors.of_kind`."""
+"""Kind → its description. `registry.INJECTORS` has the injector of each kind."""

@@ -1,4 +1,4 @@
-"""The events that scenarios and tests name: a kind of Holdfast's, or one of the job's own. Pure."""
+"""Names of events in scenarios and tests: a kind of Holdfast's, or one of the job's own. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 from holdfast.elastic.events import KINDS, Event, UserEvent
 
 RESTARTED: Final = "restarted"
-"""What is seen when a step is told of a newer attempt (generation) than ever before."""
+"""The moment at which a step of a newer attempt (generation) than ever before is reported."""
 
 OWN: Final = "own:"
-"""Stands before the name of an event of the job's own."""
+"""Prefix of the names of the job's own events."""
 
 
 def moment_of(event: Event) -> str:
-    """Return what a scenario calls an event."""
+    """Return the name of an event in scenarios."""
     return f"{OWN}{event.name}" if isinstance(event, UserEvent) else event.kind
 
 
 def wrong_moment(name: str, fields: Iterable[str] = ()) -> str:
-    """Return what is wrong with the name of an event or of its fields; empty where nothing is."""
+    """Return what is wrong with the name of an event or of its fields; "" if nothing is."""
     if (kind := KINDS.get(name)) is not None:
         known = kind.__struct_fields__
         if odd := sorted(set(fields) - set(known)):

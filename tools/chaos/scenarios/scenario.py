@@ -1,7 +1,7 @@
-"""A scenario: which job is hurt, how, when, and what must hold afterwards. Pure.
+"""A scenario: a job, the faults and their times, and the checks at the end. Pure.
 
-It is a TOML file; every key of it is a field of a structure here, an unknown one is an error. What
-really happens, and when, follows from it and a seed: `strikes.draw`.
+It is a TOML file. Every key is a field of a structure here; an unknown key is an error. The
+scenario and a seed determine all strikes: `strikes.draw`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ScenarioError(ConfigError):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The job that is hurt.
+    """The job of a scenario.
 
-    ``command`` is its argv; in it ``{python}`` stands for the interpreter, ``{folder}`` for a
-    folder of this run's own, ``{scenario}`` for the folder of the scenario's file. With ``nodes``
-    (name → workers per role) it is the command of one worker and Holdfast starts it, on nodes of
-    this machine with agents and sidecars; without, it is any job, started as it is. ``settings``
-    override those of a script of Holdfast by group, as in ``{"snapshots": {"parity": 2}}``.
-    Nodes that are ``apart`` share no memory, as if each were a machine of its own.
+    ``command`` is its argv; in it ``{python}`` stands for the interpreter, ``{folder}`` for the
+    run's own folder, ``{scenario}`` for the folder of the scenario's file. With ``nodes`` (name →
+    workers per role) it is the command of one worker, which Holdfast starts on nodes of this
+    machine with agents and sidecars; without ``nodes`` it is any job, started as it is.
+    ``settings`` override those of a Holdfast script by group, as in ``{"snapshots": {"parity":
+    2}}``. Nodes that are ``apart`` share no memory, as if each were a separate machine.
     """
 
     command: tuple[str, ...]
@@ -45,9 +45,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom a fault hits: of all that ``part``, ``role``, ``rank`` and ``node`` leave, ``which``.
+    """The victims of a fault: ``which`` of those that match the other fields.
 
-    ``node`` is a name or several. ``count`` of them are hit at once. "leader" is the node that
+    ``node`` is one name or several. ``count`` victims are hit at once. "leader" is the node that
     leads recoveries, "slowest" the worker with the longest steps.
     """
 
@@ -60,19 +60,19 @@ class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names in ``node``; none where every node is meant."""
+        """The names in ``node``; none if every node is meant."""
         return (self.node,) if isinstance(self.node, str) else self.node or ()
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What sets a fault off; exactly one of the fields but ``times`` and ``after_s``.
+    """The trigger of a fault; exactly one field is set, besides ``times`` and ``after_s``.
 
-    ``s``: seconds after the job's first step. ``step``: that step is complete. ``state``: an event
+    ``s``: seconds after the job's first step. ``step``: this step is complete. ``state``: an event
     of this kind is seen (`holdfast.elastic.events`; ``own:NAME`` for one of the job's own).
-    ``every_s``: again and again. ``poisson_s``: the same with random pauses of this mean.
-    ``recovery``: an event of this kind after the fault before, so that the next thing is lost
-    during a recovery. ``after_s`` is waited in addition; ``times`` is how often, for those that can
-    repeat (0: until the job ends).
+    ``every_s``: repeatedly. ``poisson_s``: repeatedly, with random pauses of this mean.
+    ``recovery``: an event of this kind after the previous fault, so that the next loss occurs
+    during a recovery. ``after_s`` is an additional delay; ``times`` is the number of repetitions,
+    for triggers that can repeat (0: until the job ends).
     """
 
     s: float | None = None
@@ -86,10 +86,10 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault: ``kind`` (one of `catalogue.CATALOGUE`), whom, when, for how long, how bad.
+    """A fault: its ``kind`` (from `catalogue.CATALOGUE`), victims, trigger, duration, and amount.
 
-    ``lasts_s`` is seconds, or a range that is drawn from; 0 where the kind lasts: for good.
-    ``amount`` has the meaning and unit that the catalogue gives.
+    ``lasts_s`` is in seconds, or a range to draw from; 0 makes a lasting fault permanent.
+    ``amount`` has the meaning and unit given in the catalogue.
     """
 
     kind: str
@@ -100,11 +100,11 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must hold at the end, beyond what is always checked (`checker.CHECKS`).
+    """The checks at the end, beyond those that always apply (`checker.CHECKS`).
 
-    ``undisturbed``: the job is run once without faults, and all samples and, where ``state`` is
-    "bitwise", every state must be the same. ``succeeds``: the job must end well; a scenario of a
-    loss beyond what was promised says False, and then a clear error must be told. ``leaks``:
+    ``undisturbed``: the job also runs once without faults, and all samples and, if ``state`` is
+    "bitwise", every state must be the same. ``succeeds``: the job must succeed; a scenario with a
+    loss beyond the promised ones says False, and the job must then report a clear error. ``leaks``:
     nothing may be left behind.
     """
 
@@ -117,10 +117,11 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The job in the simulated world, where no command runs: what its program would ask for.
+    """The job in the simulated world, where no command runs: the settings its program would give.
 
-    ``steps`` of about ``step_s`` seconds and ``microbatches`` each, with a snapshot of every
-    ``snapshot_every``th; the rest as in `holdfast.elastic.membership.records.JobSpec`.
+    It makes ``steps`` of about ``step_s`` seconds and ``microbatches`` each, and takes a snapshot
+    of every ``snapshot_every``th step; the other fields are as in
+    `holdfast.elastic.membership.records.JobSpec`.
     """
 
     steps: int = 200
@@ -135,7 +136,7 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of a file. ``lifetime_s`` is when the job is taken for stuck and ended."""
+    """The content of a file. After ``lifetime_s`` the job counts as stuck and is ended."""
 
     name: str
     about: str
@@ -148,7 +149,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def parse(found: dict[str, Any], *, source: str) -> Scenario:
-    """Return the scenario that a mapping is; raises ``ScenarioError``, naming ``source``."""
+    """Return the scenario in a mapping; raises ``ScenarioError`` that names ``source``."""
     try:
         scenario = msgspec.convert(found, Scenario)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a scenario comes to under a seed: every strike, numbered, before anything runs. Pure."""
+"""The strikes of a scenario under a seed, numbered, drawn before anything runs. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.tools.chaos.scenarios.scenario import FaultSpec, Scenario, StrikeT
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that will be done: number ``number`` of its schedule, by which it is named again.
+    """A planned fault; ``number`` is its position in the schedule and identifies it.
 
-    ``when`` is a moment: one of ``s``, ``step``, ``state`` and ``recovery``. ``pick``, from 0 to 1,
-    decides what the target leaves open: which of those that could be hit, which file, which bit.
+    ``when`` is one moment: ``s``, ``step``, ``state`` or ``recovery``. ``pick``, from 0 to 1,
+    decides everything that the target leaves open: which victim, which file, which bit.
     """
 
     number: int
@@ -29,9 +29,9 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 def draw(
     scenario: Scenario, *, seed: int | None = None, only: Collection[int] | None = None
 ) -> tuple[Strike, ...]:
-    """Return the strikes of a seed (the scenario's own when None), in the order of the file.
+    """Return the strikes of a seed (default: the scenario's own), in the order of the file.
 
-    ``only`` keeps the strikes with these numbers, unchanged: what is left out draws as before.
+    ``only`` keeps the strikes with these numbers unchanged: omitted strikes still draw.
     """
     source = random.Random(f"{scenario.name} {scenario.seed if seed is None else seed}")
     found = (
@@ -55,7 +55,7 @@ def draw(
 def _moments(
     source: random.Random, fault: FaultSpec, lifetime_s: float
 ) -> Iterator[tuple[FaultSpec, When]]:
-    """Yield a fault with each of its moments; what repeats becomes moments in seconds."""
+    """Yield a fault with each of its moments; repetition becomes moments in seconds."""
     when = fault.when
     pause_s = when.every_s or when.poisson_s
     if pause_s is None:

@@ -1,4 +1,4 @@
-"""Targets and moments for people. Pure."""
+"""Texts of targets and moments for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def target_text(target: StrikeTarget, part: str | None) -> str:
-    """Return whom a fault hits."""
+    """Return the victims of a fault in words."""
     words: list[str] = [target.which] if target.which != "random" else []
     words += [part] if part else []
     words += [f"of role {target.role}"] if target.role is not None else []
@@ -20,7 +20,7 @@ def target_text(target: StrikeTarget, part: str | None) -> str:
 
 
 def when_text(when: When) -> str:
-    """Return when a fault comes."""
+    """Return the trigger of a fault in words."""
     later = f" + {when.after_s:g} s" if when.after_s else ""
     if when.s is not None:
         return f"{when.s:g} s after the first step{later}"

@@ -1,4 +1,4 @@
-"""The simulated world of scenarios: virtual time, and the decisions of production."""
+"""The simulated world of scenarios: virtual time, and the decisions of production code."""
 
 from holdfast.tools.chaos.simulated.world import run
 

@@ -1,4 +1,4 @@
-"""Carrying out the strikes of a scenario on a simulation, each at its moment in virtual time."""
+"""Execution of a scenario's strikes in a simulation, each at its moment in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.tools.chaos.scenarios.strikes import Strike
 from holdfast.tools.chaos.simulated.translate import KINDS, part_of
 
 _RESTART_S: Final = 0.5
-"""After so long a node is there again whose processes were killed."""
+"""Time after which a node returns whose processes were killed."""
 
 _HOW_BAD: Final = 0.5
 _FOR_GOOD_S: Final = 1e6
@@ -26,14 +26,14 @@ _NOBODY: Final = "nobody"
 _ONE: Final = ("coordinator", "job")
 
 _Seat = tuple[str, str]
-"""(node, seat); the seat is "" for what is not a worker."""
+"""(node, seat); the seat is "" for a victim that is not a worker."""
 
 
 class SimulatedStriker:
-    """Does every strike when its moment has come; ``struck`` is what became of them.
+    """Carries out every strike at its moment; ``struck`` lists the results.
 
-    ``names`` are the nodes' names in the scenario. ``tell`` is called with every strike that hit,
-    and with its victim and node.
+    ``names`` are the nodes' names in the scenario. ``tell`` is called for every strike that hit,
+    with its victim and node.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class SimulatedStriker:
 
     @property
     def struck(self) -> tuple[Struck, ...]:
-        """What was done, by time; what never came to its moment was missed at the end."""
+        """The strikes so far, by time; those whose moment never came are missed and come last."""
         missed = [self._struck(strike, _NOBODY, missed=True) for strike in self._open.values()]
         return (*self._found, *missed)
 
     def saw(self, event: Event) -> None:
-        """Look whether an event is what strikes wait for."""
+        """Schedule the strikes that wait for this event."""
         begins = isinstance(event, StepDone) and not self._begun
         self._begun = self._begun or begins
         begun: list[Strike] = []
@@ -82,7 +82,7 @@ class SimulatedStriker:
             return event.kind == when.recovery and not (earlier and earlier[-1] in self._open)
         return event.kind == when.state and not alike
 
-    # -- whom it hits ----------------------------------------------------------------------------
+    # -- victims -----------------------------------------------------------------------------------
 
     def _strike(self, strike: Strike) -> None:
         del self._open[strike.number]
@@ -113,7 +113,7 @@ class SimulatedStriker:
         return [agent for _, agent in sorted(self._sim.agents.items()) if agent.alive]
 
     def _candidates(self, strike: Strike) -> list[_Seat]:
-        """Return all that part, role, rank and node leave."""
+        """Return all victims that match part, role, rank and node."""
         target, part = strike.target, part_of(strike.kind, strike.target.part)
         if part in _ONE:
             return [(agent.name, "") for agent in self._living()[:1]]
@@ -141,7 +141,7 @@ class SimulatedStriker:
         target = strike.target
         if target.which == "all" or not found:
             return found
-        if target.which == "leader":  # the first node by name proposes, the others back it up
+        if target.which == "leader":  # the first node by name proposes, the others are its backup
             return [each for each in found if each[0] == self._living()[0].name][: target.count]
         draw = random.Random(f"victims {strike.pick}")
         return sorted(draw.sample(found, min(target.count, len(found))))

@@ -1,7 +1,7 @@
-"""What a simulated job tells: the history that its ranks would write, and the events of its agents.
+"""The reports of a simulated job: the history of its ranks and the events of its agents.
 
-A snapshot carries a digest of all samples that led to it, as weights would. Which microbatches a
-rank runs and where their samples lie is what production says.
+A snapshot carries a digest of all samples that led to it, as weights would. Production code decides
+which microbatches a rank runs and where their samples lie.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILE: Final = "history-simulated.jsonl"
 
 
 class Telling:
-    """Takes note of what happens; ``names`` are the nodes' names in the scenario."""
+    """Records the events of a simulation; ``names`` are the nodes' names in the scenario."""
 
     def __init__(self, sim: Simulation, *, microbatches: int, names: tuple[str, ...]) -> None:
         self._sim, self._microbatches, self._names = sim, microbatches, names
@@ -45,11 +45,11 @@ class Telling:
 
     @property
     def history(self) -> History:
-        """What the ranks told."""
+        """The history that the ranks reported."""
         return of_events(self._told)
 
     def write(self, folder: Path) -> None:
-        """Write what was told and what happened as real jobs do: JSON lines, two files."""
+        """Write the history and the events as real jobs do: JSON lines, in two files."""
         folder.mkdir(parents=True, exist_ok=True)
         hooks = (msgspec.json.encode(each) + b"\n" for each in self._told)
         (folder / _FILE).write_bytes(b"".join(hooks))
@@ -57,7 +57,7 @@ class Telling:
         events_file(folder, "simulated").write_bytes(b"".join(events))
 
     def saw(self, event: Event) -> None:
-        """Take note of an event of the simulation."""
+        """Record an event of the simulation."""
         if isinstance(event, StepDone):
             self._step(event.generation, event.step)
             return
@@ -67,7 +67,7 @@ class Telling:
         self._note(msgspec.structs.replace(event, node=node, source="agent"))
 
     def strike(self, strike: Strike, victim: str, node: str) -> None:
-        """Take note of a strike that hit."""
+        """Record a strike that hit."""
         self._note(
             FaultInjected(
                 node="chaos",
@@ -84,7 +84,7 @@ class Telling:
         self._events.append(msgspec.structs.replace(event, time_s=time_s))
 
     def _resume(self, generation: int, step: int) -> None:
-        """Go on from what was restored, or from the newest checkpoint."""
+        """Continue from the restored snapshot, or from the newest checkpoint."""
         point = self._sim.generations[generation].restore
         if point is not None:
             digest = self._digests[point.world.generation, point.step]

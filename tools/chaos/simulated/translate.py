@@ -1,4 +1,4 @@
-"""What of a scenario exists in the simulated world, and as what."""
+"""Translation of a scenario into the simulated world, as far as the world supports it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ KINDS: Final[dict[tuple[str, Part], SimulatedFaultKind]] = {
     ("weather", "job"): SimulatedFaultKind.WEATHER,
     ("outage", "coordinator"): SimulatedFaultKind.OUTAGE,
 }
-"""Kind and part → what the simulator does. Its nodes live and die as a whole, memory included: so
-an agent that is killed takes its node along, which returns empty."""
+"""Kind and part → the simulator's fault.
+
+Its nodes live and die as a whole, including their memory. A killed agent therefore takes its node
+with it, which returns empty.
+"""
 
 EVENTS: Final = tuple(
     kind.tag()
@@ -60,14 +63,14 @@ EVENTS: Final = tuple(
         TrainingResumed,
     )
 )
-"""The events of a job that the simulation tells."""
+"""Kinds of events that the simulation reports."""
 
 _SPREAD: Final = 0.3
-"""By so much of their length steps differ."""
+"""Relative spread of the duration of steps."""
 
 
 def part_of(kind: str, part: Part | None) -> Part:
-    """Return what a fault hits."""
+    """Return the part that a fault hits."""
     return part or CATALOGUE[kind].parts[0]
 
 
@@ -77,7 +80,7 @@ def names_of(scenario: Scenario) -> tuple[str, ...]:
 
 
 def config_of(scenario: Scenario) -> SimulationConfig:
-    """Return the job that is simulated. Raises ``ScenarioError`` naming what does not exist."""
+    """Return the simulated job. Raises ``ScenarioError`` for an entry that cannot be simulated."""
     _check(scenario)
     workload, told = scenario.workload, scenario.simulated
     slots = {f"n{at}": dict(each) for at, each in enumerate(workload.nodes.values())}
@@ -117,7 +120,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def _wrong(fault: FaultSpec) -> str:
-    """Return what of a fault is not simulated, with what is."""
+    """Return why a fault cannot be simulated, with the alternatives; "" if it can."""
     parts = [part for kind, part in KINDS if kind == fault.kind]
     if not parts:
         kinds = ", ".join(sorted({kind for kind, _ in KINDS}))

@@ -1,4 +1,7 @@
-"""A scenario on virtual time: seconds of a job in milliseconds, by the decisions of production."""
+"""Run of a scenario on virtual time, with the decisions of production code.
+
+Seconds of a job take milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from holdfast.tools.chaos.simulated.translate import config_of, names_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedResult:
-    """What a simulated run came to; ``problems`` as in `Result`."""
+    """The result of a simulated run; ``problems`` as in `Result`."""
 
     telling: Telling
     struck: tuple[Struck, ...]
@@ -46,10 +49,10 @@ def run(
     only: Collection[int] | None = None,
     folder: Path,
 ) -> Result:
-    """Run a scenario in the simulated world and judge it; leave history and result in ``folder``.
+    """Run a scenario in the simulated world and judge it; write history and result to ``folder``.
 
-    ``seed`` is the scenario's own when None. Equal seeds give equal runs. Raises
-    ``ScenarioError`` for what does not exist there.
+    ``seed`` defaults to the scenario's own. Equal seeds give equal runs. Raises ``ScenarioError``
+    for an entry that cannot be simulated.
     """
     seed = scenario.seed if seed is None else seed
     strikes = draw(scenario, seed=seed, only=only)
@@ -81,7 +84,7 @@ def run(
 
 
 def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> SimulatedResult:
-    """Run the job of a scenario under these strikes, and return what it told."""
+    """Run the job of a scenario under these strikes, and return its reports."""
     names = names_of(scenario)
     sim = Simulation(config_of(scenario), seed=seed, faults=())
     telling = Telling(sim, microbatches=scenario.simulated.microbatches, names=names)
@@ -106,7 +109,7 @@ def simulate(scenario: Scenario, strikes: Sequence[Strike], *, seed: int) -> Sim
 def judge(
     scenario: Scenario, hurt: SimulatedResult, *, calm: SimulatedResult | None
 ) -> HistoryVerdict:
-    """Return what the history of a run comes to, beside that of the undisturbed one."""
+    """Return the verdict on a run's history, compared with the undisturbed one."""
     checks = scenario.checks
     return check(
         hurt.telling.history,

@@ -1,1 +1,1 @@
-"""Random faults for hours: memory stays flat, and nothing that was protected is lost."""
+"""Random faults for hours: memory must stay flat, and no protected step may be lost."""

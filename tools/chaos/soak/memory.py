@@ -1,4 +1,4 @@
-"""Shared memory of our own, which may be filled without harm to others."""
+"""A private mount of shared memory, which can be filled without harm to others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OWN_MEMORY: Final = "HOLDFAST_SOAK_OWN_MEMORY"
 
 
 def own_shared_memory(argv: Sequence[str]) -> bool:
-    """Go on as ``argv`` with shared memory of our own; return whether that could be had.
+    """Re-execute as ``argv`` with a private shared memory; return whether there is one.
 
-    Returns only in the process that goes on, or where there is no mount namespace to be had.
+    Returns only in the re-executed process, or if no mount namespace is available.
     """
     if _OWN_MEMORY in os.environ:
         return os.environ[_OWN_MEMORY] == "yes"

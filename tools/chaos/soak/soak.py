@@ -1,11 +1,11 @@
-"""Training for minutes or hours under random faults; memory stays flat, nothing is lost.
+"""Training for minutes or hours under random faults.
 
-Every few seconds something is killed, stopped, slowed, filled or damaged, often two things at
-once or one more during the recovery; machines go and return. At the end the weights must equal,
-bit for bit, those of the same steps undisturbed; nothing that was protected may have been lost to
-fewer faults than the parity makes good; no process may have failed by itself, and neither memory,
-open files nor threads of any part may have grown. Which faults, in which order and after which
-pauses follows from the seed. At half time the whole job is ended and started anew.
+Every few seconds a part is killed, stopped, slowed, filled or damaged, often two parts at once or
+another one during the recovery; machines leave and return. At the end the weights must equal, bit
+for bit, those of the same undisturbed steps. No protected step may be lost to fewer faults than
+parity covers. No process may fail by itself. Neither memory nor open files nor threads of any part
+may grow. The seed determines the faults, their order and the pauses. Half-way the whole job is
+ended and started again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SAMPLE_S: Final = 1.0
 
 
 class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for: ``pause_s`` are the least and the most seconds between two strokes."""
+    """The options of a soak; ``pause_s`` are the least and the most seconds between two strokes."""
 
     minutes: float
     seed: int
@@ -57,9 +57,9 @@ class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def soak(options: SoakOptions, folder: Path, *, fills: bool) -> list[str]:
-    """Soak, and return what is wrong; events and logs are in ``folder``.
+    """Soak, and return everything that is wrong; events and logs are in ``folder``.
 
-    ``fills``: shared memory is our own and may be filled.
+    ``fills``: shared memory is private and may be filled.
     """
     wrong = Soak(options, folder, fills=fills).run()
     if (folder / "result.json").exists():
@@ -68,10 +68,10 @@ def soak(options: SoakOptions, folder: Path, *, fills: bool) -> list[str]:
 
 
 class Soak:
-    """What is done to a job and seen of it, all of it together in ``PARTS`` runs.
+    """The state of a soak: strokes and observations over all ``PARTS`` runs of the job.
 
-    Between two of them everything in memory is lost at once; the next goes on from the store, or
-    from the nodes' disks.
+    Between two runs all memory is lost at once; the next run resumes from the store or from the
+    nodes' disks.
     """
 
     def __init__(self, options: SoakOptions, folder: Path, *, fills: bool) -> None:
@@ -86,7 +86,7 @@ class Soak:
         self._wrong: list[str] = []
 
     def run(self) -> list[str]:
-        """Train under faults; return what is wrong."""
+        """Train under faults; return everything that is wrong."""
         say(f"seed {self._options.seed}: {self._setup}")
         for number in range(PARTS):
             part = SoakedJob(self._launcher(number), self._seen, self._use, fills=self._fills)
@@ -124,7 +124,7 @@ class Soak:
         return self._folder / "end"
 
     def _one(self, part: SoakedJob, *, last: bool) -> None:
-        """Run the job once, to its end or until it is ended."""
+        """Run the job once, to its end or until the soak ends it."""
         launcher, seen = part.launcher, self._seen
         seen.begin()
         launcher.start()
@@ -188,7 +188,7 @@ class Soak:
 
 
 class SoakedJob:
-    """One launched job, watched."""
+    """A launched job under observation."""
 
     def __init__(self, launcher: Launcher, seen: SoakEvents, use: Use, *, fills: bool) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
@@ -197,7 +197,7 @@ class SoakedJob:
         self._sampled_s = 0.0
 
     def watch(self, seconds: float, *, until: type[Event] | None = None) -> None:
-        """Read on for so long, or until an event of a kind is seen."""
+        """Read events for ``seconds``, or until an event of a kind is seen."""
         end_s = time.monotonic() + seconds
         while True:
             kinds = self._seen.take(self._reader.new())
@@ -211,7 +211,7 @@ class SoakedJob:
 
 
 def compare(folder: Path, seed: int) -> list[str]:
-    """Train the same steps undisturbed, on one rank; say whether the weights differ."""
+    """Train the same steps undisturbed on one rank; return a message if the weights differ."""
     disturbed = json.loads((folder / "result.json").read_text())
     (folder / "end").write_text(str(disturbed["steps"]))
     words: list[object] = ["--end", folder / "end", "--result", folder / "calm.json"]
@@ -233,6 +233,6 @@ def listed(counts: Mapping[str, int]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell how it goes."""
+    """Print a line of progress."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()

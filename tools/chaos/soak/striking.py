@@ -1,4 +1,4 @@
-"""Does the harm that was drawn to a launched job, and undoes what passes."""
+"""Execution of the drawn faults on a launched job, and the end of temporary ones."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _OF_PROCESSES: Final[dict[SoakFaultKind, tuple[str, Part]]] = {
     SoakFaultKind.STOP_AGENT: ("stop", "agent"),
     SoakFaultKind.SLOW_SIDECAR: ("slow", "sidecar"),
 }
-"""Fault of a soak → kind and part of a scenario's."""
+"""Fault of a soak → kind and part of a scenario's fault."""
 
 _OF_BITS: Final[dict[SoakFaultKind, str]] = {
     SoakFaultKind.FLIP_SLOT: "flip-slot",
     SoakFaultKind.FLIP_PARITY: "flip-parity",
 }
-"""Fault of a soak → kind of a scenario's, which hits what a node holds, also when it is dead."""
+"""Fault of a soak → kind of a scenario's fault, which hits a node's memory even if it is dead."""
 
 _FILL_EVERY_S: Final = 0.05
 
 
 class SoakStriker:
-    """Strikes one job; ``fills`` says whether its shared memory is its own, to be filled."""
+    """Strikes one job; ``fills`` says whether its shared memory is private and may be filled."""
 
     def __init__(self, launcher: Launcher, folder: Path, *, fills: bool) -> None:
         self._launcher, self._fills = launcher, fills
@@ -57,7 +57,7 @@ class SoakStriker:
         self.count: Counter[str] = Counter()
 
     def strike(self, fault: SoakFault) -> bool:
-        """Do it; return whether there was something to hit."""
+        """Strike now; return whether there was something to hit."""
         ways: dict[SoakFaultKind, Callable[[SoakFault], bool]] = {
             SoakFaultKind.FLIP_SLOT: self._flip,
             SoakFaultKind.FLIP_PARITY: self._flip,
@@ -70,7 +70,7 @@ class SoakStriker:
         return False
 
     def return_machines(self) -> list[str]:
-        """Count a stroke; have the machines return whose time has come, and return their names."""
+        """Count a stroke; give back the machines that are due, and return their names."""
         back = [node for node, strokes in self._away.items() if strokes <= 1]
         self._away = {node: left - 1 for node, left in self._away.items() if left > 1}
         for node in back:
@@ -79,7 +79,7 @@ class SoakStriker:
         return back
 
     def settle(self) -> None:
-        """Undo what passes now, and have every machine return."""
+        """End all temporary faults now, and return every machine to the job."""
         self._over.set()
         for thread in self._passing:
             thread.join()
@@ -88,7 +88,7 @@ class SoakStriker:
             self._site.give_back(node)
 
     def _hit(self, fault: SoakFault) -> bool:
-        """Do to a process what the injector of scenarios does."""
+        """Strike a process with the injector of scenarios."""
         kind, part = _OF_PROCESSES[fault.kind]
         victims = [each for each in self._site.victims(part) if each.node == fault.node]
         if not victims:
@@ -132,7 +132,7 @@ class SoakStriker:
         self._passing[-1].start()
 
     def _flip(self, fault: SoakFault) -> bool:
-        """Flip a bit of what a node holds, as the injector of scenarios does."""
+        """Flip a bit of a node's memory with the injector of scenarios."""
         holder = Victim(name=f"node {fault.node}", part="node", pids=(), node=fault.node)
         self._bits.strike(_strike(_OF_BITS[fault.kind], "node", fault), holder, self._site)
         return True
@@ -145,24 +145,24 @@ def _strike(kind: str, part: Part, fault: SoakFault) -> Strike:
 
 
 class Ballast:
-    """A file that takes what is free in shared memory."""
+    """A file that takes up the free space in shared memory."""
 
     def __init__(self) -> None:
         self._path, self._lock = ARENA_ROOT / "ballast", threading.Lock()
 
     def fill(self) -> None:
-        """Take all that is free now."""
+        """Take all space that is free now."""
         with self._lock, self._path.open("ab") as file, contextlib.suppress(OSError):
             if free := shutil.disk_usage(ARENA_ROOT).free:
                 os.posix_fallocate(file.fileno(), file.tell(), free)
 
     def remove(self) -> None:
-        """Give it back."""
+        """Release the space."""
         with self._lock:
             self._path.unlink(missing_ok=True)
 
     def others_bytes(self) -> int:
-        """Return what is taken by everything else."""
+        """Return the bytes used by everything else."""
         with self._lock:
             own = self._path.stat().st_blocks * 512 if self._path.exists() else 0
             return shutil.disk_usage(ARENA_ROOT).used - own

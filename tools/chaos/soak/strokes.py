@@ -1,4 +1,4 @@
-"""Which harm is done in a soak: drawn from a seed, before anything runs. Pure."""
+"""The strokes of a soak, drawn from a seed before anything runs. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast.elastic.events import (
 )
 
 NODES = {"a": 2, "b": 1, "c": 1, "d": 1}
-"""The nodes and how many trainers each has room for."""
+"""The nodes, and the number of trainers that fit on each."""
 
 FULL_BYTES = 1 << 30
-"""Length of the shared memory that is filled."""
+"""Size of the shared memory that is filled."""
 
 
 class SoakFaultKind(StrEnum):
-    """What is done to a node."""
+    """A kind of fault on a node."""
 
     KILL_WORKER = "kill a worker"
     KILL_SIDECAR = "kill a sidecar"
@@ -43,7 +43,7 @@ class SoakFaultKind(StrEnum):
 
 
 HARMLESS = {SoakFaultKind.FILL_MEMORY, SoakFaultKind.SLOW_SIDECAR}
-"""What costs no node anything it holds."""
+"""Kinds that cost no node its memory."""
 
 ENDING = (
     SoakFaultKind.KILL_WORKER,
@@ -52,7 +52,7 @@ ENDING = (
     SoakFaultKind.KILL_NODE,
     SoakFaultKind.LOSE_MACHINE,
 )
-"""What the job must recover from."""
+"""Kinds from which the job must recover."""
 
 MOMENTS: Final[tuple[type[Event], ...]] = (
     FencingBegun,
@@ -62,7 +62,7 @@ MOMENTS: Final[tuple[type[Event], ...]] = (
     StateRestored,
     TrainingResumed,
 )
-"""Events of a recovery at which the next thing may be lost."""
+"""Events of a recovery at which the next part may be lost."""
 
 _TWO, _DURING = 0.2, 0.25
 _SECONDS = {
@@ -77,9 +77,9 @@ _AWAY_STROKES = (1, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakFault:
-    """Harm to one node; ``pick``, from 0 to 1, says which of its processes, files or bits.
+    """A fault on one node; ``pick``, from 0 to 1, selects a process, file or bit.
 
-    What passes lasts ``seconds``; a machine that is lost returns after so many ``strokes``.
+    A temporary fault lasts ``seconds``; a lost machine returns after ``strokes`` strokes.
     """
 
     kind: SoakFaultKind
@@ -95,7 +95,7 @@ class SoakFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stroke:
-    """``first`` after a pause, and ``then``: at once, or when the event ``moment`` is seen."""
+    """``first`` after a pause, and ``then`` at once, or when the event ``moment`` is seen."""
 
     after_s: float
     first: SoakFault
@@ -104,24 +104,24 @@ class Stroke:
 
     @property
     def name(self) -> str:
-        """What is counted."""
+        """Name under which the stroke is counted."""
         if self.then is None:
             return "one fault"
         return "a loss during recovery" if self.moment else "two faults at once"
 
     @property
     def harmed(self) -> set[str]:
-        """The nodes that may lose what they hold."""
+        """The nodes that may lose their memory."""
         both = (self.first, self.then)
         return {each.node for each in both if each and each.kind not in HARMLESS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSetup:
-    """What is trained under faults.
+    """The training job of a soak.
 
-    ``disk`` spills to the nodes' own disks too; ``patience_s`` is how long a stopped process is
-    waited for before it is taken for dead.
+    ``disk`` makes the nodes spill to their own disks too; ``patience_s`` is how long a stopped
+    process may be silent before it counts as dead.
     """
 
     parity: int
@@ -132,7 +132,7 @@ class SoakSetup:
 
     @classmethod
     def drawn(cls, seed: int) -> SoakSetup:
-        """Return the setup of a seed: every second has parity 2, and so on."""
+        """Return the setup of a seed: every second seed has parity 2; the rest is drawn."""
         draw = random.Random(f"holdfast soak setup {seed}")
         return cls(
             parity=1 + seed % 2,
@@ -149,7 +149,7 @@ def strokes(
     pause_s: tuple[float, float],
     kinds: Collection[SoakFaultKind] = tuple(SoakFaultKind),
 ) -> Iterator[Stroke]:
-    """Yield what happens, one stroke after the other, without end."""
+    """Yield strokes without end."""
     draw = random.Random(f"holdfast soak {seed}")
     wanted = [kind for kind in SoakFaultKind if kind in kinds]
     ending = [kind for kind in ENDING if kind in kinds]

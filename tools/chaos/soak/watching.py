@@ -1,4 +1,4 @@
-"""What is seen of a soak: its events and what they may never say, and the memory of everything."""
+"""Observation of a soak: its events, forbidden outcomes, and the resources of all processes."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ MIB = 1 << 20
 
 @dataclass(slots=True)
 class SoakEvents:
-    """What the events of a job of ``ranks`` said so far; ``wrong`` is what must not be.
+    """The state of a job of ``ranks``, from its events; ``wrong`` lists forbidden outcomes.
 
-    ``pauses`` are (seconds, step) in which no step was made. ``safe`` is the newest step that may
-    not be lost: a protected one as long as no more nodes are harmed than parity makes good, else
-    that of the newest checkpoint. When it is ``ending``, those who come late are sent away.
+    ``pauses`` are (seconds, step) without a completed step. ``safe`` is the newest step that must
+    not be lost: a protected one as long as no more nodes are harmed than parity covers, otherwise
+    that of the newest checkpoint. While the job is ``ending``, late workers are sent away.
     """
 
     ranks: int
@@ -70,13 +70,13 @@ class SoakEvents:
     _stepped_s: float = 0.0
 
     def begin(self) -> None:
-        """Note that the job is started, with nothing in memory."""
+        """Note the start of the job, with nothing in memory."""
         self.safe, self.protected, self._world, self._stepped_s = self.durable, -1, 0, 0.0
         self.ending = False
         self._harmed.clear()
 
     def take(self, events: Iterable[Event]) -> set[type[Event]]:
-        """Note what happened; return the kinds of the events."""
+        """Apply events; return their kinds."""
         kinds = set[type[Event]]()
         for event in events:
             self._take(event)
@@ -109,7 +109,7 @@ class SoakEvents:
     def expect(self, harmed: set[str], *, parity: int) -> None:
         """Note that nodes are about to be harmed.
 
-        That is of no account again when a step that began later is protected by all.
+        They count as whole again once all ranks have protected a step that began later.
         """
         self._harmed |= harmed
         if harmed:
@@ -152,9 +152,10 @@ class SoakEvents:
 
 
 class Use:
-    """The memory, open files and threads of every process over time, by its part in the job.
+    """The memory, open files and threads of every process over time, by part of the job.
 
-    Shared memory is what is taken of its file system, with what was removed and is still mapped.
+    Shared memory is the used space of its file system, which includes removed files that are still
+    mapped.
     """
 
     def __init__(self, *, others_bytes: int) -> None:
@@ -164,7 +165,7 @@ class Use:
         self._each: dict[tuple[str, int], list[tuple[float, dict[str, int]]]] = defaultdict(list)
 
     def sample(self, launcher: Launcher, now_s: float) -> None:
-        """Look once."""
+        """Take one sample."""
         pids = {"launcher": [os.getpid()], "sidecar": [], "agent": [], "worker": []}
         for node in launcher.processes().values():
             pids["sidecar"].append(node.sidecar)
@@ -182,9 +183,9 @@ class Use:
         self._shared.append(BALLAST.others_bytes() - self._others_bytes)
 
     def wrong(self) -> list[str]:
-        """Say what is larger in the last third than in the second quarter.
+        """Return the resources that are larger in the last third than in the second quarter.
 
-        Compared is what nine of ten samples stay below: processes that have just begun are small.
+        It compares 90th percentiles: processes that have just begun are small.
         """
         found = []
         if len(self._largest) < _LEAST_SAMPLES:
@@ -200,7 +201,7 @@ class Use:
         return found
 
     def table(self) -> list[str]:
-        """Return it for people, a line each."""
+        """Return the table for people, one string per line."""
         rows: list[tuple[str, ...]] = [
             ("process", "early MiB", "late", "most", "files", "threads", "oldest s", "grew MiB")
         ]
@@ -227,7 +228,7 @@ class Use:
         return f"{early:.0f} → {late:.0f}"
 
     def _oldest(self, part: str) -> tuple[float, int]:
-        """Return how long the oldest process was seen, and what it grew by in the second half."""
+        """Return how long the oldest process was observed, and its growth in the second half."""
         seen = [each for (name, _), each in self._each.items() if name == part]
         lived = max(seen, key=lambda each: each[-1][0] - each[0][0], default=None)
         if lived is None:
@@ -242,7 +243,7 @@ class Use:
 
 
 def use_of(pid: int) -> dict[str, int]:
-    """Return a process's own bytes (nobody's shared memory), open files and threads."""
+    """Return a process's private bytes (without shared memory), open files and threads."""
     with contextlib.suppress(OSError, KeyError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         told = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
@@ -255,7 +256,7 @@ def use_of(pid: int) -> dict[str, int]:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return a table's lines, the first column to the left."""
+    """Return a table's lines; the first column is left-aligned."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return [
         "  ".join(
@@ -267,7 +268,7 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def grumbles(logs: Path) -> Counter[str]:
-    """Count the warnings in the processes' logs that are no failure but worth a look."""
+    """Count the warnings in the processes' logs that are no failures but deserve a look."""
     return Counter(
         sentence
         for path in logs.glob("*")
@@ -278,9 +279,10 @@ def grumbles(logs: Path) -> Counter[str]:
 
 
 def outcries(logs: Path) -> list[str]:
-    """Return the errors in the processes' logs that nobody caught.
+    """Return the uncaught errors in the processes' logs.
 
-    Left out is that an arena is gone: a lost machine's memory goes a moment before its processes.
+    Errors about a missing arena are left out: a lost machine's memory vanishes just before its
+    processes.
     """
     found = []
     for path in sorted(logs.glob("*")):

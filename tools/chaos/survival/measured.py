@@ -1,7 +1,7 @@
-"""Losing a set of nodes in a job of real processes.
+"""Loss of a set of nodes in a job of real processes.
 
-Each set has a job of its own: nearly all of its time goes into starting processes, which a node
-that comes back would need as well, and no set can harm what another one shows.
+Each set has its own job. Nearly all of its time goes into starting processes, which a returning
+node would need as well; and no set can affect the result of another.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TEMPLATE: Final = Path(__file__).with_name("lose.toml")
 
 
 class Measuring:
-    """Loses sets of nodes, each in a folder of its own below ``folder``, which is a run's.
+    """Loses sets of nodes, each in its own folder below ``folder``, which is that of a run.
 
-    What an earlier call finished for the same prediction is read and not run again. The undisturbed
-    job, with which all of them are compared, is run once.
+    Runs that an earlier call finished for the same prediction are read and not repeated. The
+    undisturbed job, the reference for all of them, is run once.
     """
 
     def __init__(self, folder: Path, *, tell: Tell) -> None:
@@ -38,9 +38,9 @@ class Measuring:
         self._calm: real.Calm | None = None
 
     def lose(self, predicted: Prediction) -> tuple[Loss | None, str]:
-        """Lose the nodes; return what became of it, and what is wrong with the run, if so.
+        """Lose the nodes; return the loss, and the reason if something is wrong with the run.
 
-        The loss is None where they could not all be hit, which shows nothing.
+        The loss is None if not all nodes could be hit, in which case the run shows nothing.
         """
         folder = self._folder / "-".join(predicted.nodes)
         if not _is_done(folder, predicted):
@@ -70,7 +70,7 @@ class Measuring:
         if self._calm is None:
             folder = self._folder / "undisturbed"
             emptied(folder)
-            (folder / SCENARIO).touch()  # by which it is known as ours
+            (folder / SCENARIO).touch()  # marks the folder as one of ours
             self._calm = real.undisturbed(scenario, folder=folder, tell=self._tell)
         return self._calm
 
@@ -80,7 +80,7 @@ def _is_done(folder: Path, predicted: Prediction) -> bool:
 
 
 def scenario_text(predicted: Prediction) -> str:
-    """Return the scenario in which these nodes are lost, as TOML."""
+    """Return the scenario that loses these nodes, as TOML."""
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         name=" ".join(predicted.nodes),
         of=predicted.of,

@@ -1,4 +1,4 @@
-"""The sets of nodes that are lost, and what is wrong with what became of one. Pure."""
+"""The sets of nodes to lose, and the check of each outcome. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BEST_FIRST: Final[tuple[Outcome, ...]] = tuple(OUTCOMES)
 
 
 def sets(nodes: int) -> Iterator[tuple[int, ...]]:
-    """Yield every set of nodes but the empty one, small ones first."""
+    """Yield every non-empty set of nodes, small ones first."""
     for size in range(1, nodes + 1):
         yield from combinations(range(nodes), size)
 
 
 def drawn(nodes: int, *, most: int | None, seed: int) -> list[tuple[int, ...]]:
-    """Return the sets that are tried: all, or ``most`` drawn from a seed, small ones first."""
+    """Return the sets to try: all, or ``most`` drawn from a seed, small ones first."""
     every = list(sets(nodes))
     if most is None or most >= len(every):
         return every
@@ -29,15 +29,15 @@ def drawn(nodes: int, *, most: int | None, seed: int) -> list[tuple[int, ...]]:
 
 
 def names(nodes: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of nodes by their numbers, as the simulation gives them."""
+    """Return the names of nodes by their numbers, as in the simulation."""
     return tuple(f"n{number}" for number in nodes)
 
 
 def broken(loss: Loss) -> str:
-    """Return what is wrong with a loss that was measured and held, "" for nothing.
+    """Return what is wrong with a measured loss that held, "" for nothing.
 
-    It is if it ended worse than predicted. From memory or from parity is the same: no protected
-    step is lost.
+    It is wrong if it ended worse than predicted. Memory and parity count as equal: in both cases no
+    protected step is lost.
     """
     if loss.predicted and _rank(loss.outcome) > _rank(loss.predicted):
         return f"{OUTCOMES[loss.outcome]}; predicted: {OUTCOMES[loss.predicted]}"

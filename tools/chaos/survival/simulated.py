@@ -1,7 +1,7 @@
-"""Losing a set of nodes in a simulated job: production decisions on virtual time.
+"""Loss of a set of nodes in a simulated job: production decisions on virtual time.
 
-The oracle of the simulator (`holdfast.elastic.testing.simulation.simulator`) also fails where a
-protected step is not restored although no more nodes are gone than parity covers.
+The simulator's oracle (`holdfast.elastic.testing.simulation.simulator`) also fails if a protected
+step is not restored although no more nodes are gone than parity covers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_NODES: Final = 12
 
 _STEPS: Final = 120
 _LOST_AT_S: Final = 5.0
-"""Behind the slowest start of all nodes (`SimulationConfig.startup_s`), before the last step."""
+"""Later than the slowest start of all nodes (`SimulationConfig.startup_s`), before the end."""
 
 _BACK_AT_S: Final = 8.0
 
@@ -31,7 +31,7 @@ _PAYLOAD_BYTES: Final = 1_000_000
 
 
 def check(nodes: int, parity: int) -> None:
-    """Raise ``ConfigError`` for a job that cannot be tried."""
+    """Raise ``ConfigError`` for a job that cannot be simulated."""
     if nodes > MOST_NODES:
         raise ConfigError(f"{nodes} nodes have {2**nodes - 1} sets; give {MOST_NODES} or fewer")
     if parity >= nodes:
@@ -39,7 +39,7 @@ def check(nodes: int, parity: int) -> None:
 
 
 def lose(nodes: Sequence[int], *, of: int, parity: int, seed: int) -> tuple[Outcome, str]:
-    """Lose nodes by their numbers at once; return the outcome, and what is wrong with it, if so."""
+    """Lose nodes by their numbers at once; return the outcome, and what is wrong with it, or ""."""
     at_s = _LOST_AT_S + random.Random(f"{nodes} {seed}").random()
     faults = [SimulatedFault(kind=SimulatedFaultKind.NODE, at_s=at_s, node=node) for node in nodes]
     try:
@@ -70,5 +70,5 @@ def _config(of: int, parity: int) -> SimulationConfig:
 
 @functools.lru_cache(1)
 def _undisturbed(of: int, parity: int, seed: int) -> dict[str, int]:
-    """Return from what generations are restored where nothing is lost, and how many."""
+    """Return the number of restores by source in the undisturbed job."""
     return Simulation(_config(of, parity), seed=seed, faults=()).run().restores

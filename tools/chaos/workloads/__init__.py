@@ -1,1 +1,1 @@
-"""The small jobs that the ready scenarios hurt."""
+"""The small jobs of the ready scenarios."""

@@ -1,4 +1,4 @@
-"""What a soak trains: a small model with frozen parts, until it is told at which step to end."""
+"""The training job of a soak: a small model with frozen parts, until it is told its last step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FOREVER = 10**9
 
 
 def dump_stacks(record: logging.LogRecord) -> bool:
-    """Show, with a warning of a thread that is stuck, what all threads are doing."""
+    """Print the stacks of all threads with each warning about a stuck thread."""
     if "still busy" in record.getMessage():
         faulthandler.dump_traceback()
     return True
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train until the step that ``--end`` names, once it is there; then write the hash."""
+    """Train until the step in the file ``--end``, once it exists; then write the hash."""
     logging.getLogger("holdfast.ckpt.snapshot.snapshotter").addFilter(dump_stacks)
     torch.set_num_threads(1)
     data = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))

@@ -1,10 +1,10 @@
-"""A small training job of Holdfast that tells its samples and its state.
+"""A small Holdfast training job that reports its samples and its state.
 
     holdfast run --nproc 2 tools/chaos/workloads/tiny.py --steps 60
 
-A step takes ``--pace`` seconds at least, and a whole second with fewer than ``--ranks`` ranks: a
-node that is to come finds the job still at work, however long it takes to start. Holdfast's own
-events tell the steps.
+A step takes at least ``--pace`` seconds, and a whole second with fewer than ``--ranks`` ranks: a
+node that is to join then finds the job still at work, however long it takes to start. Holdfast's
+own events report the steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from holdfast.tools import chaos
 
 SAMPLES = 4096
 MICROBATCHES, SIZE = 6, 2
-SHORT_HANDED_S = 1.0  # what a step takes at least while ranks are missed
+SHORT_HANDED_S = 1.0  # shortest step while ranks are missing
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train as the flags say."""
+    """Train with the options of the command line."""
     torch.set_num_threads(1)
     rows = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
     data = list(enumerate(rows))

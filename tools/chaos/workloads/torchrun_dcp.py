@@ -1,10 +1,10 @@
-"""A plain loop under torchrun with torch.distributed.checkpoint, that tells what it does.
+"""A plain loop under torchrun with torch.distributed.checkpoint, which reports its work.
 
     HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 -m
     holdfast.tools.chaos.workloads.torchrun_dcp
 
-It saves every few steps and goes on from the newest checkpoint, as many loops do; it does not save
-where its data stood. Kill a worker, then let `holdfast chaos check history` say what that cost.
+It saves every few steps and resumes from the newest checkpoint, as many loops do; it does not save
+the position of its data. Kill a worker, then `holdfast chaos check history` shows the damage.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from holdfast.tools import chaos
 
 
 class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
-    """Sample i is the number i."""
+    """A data set in which sample i is the number i."""
 
     def __len__(self) -> int:
         return 1_000

@@ -1,7 +1,7 @@
-"""An etcd that is restarted, slow, without its leader or its past, or forgets a lease.
+"""Faults of etcd: a restart, latency, a lost leader, a compacted history, a revoked lease.
 
-It is the one that runs on this machine at the address in `ADDRESS`, otherwise one that is started
-here for the run. The embedded coordinator is a part of who starts the job and is not hit alone.
+The etcd is the one on this machine at the address in `ADDRESS`, otherwise one that is started for
+the run. The embedded coordinator is part of the launching process and cannot be hit alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LATENCY_S: Final = 0.1
 _RUNS_S: Final = 0.01
 _JOIN_S: Final = 10.0
 _THREE: Final = 3
-"""So many members go on without one."""
+"""With this many members etcd survives the loss of one."""
 
 KINDS: Final = frozenset(
     {
@@ -43,7 +43,7 @@ KINDS: Final = frozenset(
 
 
 class CoordinatorInjector:
-    """Strikes the members of an etcd; starts those again that come back."""
+    """Strikes the members of an etcd, and restarts those that are to return."""
 
     def __init__(self) -> None:
         self._own: OwnEtcd | None = None
@@ -54,7 +54,7 @@ class CoordinatorInjector:
         self._lock = threading.Lock()
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Find or start the etcd; three members where a leader is to be killed."""
+        """Find or start the etcd; start three members if a leader is to be killed."""
         if not site.run:
             raise ScenarioError(
                 "faults of the coordinator are for jobs that Holdfast starts (workload.nodes): "
@@ -75,7 +75,7 @@ class CoordinatorInjector:
         return {ADDRESS: self._own.address}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Do it. Raises ``ScenarioError`` for a job that uses another coordinator."""
+        """Strike now. Raises ``ScenarioError`` for a job that uses another coordinator."""
         match strike.kind:
             case "coordinator-restart":
                 self._check(site)
@@ -94,7 +94,7 @@ class CoordinatorInjector:
         return None
 
     def close(self) -> None:
-        """Wake what is slowed, and end what was started here."""
+        """Wake slowed members, and end the processes started here."""
         self._over.set()
         for thread in self._slowing:
             thread.join(_JOIN_S)
@@ -105,7 +105,7 @@ class CoordinatorInjector:
             self._own.close()
 
     def _members(self) -> list[EtcdProcess]:
-        """Return the members that live."""
+        """Return the living members."""
         with self._lock:
             pids = list(self._pids)
         found = []
@@ -117,7 +117,7 @@ class CoordinatorInjector:
         return found
 
     def _check(self, site: JobAccess) -> tuple[EtcdProcess, dict[bytes, int], int]:
-        """Return a member that answers, key → lease of all, and the revision."""
+        """Return a member that answers, the lease of every key, and the revision."""
         for member in self._members():
             with contextlib.suppress(MissedError):
                 entries, revision = member.entries()
@@ -150,7 +150,7 @@ class CoordinatorInjector:
         return start_again if strike.lasts_s else None
 
     def _slow(self, strike: Strike) -> Undo | None:
-        """Have all run for an instant only between stops: a request waits up to ``amount``."""
+        """Let all members run only briefly between stops: a request waits up to ``amount`` s."""
         pidfds = [os.pidfd_open(member.pid) for member in self._members()]
         passed = threading.Event()
         stopped_s = _LATENCY_S if strike.amount is None else strike.amount
@@ -177,7 +177,7 @@ class CoordinatorInjector:
         return undo if strike.lasts_s else None
 
     def _revoke(self, strike: Strike, victim: Victim, site: JobAccess) -> None:
-        """Revoke the lease of a node's agent; of any, where the coordinator itself is hit."""
+        """Revoke the lease of a node's agent, or of any agent if the coordinator is hit."""
         member, entries, _ = self._check(site)
         ending = node_key(site.run, victim.node).encode() if victim.node else b""
         leases = sorted({lease for key, lease in entries.items() if lease and key.endswith(ending)})
@@ -188,7 +188,7 @@ class CoordinatorInjector:
 
 
 def _local(address: str) -> list[int]:
-    """Return the processes that serve an address. Raises ``ScenarioError`` if none is here."""
+    """Return the processes that serve an address. Raises ``ScenarioError`` if none is local."""
     parsed = EtcdAddress.parse(address)
     ports = {int(endpoint.rpartition(":")[2]) for endpoint in parsed.endpoints}
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

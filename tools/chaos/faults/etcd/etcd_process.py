@@ -1,6 +1,6 @@
-"""A running etcd, known by its process alone: where it listens, what it is asked, how it restarts.
+"""A running etcd, found by its process: its address, queries to it, its restart.
 
-It is asked by its JSON gateway, which every etcd since 3.4 has and which needs no client library.
+Queries use its JSON gateway, which every etcd since 3.4 has and which needs no client library.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DEFAULT: Final = "http://127.0.0.1:2379"
 
 
 class EtcdProcess:
-    """One member."""
+    """One member of an etcd."""
 
     def __init__(self, pid: int) -> None:
-        """Look at a process. Raises ``MissedError`` if it is gone."""
+        """Inspect a process. Raises ``MissedError`` if it is gone."""
         self.pid = pid
         proc = Path("/proc", str(pid))
         try:
@@ -47,7 +47,7 @@ class EtcdProcess:
 
     @property
     def url(self) -> str:
-        """Where its clients find it. Raises ``ScenarioError`` where that is TLS."""
+        """Client address of the member. Raises ``ScenarioError`` if it needs TLS."""
         told = self._option("listen-client-urls") or self._option("advertise-client-urls")
         url = (told or _DEFAULT).split(",")[0].replace("0.0.0.0", "127.0.0.1")
         if not url.startswith("http://"):
@@ -58,7 +58,7 @@ class EtcdProcess:
         return url
 
     def ask(self, path: str, **body: object) -> dict[str, Any]:
-        """Return its answer. Raises ``MissedError`` when there is none, or when it says no."""
+        """Return the member's answer. Raises ``MissedError`` if there is none, or for a refusal."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         asked = urllib.request.Request(self.url + path, json.dumps(body).encode())
         try:
@@ -72,14 +72,14 @@ class EtcdProcess:
             raise MissedError(f"etcd {self.url}{path}: {error}") from error
 
     def leads(self) -> bool:
-        """Whether it is the leader; False when it does not answer."""
+        """Whether the member is the leader; False if it does not answer."""
         with contextlib.suppress(MissedError):
             status = self.ask("/v3/maintenance/status")
             return bool(status.get("leader", "0") == status["header"]["member_id"])
         return False
 
     def entries(self) -> tuple[dict[bytes, int], int]:
-        """Return key → lease (0: none) of all there is, and the revision."""
+        """Return the lease of every key (0: none), and the revision."""
         found = self.ask("/v3/kv/range", key=_EVERYTHING, range_end=_EVERYTHING, keys_only=True)
         leases = {
             base64.b64decode(each["key"]): int(each.get("lease", 0))
@@ -88,7 +88,7 @@ class EtcdProcess:
         return leases, int(found["header"]["revision"])
 
     def kill(self) -> None:
-        """SIGKILL it. Raises ``MissedError`` when it is gone."""
+        """Send SIGKILL. Raises ``MissedError`` if the process is gone."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError as error:
@@ -98,7 +98,7 @@ class EtcdProcess:
             _await_end(pidfd)
 
     def start_again(self) -> subprocess.Popen[bytes]:
-        """Start what was killed as it was started: the same words, environment and files."""
+        """Start the killed member again with the same arguments, environment and files."""
         regular = self._output.is_file()
         with (self._output if regular else Path(os.devnull)).open("ab") as output:
             return subprocess.Popen(
@@ -125,7 +125,7 @@ def _words(path: Path) -> Iterator[bytes]:
 
 
 def _await_end(pidfd: int) -> None:
-    """Wait until a killed process has let go of its files and ports."""
+    """Wait until a killed process has released its files and ports."""
     import select
 
     if not select.select([pidfd], [], [], _END_S)[0]:

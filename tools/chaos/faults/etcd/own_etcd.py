@@ -1,4 +1,4 @@
-"""An etcd of a run's own, on loopback, for jobs whose coordinator is to be hit."""
+"""An etcd of the run itself, on loopback, for jobs whose coordinator is to be hit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
 _FIRST_PORT, _LAST_PORT = 12_000, 30_000
-"""Below those that the kernel gives to outgoing connections, which could take a dead member's."""
+"""Below the ports for outgoing connections, which could otherwise take a dead member's port."""
 
 _PORT_TRIES: Final = 1000
 _READY_S: Final = 30.0
@@ -25,10 +25,10 @@ _POLL_S: Final = 0.02
 
 
 class OwnEtcd:
-    """Members that were started here. Ended by `close`; what was started again is not its own."""
+    """Members started here, which `close` ends; members restarted later are not its own."""
 
     def __init__(self, folder: Path, *, size: int) -> None:
-        """Start them and wait until all answer. Raises ``ScenarioError``."""
+        """Start the members and wait until all answer. Raises ``ScenarioError``."""
         program = shutil.which("etcd")
         if program is None:
             raise ScenarioError(
@@ -58,11 +58,11 @@ class OwnEtcd:
 
     @property
     def address(self) -> str:
-        """Its address for Holdfast."""
+        """The address in Holdfast's form."""
         return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self._clients)
 
     def close(self) -> None:
-        """End those that live."""
+        """End the living members."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -100,7 +100,7 @@ class OwnEtcd:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return different ports of the loopback address that nobody listens on."""
+    """Return different loopback ports on which no process listens."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(range(_FIRST_PORT, _LAST_PORT), _PORT_TRIES):

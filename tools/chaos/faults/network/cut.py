@@ -1,8 +1,8 @@
-"""Networks that are cut, one way or both, lossy or slow, and connections that end without notice.
+"""Network faults: cuts in one or both directions, loss, latency, resets, half-open connections.
 
-It works on the connections between a victim and all others on one machine, and between network
-namespaces of one: existing ones are cut by the kernel (`sockets`), new ones before they begin (by
-what is put before the C library: `preload`).
+They affect the connections between a victim and all others on one machine, and between network
+namespaces of one machine. The kernel cuts existing connections (`sockets`); a library loaded before
+the C library (`preload`) cuts new ones before they begin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REMEDY: Final = (
 )
 _SCOPE: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _DESCENDANTS: Final = 1
-"""A setting that lets processes reach those that they started."""
+"""A setting with which processes can reach those that they started."""
 
 _INTO, _OUT = 1, 2
 _SIDES: Final[Mapping[str, int]] = {
@@ -46,13 +46,13 @@ KINDS: Final = frozenset({*_SIDES, "network-delay", "network-reset", "half-open"
 
 
 class NetworkInjector:
-    """Cuts victims off."""
+    """Cuts the connections of victims."""
 
     def __init__(self) -> None:
         self._cuts: list[_Cut] = []
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Compile what is put before the C library. Raises ``ScenarioError``."""
+        """Compile the library that is loaded before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.kind == "network-loss" and not 0 < (strike.amount or _LOSS) <= 1:
                 raise ScenarioError(
@@ -64,7 +64,7 @@ class NetworkInjector:
         return self._preload.environment
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Do it now."""
+        """Strike now."""
         try:
             return self._strike(strike, victim, site)
         except PermissionError as error:
@@ -88,13 +88,13 @@ class NetworkInjector:
         return cut.end if strike.lasts_s else None
 
     def close(self) -> None:
-        """Mend what is cut."""
+        """Remove all cuts."""
         for cut in self._cuts:
             cut.end()
 
 
 class _Cut:
-    """A cut that is in force until its end: for new connections and new processes too."""
+    """A cut that stays in force until its end, also for new connections and new processes."""
 
     def __init__(self, strike: Strike, victim: Victim, site: JobAccess, preload: Preload) -> None:
         self._sides, self._victim, self._site = _SIDES[strike.kind], victim, site
@@ -108,7 +108,7 @@ class _Cut:
         self._kept_up = KeptUp(self._apply, name="chaos-cut")
 
     def end(self) -> None:
-        """Mend it; again does nothing."""
+        """Remove the cut; a second call does nothing."""
         self._kept_up.end()
         while self._rules:
             self._rules.pop()()
@@ -117,7 +117,7 @@ class _Cut:
                 hear(end)
 
     def _apply(self) -> None:
-        """Cut whatever crosses now."""
+        """Cut all connections that cross now."""
         inside, site = _now(self._victim, self._site), self._site
         outside = _now(self._other, site) if self._other else _everybody(site) - inside
         ours, theirs = ends(inside), ends(outside)
@@ -133,7 +133,7 @@ class _Cut:
     def _rule(
         self, inside: set[int], ports: list[int], outside: set[int], far_ports: list[int]
     ) -> None:
-        """Have connections that begin from now on cut before they do."""
+        """Have the library cut new connections before they begin."""
         wanted = (inside, ports, outside, far_ports) if self._other else (inside, ports)
         if wanted == self._ruled:
             return
@@ -155,7 +155,7 @@ def _reset(victim: Victim, site: JobAccess) -> None:
 
 
 def _half_open(victim: Victim, site: JobAccess) -> None:
-    """End the victim's side; the other hears nothing of it until it sends something."""
+    """End the victim's side; the other side notices nothing until it sends something."""
     crossing = pairs(ends(victim.pids), ends(_everybody(site) - set(victim.pids)))
     known = [(near, far) for near, far in crossing if far]
     if not known:
@@ -174,13 +174,13 @@ def _other(strike: Strike, victim: Victim, site: JobAccess) -> Victim:
 
 
 def _now(victim: Victim, site: JobAccess) -> set[int]:
-    """Return a victim's processes, those that were started since among them."""
+    """Return a victim's processes, including those started since the strike."""
     same = (each for each in site.victims(victim.part) if each.name == victim.name)
     return {*victim.pids, *(pid for each in same for pid in each.pids)}
 
 
 def _everybody(site: JobAccess) -> set[int]:
-    """Return the processes of the job and this one, which may be its launcher."""
+    """Return the processes of the job, and this one, which may be its launcher."""
     parts: Iterable[Part] = get_args(Part)
     return {os.getpid(), *(pid for p in parts for each in site.victims(p) for pid in each.pids)}
 
@@ -190,7 +190,7 @@ def _ports(found: list[End]) -> list[int]:
 
 
 def _require_borrowing() -> None:
-    """Raise ``ScenarioError`` where no socket can be borrowed: from oneself, or by the settings."""
+    """Raise ``ScenarioError`` if the system or its settings forbid borrowing sockets."""
     with contextlib.suppress(OSError):
         if os.geteuid() and int(_SCOPE.read_text()) > _DESCENDANTS:
             raise ScenarioError(f"{_SCOPE} forbids it; {_REMEDY}")

@@ -1,4 +1,4 @@
-"""A fault that is kept up while it lasts: also for processes and connections that are new."""
+"""A fault that stays in force for new processes and connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _JOIN_S: Final = 10.0
 
 
 class KeptUp:
-    """Calls ``apply`` at once, and then on a thread of its own until its end."""
+    """Calls ``apply`` at once, and then repeatedly on its own thread until its end."""
 
     def __init__(self, apply: Callable[[], None], *, name: str) -> None:
         self._apply, self._over = apply, threading.Event()
@@ -20,7 +20,7 @@ class KeptUp:
         self._thread.start()
 
     def end(self) -> None:
-        """Call it no more; again does nothing."""
+        """Stop the calls; a second call does nothing."""
         self._over.set()
         self._thread.join(_JOIN_S)
 

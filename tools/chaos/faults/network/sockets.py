@@ -1,9 +1,9 @@
 """The TCP connections of other processes: found in /proc, cut and reset by the kernel itself.
 
-A socket of another process is borrowed (``pidfd_getfd``, Linux 5.6) and given a filter that has the
-kernel drop the packets that come for it. TCP above it does what it does when a cable is cut: it
-waits, sends again, gives up in its own time, and nobody is told anything. No process is changed and
-nothing else on the machine is touched.
+A socket of another process is borrowed (``pidfd_getfd``, Linux 5.6) and gets a filter with which
+the kernel drops its incoming packets. TCP above it behaves as if a cable were cut: it waits,
+resends, and gives up in its own time, and no process is informed. No process is changed, and
+nothing else on the machine is affected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _GETFD: Final = 438
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER
 _LOAD, _JUMP_IF_LESS_NOT, _RETURN = 0x20, 0x35, 0x06  # ld [k]; jge #k; ret #k
 _RANDOM: Final = 0xFFFFF000 + 56
-"""Where a filter finds a random number: SKF_AD_OFF + SKF_AD_RANDOM."""
+"""Offset at which a filter reads a random number: SKF_AD_OFF + SKF_AD_RANDOM."""
 
 _ALL: Final = 0xFFFFFFFF
 _LISTENS: Final = "0A"
-_ENDED: Final = {"06", "07"}  # TIME_WAIT and CLOSE have no process
+_ENDED: Final = {"06", "07"}  # TIME_WAIT and CLOSE belong to no process
 _INSTRUCTION: Final = struct.Struct("HBBI")
 _PROGRAM: Final = struct.Struct("HxxxxxxP")
 _UNSPECIFIED: Final = bytes(16)
@@ -39,9 +39,10 @@ Address: TypeAlias = tuple[str, int]
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a connection, or what listens: a socket that process ``pid`` has as ``fd``.
+    """One end of a connection, or a listener: a socket that process ``pid`` has as ``fd``.
 
-    ``space`` is the network namespace, where the addresses say nothing without it.
+    ``space`` is the network namespace if the addresses are ambiguous without it (loopback), else
+    "".
     """
 
     pid: int
@@ -54,17 +55,17 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def other(self) -> tuple[str, Address, Address]:
-        """What the other end is known by."""
+        """The key of the other end."""
         return self.space, self.remote, self.local
 
     @property
     def key(self) -> tuple[str, Address, Address]:
-        """What this end is known by."""
+        """The key of this end."""
         return self.space, self.local, self.remote
 
 
 def ends(pids: Iterable[int]) -> list[End]:
-    """Return every TCP socket of some processes; what is gone has none."""
+    """Return every TCP socket of the processes; a process that is gone has none."""
     found: list[End] = []
     tables: dict[str, dict[int, tuple[Address, Address, str]]] = {}
     for pid in pids:
@@ -101,7 +102,7 @@ def pairs(inside: list[End], outside: list[End]) -> list[tuple[End, End | None]]
 
 
 def program(share: float) -> bytes:
-    """Return the filter that drops a share of all packets, as the kernel wants it. Pure."""
+    """Return the kernel's filter program that drops a share of all packets. Pure."""
     if share >= 1:
         return _INSTRUCTION.pack(_RETURN, 0, 0, 0)
     instructions = (
@@ -114,7 +115,7 @@ def program(share: float) -> bytes:
 
 
 def drop(end: End, share: float = 1.0) -> bool:
-    """Have the kernel drop a share of what comes for a socket; False when it is gone."""
+    """Make the kernel drop a share of a socket's incoming packets; False if the socket is gone."""
     filters = ctypes.create_string_buffer(program(share), len(program(share)))
     told = _PROGRAM.pack(len(filters) // _INSTRUCTION.size, ctypes.addressof(filters))
     with _borrowed(end) as found:
@@ -124,14 +125,14 @@ def drop(end: End, share: float = 1.0) -> bool:
 
 
 def hear(end: End) -> None:
-    """Take the filter away."""
+    """Remove the filter."""
     with _borrowed(end) as found, contextlib.suppress(FileNotFoundError):
         if found is not None:
             found.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
 
 
 def reset(end: End) -> bool:
-    """End a connection by RST: both sides are told that it was reset. False when it is gone."""
+    """End a connection by RST, which informs both sides. False if the socket is gone."""
     with _borrowed(end) as found:
         if found is None:
             return False
@@ -143,7 +144,7 @@ def reset(end: End) -> bool:
 
 @contextlib.contextmanager
 def _borrowed(end: End) -> Iterator[socket.socket | None]:
-    """Yield the socket itself, None when process or socket are gone. Raises ``PermissionError``."""
+    """Yield the socket itself, None if process or socket are gone. Raises ``PermissionError``."""
     try:
         pidfd = os.pidfd_open(end.pid)
     except ProcessLookupError:
@@ -160,7 +161,7 @@ def _borrowed(end: End) -> Iterator[socket.socket | None]:
     if fd < 0:
         raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
     if os.fstat(fd).st_ino != end.inode:
-        os.close(fd)  # the number belongs to another file by now
+        os.close(fd)  # the number belongs to another file now
         yield None
         return
     with socket.socket(fileno=fd) as found:
@@ -179,7 +180,7 @@ def _sockets(pid: int) -> dict[int, int]:
 
 
 def _table(pid: int) -> dict[int, tuple[Address, Address, str]]:
-    """Return inode → addresses and state of a process's namespace."""
+    """Return inode → addresses and state in a process's namespace."""
     found = {}
     for name in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{name}")
@@ -191,7 +192,7 @@ def _table(pid: int) -> dict[int, tuple[Address, Address, str]]:
 
 
 def _address(told: str) -> Address:
-    """Return host and port of what /proc/net/tcp tells in words of the machine's own order."""
+    """Return host and port of an entry in /proc/net/tcp, whose words have native byte order."""
     host, _, port = told.partition(":")
     words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
     found = ipaddress.ip_address(b"".join(words))

@@ -1,8 +1,9 @@
-"""Bits that change on their way between nodes, in what sidecars are asked and answer.
+"""Bit flips on the wire between nodes, in the requests and answers of sidecars.
 
-The library before the C library changes what processes of a node send to the sidecars of other
-nodes and what they receive from them, above TCP, whose checksum would find it: as a broken switch
-does, or somebody between. What trainers say to each other is left alone: nothing guards that.
+The library loaded before the C library changes the bytes that a node's processes send to and
+receive from the sidecars of other nodes. It works above TCP, whose checksum would detect the
+change: as a broken switch or an attacker in between does. The trainers' own traffic is not changed:
+nothing guards it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _EVERY_BYTES: Final = 10_000_000.0
 
 KINDS: Final = frozenset({_KIND})
 TOLD: Final = "wire.json"
-"""The file in the run's folder that tells at its end how many bits were changed."""
+"""File in the run's folder that records, at the end, how many bits were changed."""
 
 
 class WireInjector:
-    """Has bits flip between a node and all others."""
+    """Flips bits between a node and all others."""
 
     def __init__(self) -> None:
         self._flips: list[_Flips] = []
         self._told: Path | None = None
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Compile what is put before the C library. Raises ``ScenarioError``."""
+        """Compile the library that is loaded before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.amount is not None and strike.amount < 1:
                 raise ScenarioError(
@@ -50,7 +51,7 @@ class WireInjector:
         return self._preload.environment
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        """Begin now. Raises ``MissedError`` where there is no other node."""
+        """Begin now. Raises ``MissedError`` if there is no other node."""
         if not any(each.node != victim.node for each in site.victims("sidecar")):
             raise MissedError(f"{victim.name}: there is no sidecar of another node")
         flips = _Flips(strike, victim, site, self._preload)
@@ -58,7 +59,7 @@ class WireInjector:
         return flips.end if strike.lasts_s else None
 
     def close(self) -> None:
-        """Change nothing more, and tell how much was changed."""
+        """Stop the changes, and record how many there were."""
         for flips in self._flips:
             flips.end()
         if self._told is not None:
@@ -67,7 +68,7 @@ class WireInjector:
 
 
 class _Flips:
-    """Flips that go on until their end, on new connections and of new processes too."""
+    """Flips that continue until their end, also on new connections and in new processes."""
 
     def __init__(self, strike: Strike, victim: Victim, site: JobAccess, preload: Preload) -> None:
         self._victim, self._site, self._preload = victim, site, preload
@@ -79,13 +80,13 @@ class _Flips:
         self._kept_up = KeptUp(self._apply, name="chaos-flips")
 
     def end(self) -> None:
-        """End it; again does nothing."""
+        """End the flips; a second call does nothing."""
         self._kept_up.end()
         while self._rules:
             self._rules.pop()()
 
     def _apply(self) -> None:
-        """Put rules in force for those that ask across now, in both directions."""
+        """Put rules in force for the present processes on both sides, in both directions."""
         node, serving = self._victim.node, _by_node(self._site, "sidecar")
         there = _by_node(self._site, "node")
         there[node] = sorted({*self._victim.pids, *there.get(node, ())})

@@ -1,8 +1,8 @@
-"""Wall clocks that are wrong, for some processes.
+"""Wrong wall clocks for some processes.
 
-`CLOCK_REALTIME` as the C library tells it, and with it ``time.time()`` and ``datetime.now()``. On a
-real machine `CLOCK_MONOTONIC` neither jumps nor drifts by more than a few parts in ten thousand; it
-stays as it is, and so do waits.
+They affect `CLOCK_REALTIME` of the C library, and with it ``time.time()`` and ``datetime.now()``.
+On a real machine `CLOCK_MONOTONIC` neither jumps nor drifts by more than a few parts in ten
+thousand; it stays as it is, and so do waits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ KINDS: Final = frozenset({"clock-jump", "clock-skew"})
 
 
 class ClockInjector:
-    """Sets the wall clock that processes see."""
+    """Changes the wall clock that processes see."""
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Compile what is put before the C library. Raises ``ScenarioError``."""
+        """Compile the library that is loaded before the C library. Raises ``ScenarioError``."""
         self._preload = Preload(site)
         return self._preload.environment
 
@@ -42,4 +42,4 @@ class ClockInjector:
         return undo if strike.lasts_s else None
 
     def close(self) -> None:
-        """The rules end with the run's folder."""
+        """Do nothing: the rules end with the run's folder."""

@@ -1,6 +1,6 @@
-"""Disks that are full, broken, slow or read-only, for some processes and below the run's folder.
+"""Disk faults for some processes below the run's folder: full, broken, slow, read-only, torn.
 
-What tells what happened is left alone: files named ``*.jsonl`` and ``*.log``, and the output.
+Files that record the run are not affected: ``*.jsonl``, ``*.log``, and the output.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ KINDS: Final = frozenset({*_FAILING, "disk-slow", "disk-torn"})
 
 
 class DiskInjector:
-    """Has calls of the C library fail, or take long."""
+    """Makes calls of the C library fail or take long."""
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
-        """Compile what is put before the C library. Raises ``ScenarioError``."""
+        """Compile the library that is loaded before the C library. Raises ``ScenarioError``."""
         for strike in strikes:
             if strike.kind == "disk-torn" and not 0 <= (strike.amount or 0) < 1:
                 raise ScenarioError(
@@ -61,7 +61,7 @@ class DiskInjector:
         return undo if strike.lasts_s else None
 
     def close(self) -> None:
-        """The rules end with the run's folder."""
+        """Do nothing: the rules end with the run's folder."""
 
 
 def _rule(strike: Strike) -> tuple[int, dict[str, Any]]:

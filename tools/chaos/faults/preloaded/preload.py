@@ -1,7 +1,7 @@
-"""What is put before the C library of a job's processes, and the rules it obeys.
+"""The library that a job's processes load before the C library, and the rules it obeys.
 
-`_preload.c` is compiled where it is needed. Its rules are in a file that all processes map, so that
-one is in force everywhere from the next call on, and no longer when it is taken back.
+`_preload.c` is compiled on the machine of the run. Its rules lie in a file that all processes map,
+so a rule is in force everywhere from the next call until it is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAIL, SLOW, TEAR, CLOCK, CUT, DELAY, FLIP = range(1, 8)
 """Kinds of rules, as in `_preload.c`."""
 
 OPEN_NEW, OPEN_WRITE, WRITE, READ, SYNC, GROW, NAME = (1 << bit for bit in range(7))
-"""Groups of calls, as there."""
+"""Groups of calls, as in `_preload.c`."""
 
 _SOURCE: Final = Path(__file__).with_name("_preload.c")
 _RULES, _PIDS, _PORTS, _PATH_BYTES = 32, 64, 64, 512
@@ -56,14 +56,14 @@ _HEAD_BYTES: Final = 64
 _NUMBER: Final = struct.Struct("=I")
 _FLIPPED: Final = struct.Struct("=8xQ")
 _LOCK: Final = threading.Lock()
-"""Families of faults share the rules of a run."""
+"""All families of faults share the rules of a run."""
 
 
 class Preload:
     """The library and the rules of one run, below its folder."""
 
     def __init__(self, site: JobAccess) -> None:
-        """Compile, unless another family of faults did. Raises ``ScenarioError``."""
+        """Compile, unless another family of faults has done so. Raises ``ScenarioError``."""
         folder = site.folder / "preload"
         folder.mkdir(parents=True, exist_ok=True)
         self._library, self._rules = folder / "preload.so", folder / "rules"
@@ -78,7 +78,7 @@ class Preload:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the processes must have."""
+        """The environment that the processes need."""
         return {
             "LD_PRELOAD": before("LD_PRELOAD", str(self._library)),
             RULES: str(self._rules),
@@ -86,12 +86,12 @@ class Preload:
 
     @property
     def flipped_bits(self) -> int:
-        """How many bits were changed on the wire so far, by all processes of the run."""
+        """Number of bits changed on the wire so far, by all processes of the run."""
         with self._rules.open("rb", buffering=0) as file:
             return int(_FLIPPED.unpack(file.read(_FLIPPED.size))[0])
 
     def add(self, kind: int, pids: Iterable[int], **fields: Any) -> Callable[[], None]:
-        """Put a rule in force for some processes and their children; return what takes it back."""
+        """Put a rule in force for some processes and their children; return its removal."""
         rule = _Rule()
         _write_list(rule.pids, pids)
         _write_list(rule.ports, fields.pop("ports", ()))
@@ -100,7 +100,7 @@ class Preload:
         with _LOCK, self._rules.open("r+b", buffering=0) as file:
             at = _free(file)
             _write(file, at, bytes(rule))
-            _write(file, at, _NUMBER.pack(kind))  # last: it is in force from now on
+            _write(file, at, _NUMBER.pack(kind))  # last: the rule is in force from here on
             _count(file, 1)
 
         def take_back() -> None:
@@ -112,7 +112,7 @@ class Preload:
 
 
 def _free(file: FileIO) -> int:
-    """Return where in the file a rule can be put."""
+    """Return the offset of a free rule in the file."""
     for number in range(_RULES):
         at = _HEAD_BYTES + number * ctypes.sizeof(_Rule)
         file.seek(at)
@@ -127,14 +127,14 @@ def _write(file: FileIO, at: int, found: bytes) -> None:
 
 
 def _count(file: FileIO, change: int) -> None:
-    """Change how many rules the processes are told that there are."""
+    """Change the number of rules that the processes read."""
     file.seek(0)
     (active,) = _NUMBER.unpack(file.read(_NUMBER.size))
     _write(file, 0, _NUMBER.pack(active + change))
 
 
 def _write_list(where: Any, values: Iterable[int]) -> None:
-    """Write a list that 0 ends. Raises ``ScenarioError`` where it is too long."""
+    """Write a list that ends with 0. Raises ``ScenarioError`` if it is too long."""
     found = list(values)
     if len(found) > len(where):
         raise ScenarioError(f"{len(found)} processes or ports at once, {len(where)} at most")

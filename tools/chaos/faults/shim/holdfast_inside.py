@@ -1,8 +1,8 @@
-"""Inside a process that is hurt: takes orders from a FIFO and does them. The standard library only.
+"""The agent in a struck process: it reads orders from a FIFO. It uses only the standard library.
 
-It is loaded by `sitecustomize` beside it, before the program, and needs no change of it. torch is
-never imported here: where the program imports it, a hook is put before every optimizer's step and
-costs one look at an empty dict there. The FIFO is ``PID.fifo`` in the folder that `ORDERS` names;
+`sitecustomize` beside it loads it before the program, which needs no change. The agent never
+imports torch. If the program imports it, the agent registers a hook before every optimizer's step,
+which costs one look at an empty dict. The FIFO is ``PID.fifo`` in the folder that `ORDERS` names;
 an order is one line of JSON.
 """
 
@@ -26,14 +26,14 @@ from typing import Any, Final
 
 ORDERS: Final = "HOLDFAST_CHAOS_ORDERS"
 TRAINS: Final = ".trains"
-"""Suffix of the mark of a process that has optimizers."""
+"""Suffix of the file that marks a process with optimizers."""
 
 _OPTIMIZERS: Final = "torch.optim.optimizer"
 _LINE_BYTES: Final = 4096
 _FOREVER_S: Final = 1e9
 _BALLOON_STEP_BYTES: Final = 16 << 20
 _LEFT_BYTES: Final = 512 << 20
-"""A balloon never takes the last of the machine's memory."""
+"""Memory of the machine that a balloon always leaves free."""
 
 _fifos: list[int] = []
 _ends: dict[int, threading.Event] = {}
@@ -44,17 +44,17 @@ Order = dict[str, Any]
 
 
 def start() -> None:
-    """Take orders from now on, if the environment says from where; in forked children too."""
+    """Read orders from now on, if the environment names the folder; also in forked children."""
     folder = os.environ.get(ORDERS)
     if not folder:
         return
     path = Path(folder, f"{os.getpid()}.fifo")
     try:
-        path.unlink(missing_ok=True)  # of a process that had our number
+        path.unlink(missing_ok=True)  # left by a process that had the same id
         os.mkfifo(path, 0o600)
         fifo = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return  # the run's folder is gone: nobody will order anything
+        return  # the run's folder is gone: no orders will come
     _fifos.append(fifo)
     threading.Thread(target=_listen, args=(fifo,), name="holdfast-chaos", daemon=True).start()
     if not any(isinstance(finder, _ImportHook) for finder in sys.meta_path):
@@ -64,7 +64,7 @@ def start() -> None:
 
 def _forked() -> None:
     while _fifos:
-        os.close(_fifos.pop())  # else the parent's would seem to be read when the parent is gone
+        os.close(_fifos.pop())  # else the parent's FIFO would seem to have a reader after its death
     start()
     if _OPTIMIZERS in sys.modules:
         _mark()
@@ -103,18 +103,18 @@ def _segfault(order: Order) -> None:
 
 
 def _lock_up(order: Order) -> None:
-    """Sleep in C without giving the interpreter back, as an extension that hangs does."""
+    """Sleep in C while holding the interpreter's lock, as a hanging extension does."""
     import ctypes
 
     seconds, whole = math.modf(order["lasts_s"] or _FOREVER_S)
     left = (ctypes.c_long * 2)(int(whole), int(seconds * 1e9))
-    sleep = ctypes.PyDLL(None).nanosleep  # PyDLL: with the interpreter's lock held
-    while sleep(left, left):  # a signal woke it, and it told what is left
+    sleep = ctypes.PyDLL(None).nanosleep  # PyDLL keeps the interpreter's lock
+    while sleep(left, left):  # a signal woke it; the remaining time is in ``left``
         pass
 
 
 def _balloon(order: Order) -> None:
-    """Take memory until the limit, and hold it until the end."""
+    """Allocate memory up to the limit, and hold it until the end."""
     most_bytes, end = int(order["amount"] * (1 << 20)), _ending(order)
     threading.Thread(target=_hold, args=(most_bytes, end), daemon=True).start()
 
@@ -141,7 +141,7 @@ def _available_bytes() -> int:
 
 
 def _burn(order: Order) -> None:
-    """Keep processors busy without the interpreter's lock, which other threads go on to share."""
+    """Keep processors busy without the interpreter's lock, so that other threads keep running."""
     import hashlib
 
     end = _ending(order)
@@ -159,7 +159,7 @@ def _slow(order: Order) -> None:
 
 
 def _poison(order: Order) -> None:
-    """Have the next backward start from a loss that is no number, and the loop see that loss."""
+    """Replace the next loss by NaN or infinity, for its backward pass and for the loop."""
     import torch.autograd
 
     value, real = float(order["value"]), torch.autograd.backward
@@ -179,7 +179,7 @@ def _flip_gradient(order: Order) -> None:
 
 
 def _before_step(optimizer: Any, args: Any, words: Any) -> None:
-    """Hook before each optimizer's step."""
+    """Apply the pending orders before each optimizer's step."""
     if _slow_s:
         time.sleep(sum(_slow_s.values()))
     while _corrupt:
@@ -189,7 +189,7 @@ def _before_step(optimizer: Any, args: Any, words: Any) -> None:
 
 
 def _corrupt_gradients(optimizer: Any, bits: int, source: random.Random) -> None:
-    """Flip so many bits, each in a random element of a random parameter's gradient."""
+    """Flip ``bits`` bits, each in a random element of a random parameter's gradient."""
     import torch
 
     gradients = [
@@ -198,7 +198,7 @@ def _corrupt_gradients(optimizer: Any, bits: int, source: random.Random) -> None
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    # of a DTensor this rank's part
+    # of a DTensor, this rank's part
     found = [each.to_local() if hasattr(each, "to_local") else each for each in gradients]
     found = [gradient for gradient in found if gradient.numel()]
     sizes = [gradient.numel() for gradient in found]
@@ -213,7 +213,7 @@ def _corrupt_gradients(optimizer: Any, bits: int, source: random.Random) -> None
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Puts the hook where optimizers are imported; finds nothing itself."""
+    """Installs the optimizer hook when torch.optim is imported; finds no module itself."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,6 +1,6 @@
-"""Found first on PYTHONPATH by every Python of a job that is hurt: starts what takes orders.
+"""Entry point for the agent: the first ``sitecustomize`` on the PYTHONPATH of every Python.
 
-The ``sitecustomize`` that Python would have found without this folder is run behind it.
+It starts the agent, then runs the ``sitecustomize`` that Python would have found without it.
 """
 
 from __future__ import annotations
