@@ -1,6 +1,6 @@
-"""A small loop of one's own, which tells which samples it trains on and what its state becomes.
+"""A small training loop that reports its samples and its state to `holdfast chaos`.
 
-Run it with ``holdfast run --nproc 2 my_loop.py``; test_my_loop.py beside it hurts it.
+Run it with ``holdfast run --nproc 2 my_loop.py``; test_my_loop.py beside it tests it under faults.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main(args):
                 seen.update(ids.tolist())
             run.step(optimizer)
             told = {"rank": run.rank, "attempt": run.generation}
-            chaos.samples(step + 1, sorted(seen), **told)  # steps count what is complete
+            chaos.samples(step + 1, sorted(seen), **told)  # a step number counts complete steps
             chaos.state_hash(step + 1, model.state_dict(), **told)
             time.sleep(args.step_s)
 

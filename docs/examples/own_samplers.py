@@ -1,6 +1,6 @@
-"""``wrap_grpo.py`` whose sampling is done by processes of its own, which come and go.
+"""``wrap_grpo.py`` with sampling in separate processes, which may come and go.
 
-Start as many as there are to be, at any time, and the loop beside them:
+Start any number of samplers, at any time, and the loop beside them:
 
     python own_samplers.py --directory /tmp/meet --sample &
     python own_samplers.py --directory /tmp/meet --sample &
@@ -32,7 +32,7 @@ from holdfast.rl import BatchPlan, Mode, Rollouts, TurnLimits, attach
 
 
 def sample_all(directory):
-    """Be one of the processes that sample, until the loop is over."""
+    """Run as a sampler process until the loop is over."""
     policy = Policy()
     with attach(directory, policy.load_state_dict) as sampler:
         for answer in sampler.samples():

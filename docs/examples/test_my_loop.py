@@ -1,4 +1,4 @@
-"""A test of one's own loop: `pytest test_my_loop.py`, where Holdfast is installed."""
+"""A test of my_loop.py under faults: `pytest test_my_loop.py`, where Holdfast is installed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A small GPT on the source code of Python's standard library, in a loop that survives anything.
+"""A training script for a small GPT on the source code of Python's standard library.
 
 Run it alone with ``python train_gpt.py``, elastic with ``holdfast run --nproc 4 train_gpt.py``.
 """
@@ -19,7 +19,7 @@ CONTEXT, WIDTH, HEADS, BLOCKS = 64, 64, 4, 3
 
 
 class Text:
-    """Bytes of the standard library: sample i is a window that starts somewhere in them."""
+    """Bytes of the standard library; sample i is a window of them."""
 
     def __init__(self, files=80):
         paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:files]

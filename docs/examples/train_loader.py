@@ -1,8 +1,8 @@
-"""Three epochs over noisy pictures, read by worker processes, in a loop that survives anything.
+"""A training script on noisy pictures that worker processes read, over three epochs.
 
 Run it alone with ``python train_loader.py``, elastic with ``holdfast run --nproc 3
 train_loader.py``; then kill any rank, or any of the processes that read data. With ``--stream`` the
-same pictures come from an iterable data set with a place of its own.
+same pictures come from an iterable data set that keeps its own position.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PICTURES, CLASSES, SIDE = 203, 4, 8
 
 
 def picture(index):
-    """A class and a picture of it, with other noise in every epoch."""
+    """Return a picture and its class; the noise differs in every epoch."""
     label = index % CLASSES
     clean = torch.zeros(SIDE, SIDE)
     clean[label * 2 : label * 2 + 2] = 1.0
@@ -36,7 +36,7 @@ class Pictures(Dataset):
 
 
 class PictureStream(IterableDataset):
-    """Divides itself among the workers it sees, as iterable data sets do; keeps its place."""
+    """Divides its pictures among the data workers, as iterable data sets do; saves its position."""
 
     def __init__(self):
         self.at = 0

@@ -1,4 +1,4 @@
-"""``grpo.py``, wrapped: nothing sampled is lost, nothing is trained twice, whatever is killed."""
+"""``grpo.py``, wrapped: under any kill, no sample is lost and none is trained on twice."""
 
 import argparse
 import hashlib

@@ -1,1 +1,1 @@
-"""Pages and drawings of the documentation site that the build makes from the code."""
+"""Generators of documentation pages and drawings from the code, for the site's build."""

@@ -14,7 +14,7 @@ FACES: Final = {
     "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
 }
-"""Public module → one sentence on it. Nothing else is public."""
+"""Public module → one sentence about it. Nothing else is public."""
 
 
 class UndocumentedError(Exception):
@@ -22,13 +22,13 @@ class UndocumentedError(Exception):
 
 
 def names_of(face: str) -> list[str]:
-    """Return the public names of a face that are no faces themselves."""
+    """Return the public names of a module, without those that are public modules themselves."""
     names: list[str] = importlib.import_module(face).__all__
     return [name for name in names if f"{face}.{name}" not in FACES]
 
 
 def homes() -> dict[str, list[str]]:
-    """Return, for every face, the names that no earlier face has."""
+    """Return, for every public module, the names that no earlier module has."""
     seen: list[object] = []
     home: dict[str, list[str]] = {}
     for face in FACES:
@@ -50,7 +50,7 @@ def undocumented() -> list[str]:
         for name in names_of(face):
             found = getattr(module, name)
             if not (callable(found) or inspect.isclass(found)):
-                continue  # an alias of types or a constant: the text behind it is its docstring
+                continue  # an alias of types or a constant: the string after it is its docstring
             if not found.__doc__:
                 lacking.append(f"{face}.{name}")
             if inspect.isclass(found):
@@ -69,7 +69,7 @@ def _bare_members(found: type) -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return the path → text of the page of every face, and of the page that lists them."""
+    """Return path → text of the page of every public module, and of the page that lists them."""
     if lacking := undocumented():
         raise UndocumentedError(f"public names without a docstring: {', '.join(lacking)}")
     home = homes()

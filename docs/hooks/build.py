@@ -1,4 +1,4 @@
-"""The hook by which MkDocs makes the generated pages and draws the diagrams.
+"""The MkDocs hook that generates the pages from the code and draws the diagrams.
 
 MkDocs puts the folder of this file, and no other, on the path while it loads it.
 """
@@ -18,12 +18,12 @@ from hooks import api, commands, errors_page, events_page, packages, sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 _WORDS = re.compile(r"^(```\w+) .+$", re.MULTILINE)
-"""Words behind a language are for the tests of the examples; Markdown's renderer knows none."""
+"""Words after a language are for the tests of the examples; the Markdown renderer rejects them."""
 _FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def generated() -> dict[str, str]:
-    """Return the path below ``docs`` → text of every page that is made from the code."""
+    """Return path below ``docs`` → text of every page that is generated from the code."""
     return {
         **api.pages(),
         **commands.pages(),
@@ -34,14 +34,14 @@ def generated() -> dict[str, str]:
 
 
 def on_files(files: Files, config: Any, **_: object) -> Files:
-    """Add the generated pages to those that lie in the tree."""
+    """Add the generated pages to the files of the tree."""
     for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
-    """Replace every sequence diagram by its drawing."""
+    """Replace every sequence diagram with its drawing."""
 
     def drawn(found: re.Match[str]) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The pages of the command line, made from the parsers that read it."""
+"""The pages of the command line, generated from its parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.tools import cli
 
 
 def pages() -> dict[str, str]:
-    """Return the path → text of the page of every subcommand, and of the page that lists them."""
+    """Return path → text of the page of every subcommand, and of the page that lists them."""
     made = {}
     rows = []
     for name, (_, summary) in cli.COMMANDS.items():
@@ -97,12 +97,12 @@ def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return ``text`` as it can stand in a cell: on one line, with nothing read as markup."""
+    """Return ``text`` for a table cell: on one line, with markup escaped."""
     return re.sub(r"([|<*_\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def _prose(text: str | None) -> str:
-    """Return a description with its indented lines, which are commands, as blocks of text."""
+    """Return a description as Markdown; its indented lines, which are commands, become blocks."""
     made: list[str] = []
     inside = False
     for line in (text or "").strip("\n").splitlines():

@@ -1,4 +1,4 @@
-"""Makes the page of the reference that lists Holdfast's errors from their classes."""
+"""The reference page of Holdfast's errors, generated from their classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ it pass.
 
 
 def listed() -> list[type[HoldfastError]]:
-    """Return the classes with a code of their own, by code."""
+    """Return the classes that define a code, in order of code."""
     for module in MODULES:
         import_module(module)
     found = {kind for kind in _tree(HoldfastError) if kind.__module__ in MODULES}
@@ -47,7 +47,7 @@ def listed() -> list[type[HoldfastError]]:
 
 
 def meaning(kind: type[HoldfastError]) -> str:
-    """Return the first paragraph of the docstring, on one line."""
+    """Return the first paragraph of a class's docstring, on one line."""
     return " ".join((vars(kind).get("__doc__") or "").split("\n\n")[0].split())
 
 

@@ -1,4 +1,4 @@
-"""The reference page of events, made from their structs: what is there, when, and in which unit."""
+"""The reference page of events, generated from their structs: fields, units, meanings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldDoc:
-    """A field of a kind: its type as JSON has it, its unit, its meaning."""
+    """A field of a kind: its JSON type, its unit, its meaning."""
 
     name: str
     type: str
@@ -60,12 +60,12 @@ def events_page() -> str:
 
 
 def sentence_of(kind: type[Event]) -> str:
-    """Return the docstring of a kind itself, empty where it has none."""
+    """Return the docstring of a kind itself, "" if it has none."""
     return inspect.cleandoc(vars(kind).get("__doc__") or "")
 
 
 def fields_of(kind: type[Event]) -> list[FieldDoc]:
-    """Return the fields of a kind, those of every event first."""
+    """Return the fields of a kind; the fields of every event come first."""
     found: dict[str, FieldDoc] = {}
     for each in reversed(kind.__mro__):
         if isinstance(each, type) and issubclass(each, Event):
@@ -94,14 +94,14 @@ def _classes(module: ModuleType) -> dict[str, ast.ClassDef]:
 
 
 def _literal(node: ast.stmt | None) -> str:
-    """Return the string that documents a field: the statement behind it."""
+    """Return the string that documents a field: the statement after it."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return inspect.cleandoc(str(node.value.value))
     return ""
 
 
 def _type(node: ast.expr) -> str:
-    """Return a type of Python as JSON calls it."""
+    """Return the JSON name of a Python type."""
     text = ast.unparse(node)
     if text.endswith(" | None"):
         return f"{_type_of(text.removesuffix(' | None'))} or null"
@@ -124,7 +124,7 @@ def _unit(name: str) -> str:
 
 
 def _prose(text: str) -> list[str]:
-    """Return a docstring as Markdown: its examples are code."""
+    """Return a docstring as Markdown, with its examples as code blocks."""
     lines: list[str] = []
     for is_code, blocks in groupby(
         text.replace("``", "`").split("\n\n"), key=lambda block: block.startswith("    ")

@@ -1,4 +1,4 @@
-"""The page of the packages, made from the first sentence of each package's docstring."""
+"""The page of the packages, generated from the first sentence of each package's docstring."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Final
 
 ORDER: Final = ("ckpt", "elastic", "adapters", "tools")
-"""The folders, from the one that imports none of the others to the one that imports all."""
+"""The folders in import order: the first imports none of the others, the last imports all."""
 
 
 class UndescribedError(Exception):
-    """A package's ``__init__`` says nothing about the package."""
+    """A package's ``__init__`` has no docstring."""
 
 
 def sentences(root: Path) -> dict[str, str]:
-    """Return the package → first paragraph of the docstring of every package below ``root``."""
+    """Return package → first paragraph of its docstring, for every package below ``root``."""
     found: dict[str, str] = {}
     for folder in ORDER:
         for path in sorted((root / folder).rglob("__init__.py")):
@@ -26,7 +26,7 @@ def sentences(root: Path) -> dict[str, str]:
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the path → text of the page that lists the packages below ``root``."""
+    """Return path → text of the page that lists the packages below ``root``."""
     found = sentences(root)
     if bare := [name for name, said in found.items() if not said]:
         raise UndescribedError(f"packages without a docstring: {', '.join(bare)}")

@@ -1,4 +1,4 @@
-"""Sequence diagrams in Mermaid's notation, drawn as SVG that needs no script and no network."""
+"""Sequence diagrams in Mermaid's notation, drawn as SVG without scripts and network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 LETTER: Final = 6.5
-"""Upper bound of the mean width of a letter of the site's style, in pixels."""
+"""Upper bound of the mean width of a letter in the site's style, in pixels."""
 LINE: Final = 17
 MARGIN: Final = 24
 HEAD: Final = 40
@@ -21,7 +21,7 @@ _FRAME: Final = re.compile(r"(loop|opt|alt|par) (.+)")
 
 
 class DiagramError(ValueError):
-    """A line of a diagram is not in the part of Mermaid's notation that is drawn."""
+    """A line of a diagram is outside the supported part of Mermaid's notation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def _wide(lines: tuple[str, ...]) -> float:
 
 
 def _columns(diagram: Diagram) -> dict[str, float]:
-    """Return the middle of each column; messages between neighbours fit between them."""
+    """Return the centre of each column; messages between neighbours fit between them."""
     order = {each.name: number for number, each in enumerate(diagram.participants)}
     gaps = [float(LEAST_GAP)] * len(diagram.participants)
     for left, (one, two) in enumerate(
@@ -192,7 +192,7 @@ def _columns(diagram: Diagram) -> dict[str, float]:
 
 
 def _reach(diagram: Diagram, columns: dict[str, float]) -> float:
-    """Return how far right the texts of messages to oneself and of notes go."""
+    """Return the right edge of the texts of self-messages and notes."""
     ends = [0.0]
     for row in diagram.rows:
         if isinstance(row, Message) and row.source == row.target:
@@ -218,7 +218,7 @@ def _text(text: str, x: float, y: float, kind: str, anchor: str = "middle") -> s
 
 
 def _rows(diagram: Diagram, columns: dict[str, float], body: list[str], *, width: float) -> float:
-    """Append the drawing of every row to ``body`` and return where the last one ends."""
+    """Append the drawing of every row to ``body``; return the bottom of the last one."""
     y = float(MARGIN + HEAD + 10)
     frames: list[tuple[float, int]] = []
     for row in diagram.rows:

@@ -1,1 +1,1 @@
-"""Scripts that draw the curves of the documents."""
+"""Scripts that draw the learning curves of the documents."""

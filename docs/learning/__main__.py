@@ -1,7 +1,8 @@
-"""The learning curves of the documents: run, compared and drawn by one command each.
+"""The commands that run, compare and draw the learning curves of the documents.
 
 ``PYTHONPATH=docs python -m learning curves`` (also ``kills``, ``bounded``, ``study``) writes
-pictures and numbers to ``docs/learning``; ``pairs`` compares what ``bounded`` wrote once more.
+pictures and numbers to ``docs/learning``; ``pairs`` repeats the comparison on the output of
+``bounded``.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ _WANTED: Final = {TRAINER: 2, "rollout": 2}
 _KILLS: Final = (KILL_ROLLOUT, KILL_TRAINER, KILL_ROLLOUT, KILL_TRAINER, KILL_NODE)
 _SEEDS: Final = 6
 _CONFIDENCE: Final = 0.9
-"""Of the interval of a difference: one that lies within a margin is a test of equivalence at 5 %
-(two one-sided tests)."""
+"""Confidence of the interval of a difference.
+
+An interval inside a margin is a test of equivalence at 5 % (two one-sided tests).
+"""
 
 
 STUDY: Final = RLConfig(
@@ -62,10 +65,10 @@ STUDY: Final = RLConfig(
     held_out=256,
     evaluate_every=10,
 )
-"""The job of the study: a lag of four steps, and a rate of learning at which that shows."""
+"""The job of the study, with a lag of four steps and a learning rate at which the lag shows."""
 
 STABLE: Final = msgspec.structs.replace(STUDY, mode=Mode.BOUNDED, eta=2, lr=1e-3, exact_weight=1.0)
-"""The job that is hurt in `bounded`: at a rate at which runs of other seeds end alike."""
+"""The job that is killed in `bounded`, at a learning rate at which all seeds end alike."""
 
 BASE: Final = "current, token, mean"
 VARIANTS: Final = {
@@ -77,7 +80,7 @@ VARIANTS: Final = {
     "baseline median": LossConfig(baseline="median"),
     "baseline minimum_variance": LossConfig(baseline="minimum_variance"),
 }
-"""What the study compares: the default, and each setting changed on its own."""
+"""The variants of the study: the default, and each setting changed on its own."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +94,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> float:
-        """The last value."""
+        """The last value of the curve."""
         return self.held_out[-1][1]
 
     @property
     def mean(self) -> float:
-        """The mean of all values: how early it rose, and how far."""
+        """The mean of all values, which shows how early and how far the curve rises."""
         return fmean(value for _, value in self.held_out)
 
 
@@ -119,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _curves(options: argparse.Namespace, place: Path) -> None:
-    """From nothing, warm-up included, in one process: each task family."""
+    """Train each task family in one process from nothing, warm-up included."""
     found = [_alone(name, preset(name), place / name) for name in ("reversal", "spiral")]
     for curve in found:
         title = f"{curve.name}: held-out exact match ({preset(curve.name).task})"
@@ -129,7 +132,10 @@ def _curves(options: argparse.Namespace, place: Path) -> None:
 
 
 def _kills(options: argparse.Namespace, place: Path) -> None:
-    """The preset reversal, undisturbed and hurt all along: the same curve, bit for bit."""
+    """Train the preset reversal undisturbed and under kills; the curves must be equal.
+
+    The weights must be equal too, bit for bit.
+    """
     config = _warmed(preset("reversal"), place / "warm")
     calm = _alone("undisturbed", config, place / "calm")
     record = _job("hurt", config, place / "hurt", kills=options.kills)
@@ -147,10 +153,10 @@ def _kills(options: argparse.Namespace, place: Path) -> None:
 
 
 def _bounded(options: argparse.Namespace, place: Path) -> None:
-    """The same question in bounded, where it is one of chance: pairs of jobs, seed by seed.
+    """Compare undisturbed and killed jobs in bounded mode, where equality is a matter of chance.
 
-    Asked are the last values and the means of the curves, by `paired_p_value`, and within what the
-    difference that kills make lies, by `paired_interval`.
+    The jobs run in pairs, seed by seed. `paired_p_value` compares their last values and the means
+    of their curves; `paired_interval` bounds the difference that kills make.
     """
     pairs: list[tuple[Curve, Curve]] = []
     told: Outcome = {"kills": []}
@@ -168,7 +174,7 @@ def _bounded(options: argparse.Namespace, place: Path) -> None:
 
 
 def _pairs(options: argparse.Namespace, _: Path) -> None:
-    """Compare once more the pairs of jobs that were run."""
+    """Repeat the comparison of the pairs that `bounded` has run."""
     told = msgspec.json.decode((options.out / "bounded.json").read_bytes(), type=Outcome)
     _tell_pairs(options, msgspec.convert(told["curves"], list[tuple[Curve, Curve]]), told)
 
@@ -176,7 +182,7 @@ def _pairs(options: argparse.Namespace, _: Path) -> None:
 def _tell_pairs(
     options: argparse.Namespace, pairs: Sequence[tuple[Curve, Curve]], told: Outcome
 ) -> None:
-    """Compare the pairs that there are so far."""
+    """Compare the pairs that exist so far."""
     columns = [[*column] for column in zip(*pairs, strict=True)]
     for name in ("end", "mean"):
         calm, hurt = ([getattr(curve, name) for curve in each] for each in columns)
@@ -192,7 +198,7 @@ def _tell_pairs(
 
 
 def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, float] | None:
-    """Return within what the difference lies, None while there are too few pairs to tell."""
+    """Return the interval of the difference, None if there are too few pairs."""
     try:
         return paired_interval(hurt, calm, confidence=_CONFIDENCE)
     except ValueError:
@@ -200,7 +206,7 @@ def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, floa
 
 
 def _told_differences(told: Outcome) -> list[str]:
-    """Return in words what the comparison of the pairs says."""
+    """Return the comparison of the pairs in words."""
     lines = []
     for name, what in (("end", "last value"), ("mean", "mean of the curve")):
         line, interval = f"{what}: p = {told[f'p_{name}']:.3f}", told[f"interval_{name}"]
@@ -212,7 +218,7 @@ def _told_differences(told: Outcome) -> list[str]:
 
 
 def _study(options: argparse.Namespace, place: Path) -> None:
-    """The same run with one setting of the loss changed at a time, over the same seeds."""
+    """Repeat the same run with one setting of the loss changed at a time, over the same seeds."""
     found: dict[str, list[Curve]] = {name: [] for name in VARIANTS}
     for seed in range(options.seeds or _SEEDS):
         config = msgspec.structs.replace(STUDY, seed=seed)
@@ -230,7 +236,7 @@ def _study(options: argparse.Namespace, place: Path) -> None:
 
 
 def _table(found: dict[str, list[Curve]]) -> list[str]:
-    """Return the study as a Markdown table; p is of the means of curves, paired by seed."""
+    """Return the study as a Markdown table; p compares the means of curves, paired by seed."""
     base = [curve.mean for curve in found[BASE]]
     rows = ["| setting | mean of the curve | last value | p |", "|---|---|---|---|"]
     for name, curves in found.items():
@@ -242,14 +248,14 @@ def _table(found: dict[str, list[Curve]]) -> list[str]:
 
 
 def _warmed(config: RLConfig, place: Path) -> RLConfig:
-    """Return ``config`` with a warm start, made now."""
+    """Return ``config`` with a warm start that is made now."""
     config = msgspec.structs.replace(config, warm_start=str(place))
     warm_up.prepare(config)
     return config
 
 
 def _alone(name: str, config: RLConfig, place: Path) -> Curve:
-    """Run a job in one process, and count the processor time of it and of its sidecar."""
+    """Run a job in one process, and measure the processor time of the job and its sidecar."""
     files = _files(config, place)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([*_MAIN, *files], capture_output=True, text=True, check=False)
@@ -263,7 +269,7 @@ def _alone(name: str, config: RLConfig, place: Path) -> Curve:
 def _job(
     name: str, config: RLConfig, place: Path, *, kills: int = 0, seed: int = 0
 ) -> DemoJobRecord:
-    """Run a job of two trainers and two rollout workers, on a node more than die of them."""
+    """Run a job of two trainers and two rollout workers, with three nodes more than are killed."""
     plan = _plan(kills, steps=config.steps)
     hold = place / "hold"
     files = _files(msgspec.structs.replace(config, hold=str(hold)), place)
@@ -303,7 +309,7 @@ def _plan(kills: int, *, steps: int) -> tuple[Kill, ...]:
 
 
 def _files(config: RLConfig, place: Path) -> tuple[str, ...]:
-    """Write the settings; return the arguments that name them and the result."""
+    """Write the settings; return the arguments that name the settings and the result."""
     place.mkdir()
     save_config(config, place / "config.json")
     return ("--config", str(place / "config.json"), "--result", str(place / "result.json"))
@@ -324,7 +330,7 @@ def _curve(name: str, config: RLConfig, result: Outcome, *, cpu_s: float | None 
 
 
 def _fault_steps(record: DemoJobRecord) -> list[float]:
-    """Return the step that was complete when each blow fell."""
+    """Return the newest complete step at each kill."""
     steps, done = [], 0
     for event in record.events:
         match event:

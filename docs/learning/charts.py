@@ -1,4 +1,4 @@
-"""Learning curves as pictures that stand alone, and how two sets of them are compared. Pure."""
+"""Self-contained pictures of learning curves, and statistical tests of paired values. Pure."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def mean_line(lines: Sequence[Points]) -> list[tuple[float, float]]:
 
 
 def paired_p_value(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return how probable a mean difference as large is if no pair prefers a side.
+    """Return the probability of a mean difference as large if no pair prefers a side.
 
-    The exact, two-sided sign-flip permutation test of paired values: with n pairs it is never
-    below 2 / 2**n. Raises ``ValueError`` where the two do not pair.
+    This is the exact, two-sided sign-flip permutation test of paired values; with n pairs it is
+    never below 2 / 2**n. Raises ``ValueError`` if the two lengths differ.
     """
     differences = [a - b for a, b in zip(left, right, strict=True)]
     seen = abs(sum(differences))
@@ -75,12 +75,12 @@ def paired_p_value(left: Sequence[float], right: Sequence[float]) -> float:
 def paired_interval(
     left: Sequence[float], right: Sequence[float], *, confidence: float
 ) -> tuple[float, float]:
-    """Return the interval in which the mean difference lies with that ``confidence`` or more.
+    """Return the interval of the mean difference with at least this ``confidence``.
 
-    It has the differences that the test of `paired_p_value` does not reject: the means of all
-    subsets of the n differences part the line into 2**n pieces of equal probability (Hartigan,
-    "Using subsample values as typical values", 1969). Raises ``ValueError`` where the two do not
-    pair, or are too few for it.
+    It contains the differences that the test of `paired_p_value` does not reject: the means of all
+    subsets of the n differences divide the line into 2**n pieces of equal probability (Hartigan,
+    "Using subsample values as typical values", 1969). Raises ``ValueError`` if the two lengths
+    differ, or if there are too few pairs.
     """
     differences = [a - b for a, b in zip(left, right, strict=True)]
     count = len(differences)

@@ -1,7 +1,7 @@
-"""RL in ``fixed_lag`` in one process, without anything that could fail: for studies of the loss.
+"""RL in ``fixed_lag`` in one process without failures, for studies of the loss.
 
 The parts are the trainer's own: assessment, engine, batch, survey, update. There are no ranks, no
-snapshots and no exact sums, so the bits are not those of a job; equal settings give equal ones.
+snapshots and no exact sums, so the bits differ from those of a job; equal settings give equal bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]
 
 
 class LaggedRun:
-    """One run from a warmed-up policy, which it leaves as it is."""
+    """One run from a warmed-up policy, which it does not change."""
 
     def __init__(self, config: RLConfig, warmed: nn.Module) -> None:
         self._config = config
@@ -40,7 +40,7 @@ class LaggedRun:
         self._proximal = self._make_proximal()
 
     def held_out_curve(self) -> list[tuple[int, float]]:
-        """Train; return the held-out exact match after so many steps."""
+        """Train; return the held-out exact match after each ``evaluate_every`` steps."""
         config, curve = self._config, list[tuple[int, float]]()
         for step in range(config.steps):
             if step % config.evaluate_every == 0:
@@ -63,7 +63,7 @@ class LaggedRun:
         return self._assessment.shares(self._model)["held_out"]
 
     def _sample(self, step: int) -> list[Trajectory]:
-        """Return the samples of a step, by the version that its lag allows."""
+        """Return the samples of a step, made with the version that its lag allows."""
         config, engine = self._config, self._engine
         version = max(0, step - config.staleness)
         engine.load(self._versions[0], version=version, generation=1)

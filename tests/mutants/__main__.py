@@ -1,4 +1,4 @@
-"""``python -m mutants``: plant every bug, and say under which seed it was found."""
+"""``python -m mutants``: plant every bug, and report the seed that found it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST: Final = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hunt; 1 when a bug was not found, or when a trial without one fails."""
+    """Hunt; 1 if a bug was not found, or if a trial without a bug fails."""
     parser = argparse.ArgumentParser(
         prog="python -m mutants",
         description="Plants bugs into production code, one at a time and only in this process, and "

@@ -1,4 +1,4 @@
-"""A bug as a value: which function it is in, and what it makes of it."""
+"""A bug as a value: the function it is in, and the broken replacement."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PACKAGES: Final = ("holdfast",)
 class Bug:
     """A bug that could be in production code.
 
-    ``where`` is ``module:name`` or ``module:Class.name``; ``broken`` returns, from what is there,
-    what is to be there instead. ``trial`` is the job that finds it, under ``seed`` for sure;
-    ``after`` is how many seeds from 0 on were tried until then.
+    ``where`` is ``module:name`` or ``module:Class.name``; ``broken`` maps the real function to its
+    replacement. ``trial`` is the job that finds the bug, for sure under ``seed``; ``after`` is the
+    number of seeds, counted from 0, that a search tries until then.
     """
 
     name: str
@@ -32,16 +32,16 @@ class Bug:
 
     @property
     def after(self) -> int:
-        """How many schedules a search from seed 0 on takes."""
+        """The number of schedules that a search from seed 0 on takes."""
         return self.seed + 1
 
 
 @contextlib.contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """Have the bug in this process during the body, wherever the function was imported to.
+    """Plant the bug in this process during the body, in every module that imported the function.
 
-    Raises ``AttributeError`` where there is no such function any more: the bug is to be planted
-    anew in what took its place.
+    Raises ``AttributeError`` if the function no longer exists: the bug must then be planted in its
+    successor.
     """
     owner, name = _find(bug.where)
     real = inspect.getattr_static(owner, name)

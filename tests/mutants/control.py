@@ -1,7 +1,7 @@
-"""Bugs of the control plane, found by the simulator: small jobs under random faults.
+"""Bugs of the control plane, found by the simulator in small jobs under random faults.
 
-The trial is a run of `holdfast.elastic.testing`: drawn job, drawn faults, and the invariants of an
-oracle that knows what is true.
+The trial is a run of `holdfast.elastic.testing`: a drawn job, drawn faults, and the invariants of
+an oracle that knows the true state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mutants.bug import Bug
 
 
 def trial(seed: int) -> str:
-    """Run the job of a seed under its faults; return the invariant that was broken, if any."""
+    """Run the job of a seed under its faults; return the invariant that was broken, or ""."""
     try:
         report = Simulation(draw_config(seed), seed=seed).run()
     except InvariantError as error:
@@ -123,7 +123,7 @@ def _leaves_seats_on_lost_nodes(_real: Any) -> Any:
     return lambda view: set()
 
 
-# -- what is restored ------------------------------------------------------------------------------
+# -- restores --------------------------------------------------------------------------------------
 
 
 def _forgets_what_was_rolled_back(_real: Any) -> Any:
@@ -139,7 +139,7 @@ def _restores_the_oldest(real: Callable[..., tuple[list[RestorePoint], str]]) ->
 
 
 def _trusts_an_old_inventory(real: Callable[..., Inventory]) -> Any:
-    """The inventory of the fence before is published instead of the new one."""
+    """Publish the inventory of the previous fence instead of the new one."""
     before: dict[str, Inventory] = {}
 
     def newest(inventory: Inventory) -> int:
@@ -149,7 +149,7 @@ def _trusts_an_old_inventory(real: Callable[..., Inventory]) -> Any:
         old = before.get(inventory.node, inventory)
         before[inventory.node] = inventory
         if newest(old) > newest(inventory):
-            old = inventory  # another job's
+            old = inventory  # that of another job
         return real(old, record)
 
     return compact
@@ -169,7 +169,7 @@ def _forgets_the_groups(_real: Any) -> Any:
 
 
 def _needs_a_fragment_less(real: Callable[..., Any]) -> Any:
-    """Rebuilding is planned with one parity row more than there is."""
+    """Plan the rebuild with one parity row more than there is."""
 
     def plan_recovery(
         geometry: Geometry,

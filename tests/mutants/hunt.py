@@ -1,4 +1,4 @@
-"""Looking for planted bugs, seed by seed."""
+"""The search for planted bugs, seed by seed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "store": store.trial,
     "ledger": ledger.trial,
 }
-"""Name → a small job that runs under a seed and returns what is wrong with it, or nothing."""
+"""Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """That a bug shows under a seed, after so many seeds, and how."""
+    """A seed under which a bug shows, the number of seeds tried, and the symptom."""
 
     seed: int
     tried: int
@@ -31,7 +31,7 @@ class Found:
 
 
 def try_once(trial: str, seed: int) -> str:
-    """Return what is wrong with one run, or nothing; an error that ends it is wrong as well."""
+    """Return what is wrong with one run, or ""; an error that ends the run is wrong as well."""
     try:
         return TRIALS[trial](seed)
     except Exception as error:  # noqa: BLE001 -- whatever a broken function leads to shows it
@@ -39,7 +39,7 @@ def try_once(trial: str, seed: int) -> str:
 
 
 def hunt(bug: Bug, *, seeds: Iterable[int]) -> Found | None:
-    """Return the first seed under which a bug shows, None where it does under none."""
+    """Return the first seed under which a bug shows, None if there is none."""
     with planted(bug):
         for tried, seed in enumerate(seeds, 1):
             if how := try_once(bug.trial, seed):

@@ -1,7 +1,7 @@
-"""Bugs of the ledger of reinforcement learning, found by a small loop without models.
+"""Bugs of the reinforcement learning ledger, found by a small loop without models.
 
 Three workers claim, sample, deliver, die and come back; the trainer is restored from earlier
-snapshots of the ledger. Its history has every sample that a step trained on.
+snapshots of the ledger. The history contains every sample that a step trained on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TURNS: Final = 400
 
 
 def trial(seed: int) -> str:
-    """Run the loop of a seed; return what is wrong with what it told, if anything."""
+    """Run the loop of a seed; return the first thing that is wrong with its history, or ""."""
     loop = _Loop(seed)
     loop.run()
     reference = Told()
@@ -66,7 +66,7 @@ class _Loop:
         self._snapshot()
 
     def run(self) -> None:
-        """Go on until every step is trained. Raises ``TimeoutError`` where that never comes."""
+        """Run until every step is trained. Raises ``TimeoutError`` if that takes too long."""
         for turn in range(_TURNS):
             if self._done == _PLAN.steps:
                 return
@@ -114,13 +114,13 @@ class _Loop:
                 self._held[worker].append(self._trajectory(key, 99))
 
     def _deliver(self, worker: str) -> None:
-        """Deliver what is finished; some of it again, as after a lost answer."""
+        """Deliver the finished samples; some of them come again, as after a lost answer."""
         for finished in self._held[worker]:
             self.ledger.deliver(finished)
         self._held[worker] = [each for each in self._held[worker] if self._draw.random() < 0.3]
 
     def _lose(self, worker: str) -> None:
-        """A worker dies; of each running sample its log has some of the tokens."""
+        """Lose a worker; its log holds some of the tokens of each running sample."""
         self.ledger.lose(worker)
         for key, count in self._running[worker].items():
             logged = self._trajectory(key, self._draw.randint(0, count))
@@ -141,7 +141,7 @@ class _Loop:
         self._snapshot()
 
     def _restore(self) -> None:
-        """The trainer goes on from an earlier step; what its workers hold stays with them."""
+        """Restore the trainer at an earlier step; the workers keep their samples."""
         step = max(0, self._done - self._draw.randint(0, 2))
         self._generation += 1
         self.ledger = Ledger(_PLAN)
@@ -162,7 +162,7 @@ class _Loop:
 
 
 def _forgets_an_ordinal(real: Callable[[Ledger], dict[str, Any]]) -> Any:
-    """An ordinal that nobody has begun is not in the saved ledger."""
+    """Leave an ordinal that nobody has begun out of the saved ledger."""
 
     def state_dict(self: Ledger) -> dict[str, Any]:
         state = real(self)

@@ -1,9 +1,9 @@
-"""Bugs of the data plane in memory, found by a small job with real sidecars, as threads.
+"""Bugs of the data plane in memory, found by a small job with real sidecars, run as threads.
 
-A job of a few steps on three or four nodes: what is captured goes into real slots, parity is
-computed by real sidecars, and restores go the way of production, from inventory to the last byte.
-Under a seed nodes are lost, bits flip, writers of an older generation go on. Its history is judged
-beside that of the undisturbed job.
+The job makes a few steps on three or four nodes: captures go into real slots, real sidecars compute
+parity, and restores take the path of production, from inventory to the last byte. Under a seed
+nodes are lost, bits flip, and writers of an older generation continue. The history is judged
+against that of the undisturbed job.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _INDEX_ROOM_BYTES: Final = 4096
 _PATIENCE_S: Final = 20.0
 _KINDS: Final = ("lose", "flip", "late flip", "old writer", "lease")
 _READER: Final = 4
-"""The rank under which the reader of weights tells what it has."""
+"""The rank under which the reader of weights reports its state."""
 
 _ORDINALS = itertools.count()
 
 
 def trial(seed: int) -> str:
-    """Run the job of a seed; return what is wrong with what it told, if anything."""
+    """Run the job of a seed; return what is wrong with its history, or ""."""
     job = _MemoryJob(seed)
     try:
         job.run()
@@ -61,7 +61,7 @@ def trial(seed: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
-    """A node: its sidecar, a client of it, and until when it may act."""
+    """A node: its sidecar, a client of it, and the page with the end of its lease."""
 
     sidecar: Sidecar
     client: SidecarClient
@@ -70,7 +70,7 @@ class _Node:
 
 @dataclass(slots=True, kw_only=True)
 class _OldWriter:
-    """A rank of a generation that is over, with the slot it was writing."""
+    """A rank of an ended generation, with the slot that it was writing."""
 
     node: str
     rank: int
@@ -102,7 +102,7 @@ class _MemoryJob:
         self._lost = 0
 
     def run(self) -> None:
-        """Train to the end, through all that happens."""
+        """Train to the end, under all faults."""
         for name in self._names:
             self._nodes[name] = self._start(name)
         self._begin(None)
@@ -114,13 +114,13 @@ class _MemoryJob:
             self._go_on_with_old_writers()
             if kind := self._strikes.pop(steps_of(self._state), ""):
                 self._hurt(kind)
-        self._reform(late=None)  # what is kept at the end must be good as well
+        self._reform(late=None)  # the snapshot at the end must be restorable as well
         if steps_of(self._state) != _STEPS:
             train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
             tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove all nodes and arenas."""
         for node in self._nodes.values():
             node.client.close()
             node.sidecar.close(remove=True)
@@ -149,7 +149,7 @@ class _MemoryJob:
         return self._nodes[self._world.rank_nodes[rank]].client
 
     def _begin(self, point: RestorePoint | None) -> None:
-        """Begin the next generation on all nodes that are there."""
+        """Begin the next generation on all living nodes."""
         self._generation += 1
         names = sorted(self._nodes)
         ranks = self._draw.randint(max(len(names) - 1, 1), len(names))
@@ -180,7 +180,7 @@ class _MemoryJob:
                 raise TimeoutError(f"step {step} is not protected, {reached} is")
 
     def _pull(self) -> None:
-        """Bring a reader's copy of the weights up to date, as rollout workers do."""
+        """Update a reader's copy of the weights, as rollout workers do."""
         step, client = steps_of(self._state), self._nodes[min(self._nodes)].client
         with self._source(client.locate(generation=self._generation, step=step)) as source:
             refresh(self._replica, source, ["w", "frozen"])
@@ -234,7 +234,7 @@ class _MemoryJob:
             key=self._key,
         )
 
-    # -- what happens ----------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _hurt(self, kind: str) -> None:
         name = self._draw.choice(sorted(self._nodes))
@@ -261,7 +261,7 @@ class _MemoryJob:
         self._flip(rank, point.world, point.step)
 
     def _flip(self, rank: int, world: SnapshotWorld, step: int) -> None:
-        """Flip a bit of a block where it lies."""
+        """Flip a bit of a block in place."""
         sidecar = self._nodes[world.rank_nodes[rank]].sidecar
         with sidecar.core.lock:
             slot = next(
@@ -278,7 +278,7 @@ class _MemoryJob:
             file.write(bytes([byte ^ bit]))
 
     def _leave_writers(self) -> None:
-        """Have all ranks begin the next snapshot, which they do not finish in this generation."""
+        """Begin the next snapshot on all ranks, which they do not finish in this generation."""
         step = steps_of(self._state) + 1
         for rank, (index, payload) in enumerate(
             shards(self._state, ranks=self._ranks, generation=self._generation)
@@ -296,20 +296,20 @@ class _MemoryJob:
             )
 
     def _overwrite(self) -> None:
-        """Have writers of older generations go on writing to where they were told to."""
+        """Let writers of older generations go on writing into their slots."""
         for writer in self._old:
             writer.file.block(writer.file.capacity)[:] = b"\x55" * writer.file.capacity
             writer.file.close()
 
     def _go_on_with_old_writers(self) -> None:
-        """Have writers of older generations go on as if nothing had happened."""
+        """Let writers of older generations go on as if nothing had happened."""
         for writer in self._old:
             if writer.node in self._nodes:
                 self._go_on(self._nodes[writer.node].client, writer)
         self._old.clear()
 
     def _go_on(self, client: SidecarClient, writer: _OldWriter) -> None:
-        """A rank that was not told that its generation is over: the sidecar must refuse it."""
+        """Act as a rank that does not know of its generation's end: the sidecar must refuse it."""
         with suppress(CkptError):
             client.acquire(
                 generation=writer.generation,
@@ -321,7 +321,7 @@ class _MemoryJob:
             self.told.step(writer.step, writer.rank, writer.generation)
 
     def _expire(self, name: str) -> None:
-        """A node's agent is stopped: its lease ends, and the others go on without it."""
+        """Stop a node's agent: its lease ends, and the others go on without the node."""
         old, ranks = self._world, self._world.rank_nodes
         writer = next((rank for rank, node in enumerate(ranks) if node == name), None)
         node = self._nodes.pop(name)

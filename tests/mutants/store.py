@@ -1,9 +1,9 @@
-"""Bugs of the checkpoint store, found by a small job that loses its memory again and again.
+"""Bugs of the checkpoint store, found by a small job that repeatedly loses its memory.
 
-Every second step is saved by the writers of production, in half of the seeds as differences to the
-step before, and old steps are removed. Under a seed files of the newest step are damaged, a save is
-left half done, a saver of an older generation comes late. Then everything starts anew, on another
-number of ranks, from the newest checkpoint that can be trusted.
+Production writers save every second step, in half of the seeds as differences to the previous
+checkpoint, and old steps are removed. Under a seed files of the newest step are damaged, a save is
+left half done, or a saver of an older generation comes late. Then the job restarts on another
+number of ranks from the newest checkpoint that can be trusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS: Final = ("nothing", "flip", "flip", "cut", "unlink", "half", "late")
 
 
 def trial(seed: int) -> str:
-    """Run the job of a seed; return what is wrong with what it told, if anything."""
+    """Run the job of a seed; return what is wrong with its history, or ""."""
     with tempfile.TemporaryDirectory(prefix="planted-store-") as folder:
         job = _StoreJob(seed, Path(folder))
         job.run()
@@ -55,7 +55,7 @@ class _StoreJob:
         self._strikes = {step: self._draw.choice(_KINDS) for step in at}
 
     def run(self) -> None:
-        """Train to the end, through all that happens."""
+        """Train to the end, under all faults."""
         while steps_of(self._state) < _STEPS:
             train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
             tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
@@ -93,7 +93,7 @@ class _StoreJob:
         ]
 
     def _start_anew(self) -> None:
-        """Everything in memory is gone: load the newest checkpoint that can be trusted."""
+        """Lose all memory, and load the newest checkpoint that can be trusted."""
         self._generation, self._ranks = self._generation + 1, self._draw.randint(1, 4)
         self._state = new_state(self.width)
         with suppress(NotFoundError):
@@ -129,12 +129,12 @@ class _StoreJob:
         path.write_bytes(data)
 
     def _save_half(self) -> None:
-        """Some writers of the next checkpoint are through when everything ends."""
+        """Write the packs of the next checkpoint without the commit, as a stop in between does."""
         train(self._state, ranks=self._ranks, attempt=self._generation, told=Told())
         self._write(ranks=self._ranks, generation=self._generation)
 
     def _save_late(self) -> None:
-        """A saver of this generation commits when the next one has committed the same step."""
+        """Commit a save of this generation after the next one has committed the same step."""
         late = self._write(ranks=self._ranks, generation=self._generation)
         self._generation += 1
         self._commit(self._write(ranks=self._ranks, generation=self._generation))

@@ -1,7 +1,7 @@
-"""The training of the small jobs: real samplers, shares, sums, cursor and capture, a toy model.
+"""The training of the small jobs: real samplers, shares, sums, cursor and capture; a toy model.
 
-Gradients are small whole numbers, so that what should come out can be computed by rules of its
-own, in any order, and must be met bit for bit.
+Gradients are small whole numbers. Independent rules can therefore compute the expected result in
+any order, and it must be met bit for bit.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ State = dict[str, Any]
 
 
 def new_state(width: int) -> State:
-    """Return the state before the first step: zeros, what is never trained, and a cursor."""
+    """Return the state before the first step: zeros, a frozen tensor, and a cursor."""
     settings = Settings(batch=Batch(microbatches=MICROBATCHES, size=SIZE), seed=SEED)
     return {"w": torch.zeros(width, 3), "frozen": _frozen(), KEY: Cursor(settings)}
 
 
 def steps_of(state: State) -> int:
-    """Return how many steps are complete."""
+    """Return the number of complete steps."""
     return int(state[KEY].step)
 
 
 def shards(state: State, *, ranks: int, generation: int) -> list[Shard]:
-    """Return what each rank writes of the state, which all of them have."""
+    """Return the shards that each rank writes; all ranks hold the whole state."""
     return capture_world([state] * ranks, step=steps_of(state), generation=generation)
 
 
 class Told:
-    """The history of a small job, told in the order in which it happens."""
+    """The history of a small job, reported in the order in which it happens."""
 
     def __init__(self) -> None:
         self._times = count()
@@ -60,7 +60,7 @@ class Told:
 
     @property
     def history(self) -> History:
-        """What was told."""
+        """The history so far."""
         return History(
             commits=tuple(self._commits),
             consumed=tuple(self._consumed),
@@ -68,23 +68,23 @@ class Told:
         )
 
     def samples(self, step: int, rank: int, attempt: int, *, epoch: int, ids: list[int]) -> None:
-        """A rank trains on samples."""
+        """Report that a rank trains on samples."""
         at = next(self._times)
         told = Consumed(t=at, step=step, rank=rank, attempt=attempt, epoch=epoch, ids=tuple(ids))
         self._consumed.append(told)
 
     def step(self, step: int, rank: int, attempt: int) -> None:
-        """A rank has completed a step."""
+        """Report that a rank has completed a step."""
         self._commits.append(StepCommit(t=next(self._times), step=step, rank=rank, attempt=attempt))
 
     def state(self, step: int, rank: int, attempt: int, digest: str) -> None:
-        """What a rank's state is behind a step."""
+        """Report the digest of a rank's state after a step."""
         told = Stated(t=next(self._times), step=step, rank=rank, attempt=attempt, digest=digest)
         self._states.append(told)
 
 
 def train(state: State, *, ranks: int, attempt: int, told: Told) -> None:
-    """Do one step on so many ranks, one after the other, and tell it."""
+    """Do one step on ``ranks`` ranks, one after the other, and report their samples."""
     step, whole = steps_of(state), torch.zeros_like(state["w"])
     for rank in range(ranks):
         total: torch.Tensor | None = None
@@ -105,7 +105,7 @@ def train(state: State, *, ranks: int, attempt: int, told: Told) -> None:
 
 
 def tell_step(state: State, *, ranks: int, attempt: int, told: Told) -> None:
-    """Tell that all ranks have completed the newest step, and what their state is."""
+    """Report that all ranks have completed the newest step, and their state."""
     step = steps_of(state)
     for rank in range(ranks):
         told.step(step, rank, attempt)
@@ -113,7 +113,7 @@ def tell_step(state: State, *, ranks: int, attempt: int, told: Told) -> None:
 
 
 def judged(told: Told, *, steps: int, width: int, ranks_most: int, undone_most: int) -> str:
-    """Return the first promise that a history breaks beside the undisturbed job, or nothing."""
+    """Return the first promise that a history breaks compared with the undisturbed job, or ""."""
     reference = _undisturbed(steps, width=width, ranks=ranks_most)
     verdict = check(told.history, reference=reference, promises=Promises(undone_most=undone_most))
     return "; ".join(f"{each.check}: {each.message}" for each in verdict.violations[:1])
@@ -146,9 +146,9 @@ def _digest(*weights: np.ndarray[Any, Any]) -> str:
 
 
 def _undisturbed(steps: int, *, width: int, ranks: int) -> History:
-    """Return what must come out, by plain rules: all samples in order, whole numbers, one rank.
+    """Return the expected history, by plain rules: samples in order, whole numbers, one rank.
 
-    The state is told for as many ``ranks`` as there may be: it is the same at all of them.
+    It has the state for as many ``ranks`` as there may be: it is the same on all of them.
     """
     told, total = Told(), np.zeros((width, 3), dtype=np.int64)
     for step in range(1, steps + 1):
