@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings, fixtures and the order of all tests."""
 
 from __future__ import annotations
 

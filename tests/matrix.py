@@ -2,10 +2,10 @@
 
     make matrix ARGS='--python python3.11 --python python3.13 --torch 2.14.1 --torch 2.15.0'
 
-Each pair gets a virtual environment of its own below ``--folder``, with the versions of
-``constraints.txt`` for everything but torch. PyPI's torch brings CUDA along: an environment takes
-about six gigabytes, and is removed after its tests unless ``--keep`` is given. The results of every
-pair that was ever run in the folder are written as a Markdown table.
+Each pair gets its own virtual environment below ``--folder``, with the versions of
+``constraints.txt`` for everything but torch. PyPI's torch includes CUDA: an environment takes about
+six gigabytes, and is removed after its tests unless ``--keep`` is given. The results of every pair
+that was ever run in the folder are written as a Markdown table.
 """
 
 from __future__ import annotations

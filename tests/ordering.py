@@ -1,8 +1,8 @@
 """The order of the test files: long ones first, so that none is left over at the end.
 
-With ``pytest -n 2 --dist loadfile`` a process that has no file left takes the next. One of minutes
-that begins last would keep that process busy while the other has nothing to do; the unit tests, of
-seconds a file, fill the gaps.
+With ``pytest -n 2 --dist loadfile`` a process without a file takes the next one. A file of several
+minutes that begins last would keep one process busy while the other is idle; the unit tests, of
+seconds per file, fill the gaps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The places of this repository that tests need, wherever a test file lies."""
+"""Paths of this repository for tests in any folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code blocks of a document, and running one as a script."""
+"""The code blocks of a document, and a runner that executes one as a script."""
 
 from __future__ import annotations
 

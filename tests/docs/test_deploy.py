@@ -1,4 +1,4 @@
-"""The manifests and scripts of docs/deploy: valid, and calling programs as they are."""
+"""The manifests and scripts of docs/deploy are valid, and call programs with existing options."""
 
 from __future__ import annotations
 

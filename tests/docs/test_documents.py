@@ -1,4 +1,4 @@
-"""What the documents claim: links lead somewhere, commands parse, code runs."""
+"""The claims of the documents hold: links resolve, commands parse, code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of the guides run, alone, and say what the guides let them say."""
+"""The programs of the guides run alone and print what the guides show."""
 
 from __future__ import annotations
 

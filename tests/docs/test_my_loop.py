@@ -1,4 +1,4 @@
-"""The guide's test of a loop of one's own holds, as pytest runs it for a reader."""
+"""The guide's test of a custom loop passes, as pytest runs it for a reader."""
 
 from __future__ import annotations
 

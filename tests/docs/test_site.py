@@ -1,4 +1,4 @@
-"""The documentation site: every page has its place, every public name and option its entry."""
+"""The documentation site: every page in the navigation, every public name and option documented."""
 
 from __future__ import annotations
 

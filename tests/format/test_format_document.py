@@ -1,4 +1,4 @@
-"""The smallest reader, as the document on the format prints it, reads every stored sample."""
+"""The minimal reader printed in the document on the format reads every stored sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers that have never heard of Holdfast open its checkpoints."""
+"""Readers without any knowledge of Holdfast open its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Events that every version of the format wrote still open, with all their facts.
+"""Events written in every version of the format still open, with all their facts.
 
-`events/v1` was written by the code of that version: two jobs, cut short, and an event of every
-kind that they did not tell. `story.json` is the timeline that it made of a job. `events/v2.json`
-has the kinds, fields and types of the version that is written now.
+The code of that version wrote `events/v1`: two short jobs, and an event of every kind that they
+lack. `story.json` is the timeline that it made of a job. `events/v2.json` lists the kinds, fields
+and types of the present version.
 """
 
 from __future__ import annotations

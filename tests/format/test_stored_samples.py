@@ -1,4 +1,4 @@
-"""Every released version's stored sample still opens, and says what it said."""
+"""Every released version's stored sample still opens with the same content."""
 
 from __future__ import annotations
 

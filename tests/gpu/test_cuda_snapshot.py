@@ -1,4 +1,4 @@
-"""Snapshots of state on a CUDA device: side stream, pinned slots, no waiting in the host."""
+"""Snapshots of state on a CUDA device: side stream, pinned slots, no waiting on the host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real S3 server for tests: Ceph's RADOS Gateway with one monitor and one OSD, on loopback.
 
-By hand: ``python tests/services/ceph.py DIR`` installs what is missing, starts it, prints the
-environment for S3 clients and runs until Ctrl-C; ``--install`` only installs.
+By hand: ``python tests/services/ceph.py DIR`` installs missing packages, starts the server, prints
+the environment for S3 clients and runs until Ctrl-C; ``--install`` only installs.
 """
 
 from __future__ import annotations

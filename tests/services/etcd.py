@@ -1,8 +1,8 @@
-"""Real etcd for tests: clusters of one or more members on loopback, to be killed at will.
+"""Real etcd for tests: clusters of one or more members on loopback, which tests may kill.
 
-By hand: ``python tests/services/etcd.py DIR [MEMBERS]`` gets etcd where it is missing, starts the
-members, prints their address and runs until Ctrl-C; ``--install`` only gets it. Nothing needs root:
-Debian's package is unpacked, not installed.
+By hand: ``python tests/services/etcd.py DIR [MEMBERS]`` fetches etcd if it is missing, starts the
+members, prints their address and runs until Ctrl-C; ``--install`` only fetches it. Nothing needs
+root: Debian's package is unpacked, not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator of etcd does: ask who leads, compact, turn authentication on."""
+"""Operations of an etcd administrator: find the leader, compact, turn authentication on."""
 
 from __future__ import annotations
 

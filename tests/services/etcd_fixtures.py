@@ -1,4 +1,4 @@
-"""Fixtures of etcd: clusters that all tests of a run share, and clusters of one test's own."""
+"""Fixtures of etcd: clusters shared by all tests of a run, and clusters of a single test."""
 
 from __future__ import annotations
 

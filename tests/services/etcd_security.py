@@ -1,4 +1,4 @@
-"""What a secured etcd of the tests needs: an authority, certificates for members and clients."""
+"""The security files of etcd in tests: an authority, certificates for members and clients."""
 
 from __future__ import annotations
 

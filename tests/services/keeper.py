@@ -1,8 +1,8 @@
-"""A service that several test processes share: started by the first, ended after the last.
+"""A service that several test processes share: the first starts it, the last ends it.
 
 Every user holds a shared lock for as long as it uses the service. A keeper process starts the
-service and then waits for that lock alone, so the service ends when the last user has: by itself,
-or because it was killed. The service's own processes die with their keeper.
+service and then waits for an exclusive lock, so the service ends when the last user has ended, by
+itself or by a kill. The service's own processes die with their keeper.
 """
 
 from __future__ import annotations

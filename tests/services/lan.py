@@ -1,8 +1,8 @@
-"""Machines on one cable that can be cut, one way or both, slowed down and made lossy.
+"""Machines on one cable that can be cut in one or both directions, slowed down and made lossy.
 
-Each machine is a network namespace with shared memory of its own. Their cable is a thread of the
-test that carries every frame from one TAP device to another, so it does to them what a switch, or
-``tc netem``, would do, on kernels without netem as well; TCP above it is the kernel's.
+Each machine is a network namespace with its own shared memory. Their cable is a thread of the test
+that carries every frame from one TAP device to another. It acts like a switch or ``tc netem``, also
+on kernels without netem; TCP above it is the kernel's.
 """
 
 from __future__ import annotations

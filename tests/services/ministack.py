@@ -1,6 +1,6 @@
 """An S3 emulator for tests: ministack from PyPI, one process. It behaves as AWS does today.
 
-It pins botocore, so it is installed into a folder of its own and never into the environment of the
+It pins botocore, so it is installed into its own folder and never into the environment of the
 tests. It checks no signatures.
 """
 

@@ -1,6 +1,6 @@
-"""Fixtures of the services: started at first use, shared by all of a run's processes.
+"""Fixtures of the services, started at first use and shared by all processes of a run.
 
-Where a service cannot be installed its tests skip and say why; on CI (``CI`` is set) or with
+If a service cannot be installed, its tests skip with the reason; on CI (``CI`` is set) or with
 ``HOLDFAST_REQUIRE_SERVICES=1`` they fail instead.
 """
 

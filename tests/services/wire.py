@@ -1,4 +1,4 @@
-"""A TCP connection that can be cut as a network does it: bytes stop, and nobody is told."""
+"""A TCP connection that can be cut as a network cuts it: bytes stop, without any notice."""
 
 from __future__ import annotations
 

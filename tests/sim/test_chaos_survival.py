@@ -1,4 +1,4 @@
-"""Every set of nodes is lost once: what parity covers is survived, and the command says so."""
+"""Every set of nodes is lost once: losses covered by parity are survived, and reported as such."""
 
 from __future__ import annotations
 

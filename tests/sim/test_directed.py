@@ -1,4 +1,4 @@
-"""Named misfortunes on virtual time: each is a schedule of faults, and what must come of it."""
+"""Directed fault schedules on virtual time, each with its expected outcome."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Clean runs hold: a harness that cries without a bug is soon not listened to.
+"""Clean runs hold: a harness with false alarms is soon ignored.
 
-500 simulated ones, ready scenarios and drawn ones under many seeds, by ``-m exhaustive``; a part of
-them otherwise.
+``-m exhaustive`` runs 500 simulated runs of ready and drawn scenarios under many seeds; otherwise a
+part of them runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The oracle's own eyes: what of a restore point sidecars can really give."""
+"""The oracle itself: its judgement of what sidecars can deliver of a restore point."""
 
 from __future__ import annotations
 

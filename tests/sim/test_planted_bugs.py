@@ -1,6 +1,7 @@
-"""Each planted bug is found under the seed that is known to find it, and nothing else is.
+"""Each planted bug is found under its known seed, and without a bug the same seeds hold.
 
-All of them anew, from seed 0 on: ``python -m pytest -m exhaustive tests/sim/test_planted_bugs.py``.
+To search for all of them from seed 0 on: ``python -m pytest -m exhaustive
+tests/sim/test_planted_bugs.py``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The whole asynchronous loop in one process, with the real parts and a random scheduler.
 
-Workers have random speeds, die with their memory (their log stays), and the trainer dies with
-everything and is restored from a random earlier snapshot; or all of it dies, logs and snapshots
-too, and is started again from a checkpoint. Where samples are pinned to a version,
-the weights at the end must be those of the undisturbed run, bit for bit; where they go on under
-new weights, every token must be of a version not too old, and as likely as that version says. A
+Workers have random speeds and die with their memory (their log stays). The trainer dies with
+everything and is restored from a random earlier snapshot; or everything dies, logs and snapshots
+included, and is started again from a checkpoint. If samples are pinned to a version, the final
+weights must equal those of the undisturbed run, bit for bit. If samples continue under new weights,
+no token may be of a version too old, and each must have the log-probability of its version. A
 failure prints the seed that replays it.
 """
 

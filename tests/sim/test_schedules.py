@@ -1,8 +1,8 @@
-"""Thousands of small jobs under random faults: node, agent, network and coordinator alike.
+"""Thousands of small jobs under random faults of nodes, agents, network and coordinator.
 
-Every seed is another job and another schedule. One that breaks an invariant is replayed, shrunk to
-the faults that matter, and printed with the command that runs it again. How many seeds are tried
-is ``--sim-runs`` (10,000 when nothing is said, split over the parts below).
+Every seed is another job and another schedule. A schedule that breaks an invariant is replayed,
+shrunk to the relevant faults, and printed with the command that repeats it. ``--sim-runs`` is the
+number of seeds (default 10,000, split over the parts below).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One tree of errors: every class in it, with a code that stays, a meaning and a remedy."""
+"""One tree of errors: every class has a stable code, a meaning and a remedy."""
 
 from __future__ import annotations
 

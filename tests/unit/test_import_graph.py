@@ -1,4 +1,4 @@
-"""The import graph: a contract forbids cycles, and no package is a drawer of everything."""
+"""The import graph: a contract forbids cycles, and no package is a catch-all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long test files begin first."""
+"""The order of test files: long ones first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders are the map: every package says in one sentence what it is for."""
+"""The folders as a map: every package has one sentence that describes it."""
 
 from __future__ import annotations
 

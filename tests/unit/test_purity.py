@@ -1,4 +1,4 @@
-"""Modules that say they are pure are held to it by a contract of import-linter."""
+"""A contract of import-linter holds for all modules that are declared pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a history comes to is readable; a plain job under torchrun with DCP breaks as it must."""
+"""`holdfast chaos check`: readable verdicts, and what a plain job under torchrun with DCP loses."""
 
 from __future__ import annotations
 

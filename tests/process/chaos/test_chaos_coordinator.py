@@ -1,4 +1,4 @@
-"""An etcd of a run's own, whose members are killed, slowed and made to forget."""
+"""Faults of a run's own etcd: members are killed and slowed, leases and history are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults from within a worker that knows nothing of it."""
+"""Faults from within a worker that needs no change for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are cut off from each other on one machine, and connections that end unseen."""
+"""Network faults on one machine: cuts between processes, and half-open connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios with jobs of any kind, here one without torch: hurt, judged, made small, ended."""
+"""Scenarios with a plain job without torch: struck, judged, shrunk, ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plug-in: tests that hurt a job of toy workers, as pytest runs them for a user."""
+"""The pytest plug-in: tests that strike a job of toy workers, as pytest runs them for a user."""
 
 from __future__ import annotations
 

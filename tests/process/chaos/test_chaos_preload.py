@@ -1,4 +1,4 @@
-"""Disks that fail and clocks that are wrong, for some processes only."""
+"""Faults of disks and clocks, for some processes only."""
 
 from __future__ import annotations
 

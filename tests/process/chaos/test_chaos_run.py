@@ -1,4 +1,4 @@
-"""Ready scenarios hold: jobs of Holdfast are hurt and come to what they would have come to."""
+"""Ready scenarios hold: struck Holdfast jobs end as the undisturbed ones do."""
 
 from __future__ import annotations
 

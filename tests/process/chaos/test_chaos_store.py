@@ -1,4 +1,4 @@
-"""A store behind the proxy of a run: what its clients see of each fault."""
+"""Faults of a store behind a run's proxy, as its clients see them."""
 
 from __future__ import annotations
 

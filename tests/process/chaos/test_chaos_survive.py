@@ -1,4 +1,4 @@
-"""Nodes are lost in real processes; what became of each set stands beside the prediction."""
+"""Losses of nodes in real processes: the outcome of each set agrees with the prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A victim gets less of a processor, by the kernel's control groups where one can be written."""
+"""CPU throttling of a victim by the kernel's control groups, where one can be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bits flip between two nodes: what was changed is refused and counted, and never believed."""
+"""Bit flips between two nodes: every changed message is refused and counted, and never believed."""
 
 from __future__ import annotations
 

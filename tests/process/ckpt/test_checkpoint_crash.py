@@ -1,4 +1,4 @@
-"""A saver killed between any two calls to the system leaves the old checkpoint or the new one."""
+"""A saver killed between any two system calls leaves the old checkpoint or the new one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whoever dies, at whatever state of a slot: the job goes on, and no protected step is lost.
+"""Deaths at every state of a slot: the job goes on, and no protected step is lost.
 
-The sidecars are told where to stop; the first to get there does, and then somebody of its node is
-killed.
+The sidecars are told where to stop. The first one to reach that point stops, and then a process of
+its node is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real ranks in every layout: what one saves, the next loads, bit for bit, optimizer and all."""
+"""Real ranks in every layout load each other's states, bit for bit, optimizers included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs in sidecars that are processes: killed, stopped, replaced, one after another."""
+"""Logs in sidecar processes that are killed, stopped and replaced, one after another."""
 
 from __future__ import annotations
 

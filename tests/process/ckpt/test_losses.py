@@ -1,4 +1,4 @@
-"""Every set of lost nodes, among running sidecars: m are made good bit for bit, more are told."""
+"""Every set of lost nodes among running sidecars: m are rebuilt bit for bit, more are refused."""
 
 from __future__ import annotations
 

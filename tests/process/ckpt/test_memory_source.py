@@ -1,4 +1,4 @@
-"""Snapshots through real sidecars come back: mapped, over the wire, and after a node is killed."""
+"""Snapshots through real sidecars are restored: mapped, over the wire, and after a node's death."""
 
 from __future__ import annotations
 

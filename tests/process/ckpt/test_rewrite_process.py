@@ -1,4 +1,4 @@
-"""Resharding and converting: killed anywhere they go on; their memory stays where it was told."""
+"""Resharding and converting resume after a kill at any point, and keep their memory limit."""
 
 from __future__ import annotations
 

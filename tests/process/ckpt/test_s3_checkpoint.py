@@ -1,4 +1,4 @@
-"""Whole checkpoints on a real S3 server, with faults between."""
+"""Whole checkpoints on a real S3 server, with faults in between."""
 
 from __future__ import annotations
 

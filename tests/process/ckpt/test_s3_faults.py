@@ -1,6 +1,6 @@
-"""The S3 store between faults: a proxy's, on real sockets, before a real server.
+"""The S3 store under faults of a proxy, on real sockets, before a real server.
 
-Each operation survives what passes and fails clearly, within its deadline, when it does not pass.
+Each operation survives passing faults, and fails clearly within its deadline under permanent ones.
 """
 
 from __future__ import annotations

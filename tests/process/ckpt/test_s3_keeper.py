@@ -1,4 +1,4 @@
-"""The service keeper: one service for all its users, gone with the last of them."""
+"""The service keeper: one service for all its users, which ends with the last of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on a real S3 server: rights, names, room, and gateways that die or stop."""
+"""Refusals of a real S3 server: rights, names, space, and gateways that die or stop."""
 
 from __future__ import annotations
 

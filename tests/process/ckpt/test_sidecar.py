@@ -1,4 +1,4 @@
-"""Sidecar processes: killed, wiped, started again, orphaned; nothing is lost or left."""
+"""Sidecar processes that are killed, wiped, restarted, orphaned: nothing is lost or left behind."""
 
 from __future__ import annotations
 

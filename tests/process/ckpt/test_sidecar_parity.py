@@ -1,4 +1,4 @@
-"""Parity rows outlive their sidecar: killed in every phase, stopped, started again."""
+"""Parity rows outlive their sidecar: killed in every phase, stopped, restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed survives whoever dies on a machine, and nothing survives the job."""
+"""Committed snapshots survive the death of any process of a machine; nothing outlives the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents, launcher and toy workers: real processes, really killed."""
+"""Agents, launcher and toy workers as real processes that are really killed."""
 
 from __future__ import annotations
 

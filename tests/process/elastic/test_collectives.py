@@ -1,4 +1,4 @@
-"""The interruptible process group: right results, and no rank stays when its generation ends."""
+"""The interruptible process group: right results, and no rank stays after its generation ends."""
 
 from __future__ import annotations
 

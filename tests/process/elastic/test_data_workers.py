@@ -1,4 +1,4 @@
-"""Loaders with real worker processes: resized, killed, left behind."""
+"""Loaders with real worker processes: resized, killed, abandoned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator on etcd does what every coordinator does, and what only etcd needs."""
+"""The coordinator on etcd: the suite of all coordinators, and etcd's own cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""etcd's members are killed, stopped and cut off; nothing acknowledged or changed is lost."""
+"""etcd members are killed, stopped and cut off; no acknowledged write and no change is lost."""
 
 from __future__ import annotations
 

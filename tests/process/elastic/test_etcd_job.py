@@ -1,4 +1,4 @@
-"""Jobs that agree through etcd, while its members die."""
+"""Jobs that coordinate through etcd while its members die."""
 
 from __future__ import annotations
 

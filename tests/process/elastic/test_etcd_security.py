@@ -1,4 +1,4 @@
-"""Only who may speaks to etcd, and what is wrong is said."""
+"""Security of etcd: only authorised clients get access, and refusals name the cause."""
 
 from __future__ import annotations
 

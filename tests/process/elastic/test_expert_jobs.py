@@ -1,4 +1,4 @@
-"""Whole jobs with experts spread over ranks lose workers and machines, and none of the experts."""
+"""Whole jobs with experts spread over ranks lose workers and machines, but none of the experts."""
 
 from __future__ import annotations
 

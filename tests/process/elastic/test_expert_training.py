@@ -1,4 +1,4 @@
-"""Experts that ranks have between them: the same sums, whoever has which, and however often."""
+"""Experts shared among ranks: equal sums for every distribution and number of copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node paused for longer than its lease: no two generations ever act at once, at any sink."""
+"""A node paused for longer than its lease: no two generations ever act at once at any sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator that lives with the first agent is reached by others and outlives that agent."""
+"""The coordinator inside the first agent: others reach it, and it outlives that agent."""
 
 from __future__ import annotations
 

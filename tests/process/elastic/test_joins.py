@@ -1,4 +1,4 @@
-"""Who joins comes in at the end of a step: those that train are not interrupted in one."""
+"""Joins take place at the end of a step: training ranks are not interrupted within one."""
 
 from __future__ import annotations
 

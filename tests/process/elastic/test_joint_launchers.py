@@ -1,4 +1,4 @@
-"""Two launchers act as two machines of one job; one is lost with all it started, and returns."""
+"""Two launchers act as two machines of one job; one is lost with all its processes and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A death is seen when a process dies, long before the kernel has freed what it held."""
+"""A death is detected when a process dies, long before the kernel has freed its memory."""
 
 from __future__ import annotations
 

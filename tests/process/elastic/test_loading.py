@@ -1,4 +1,4 @@
-"""Training from a loader: short last steps count right, and the world does not show."""
+"""Training from a loader: short last steps have the right weight on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop re-enters the function in the living process, and nothing of the old world stays."""
+"""The loop re-enters the function in the living process, and keeps nothing of the old world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss that goes wrong: all ranks go back, leave the step out, or stop, and all alike."""
+"""A loss that goes wrong: all ranks roll back, skip the step, or stop, and all do the same."""
 
 from __future__ import annotations
 

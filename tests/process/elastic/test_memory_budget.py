@@ -1,4 +1,4 @@
-"""A declared budget holds in real jobs: never more is taken, and too little is said at once."""
+"""A declared memory budget holds in real jobs: it is never exceeded, and too small is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs on meshes of two axes lose workers and machines, and train the same as without."""
+"""Whole jobs on two-axis meshes lose workers and machines, and train the same as without losses."""
 
 from __future__ import annotations
 

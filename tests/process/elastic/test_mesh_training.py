@@ -1,4 +1,4 @@
-"""Every axis of the mesh: the same samples and sums, whatever is cut along which of them."""
+"""Every axis of the mesh gives the same samples and sums."""
 
 from __future__ import annotations
 

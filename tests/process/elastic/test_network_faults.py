@@ -1,4 +1,4 @@
-"""Machines in network namespaces: one is cut off, or the network is bad; the weights show nothing.
+"""Machines in network namespaces under cuts and a bad network: the weights are not affected.
 
 The data path is separate as well: no machine can map the memory of another.
 """

@@ -1,5 +1,8 @@
-"""The wire to the coordinator is cut, one way or both, slow, or half open: where there are no
-network namespaces as well. What every worker does is recorded: no two generations act at once."""
+"""Faults on the wire to the coordinator, without network namespaces.
+
+The wire is cut in one or both directions, slow, or half open. Every worker's actions are recorded:
+no two generations act at once.
+"""
 
 from __future__ import annotations
 

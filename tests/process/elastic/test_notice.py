@@ -1,4 +1,4 @@
-"""A node that is told that it will be taken away leaves at the next step, and no step is lost."""
+"""A node with a termination notice leaves at the next step, and no step is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process runs one job after the other, as a notebook does, and is its own again after each."""
+"""A process runs one job after the other, as a notebook does, and is restored after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two machines reach the coordinator and not each other: one is left out until they do again."""
+"""Two machines reach the coordinator but not each other: one is excluded until they do again."""
 
 from __future__ import annotations
 

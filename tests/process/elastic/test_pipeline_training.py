@@ -1,4 +1,4 @@
-"""Pipeline stages: the same microbatches, sums and weights, however deep the pipeline is."""
+"""Pipeline stages: the same microbatches, sums and weights at every depth of the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function is called in a world that is made up, and left where its first step would begin."""
+"""Rehearsal: a function is called in a fake world, and left where its first step would begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rendezvous whose nodes agree through a real etcd."""
+"""A rendezvous of nodes through a real etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decorated script started by hand: it runs, goes on from checkpoints, and refuses plainly."""
+"""A decorated script started by hand: it runs, resumes from checkpoints, and refuses clearly."""
 
 from __future__ import annotations
 

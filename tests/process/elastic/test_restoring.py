@@ -1,4 +1,4 @@
-"""Ranks agree on where to restore from, inside one generation, through real sidecars."""
+"""Ranks agree on a restore point inside one generation, through real sidecars."""
 
 from __future__ import annotations
 

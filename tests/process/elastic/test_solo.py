@@ -1,4 +1,4 @@
-"""A script started by hand: a sidecar of its own, and nothing left behind."""
+"""A script started by hand has its own sidecar and leaves nothing behind."""
 
 from __future__ import annotations
 

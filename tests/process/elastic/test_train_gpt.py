@@ -1,4 +1,4 @@
-"""The example of the docs: alone, and elastic under kill -9 and kill -STOP."""
+"""The training example of the docs: alone, and elastic under kill -9 and kill -STOP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of data loading: a rank and a process that reads data are killed, nothing shows."""
+"""The data loading example of the docs: deaths of a rank and a reader do not change the result."""
 
 from __future__ import annotations
 

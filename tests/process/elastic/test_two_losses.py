@@ -1,4 +1,4 @@
-"""Two machines lost one after the other, with and without the time to protect the state again."""
+"""Two machines lost one after the other, with and without time to protect the state in between."""
 
 from __future__ import annotations
 

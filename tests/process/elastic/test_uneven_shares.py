@@ -1,4 +1,4 @@
-"""A rank that is slow gets fewer microbatches: steps take less time, and the weights are equal."""
+"""A slow rank gets fewer microbatches: steps take less time, and the weights are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who joins late prepares while others train: what it needs is there before they wait for it."""
+"""A late joiner prepares while others train, and has its state before they wait for it."""
 
 from __future__ import annotations
 

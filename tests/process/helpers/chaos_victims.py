@@ -1,4 +1,4 @@
-"""Processes that are told by a line what to do, and a world of them for the injectors."""
+"""Processes that act on orders read as lines, and a world of them for the injectors."""
 
 from __future__ import annotations
 

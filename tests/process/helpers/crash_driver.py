@@ -1,7 +1,7 @@
-"""Save or prune in a child that is killed at its Nth call to the system, for every N. No torch.
+"""Save or prune in a child that is killed at its Nth system call, for every N. No torch.
 
 Usage: crash_driver.py ROOT SCENE; prints a JSON line per N, the last with ``"finished": true``. The
-scene ``random`` kills the processes of a save at any time instead, fifty times.
+scene ``random`` instead kills the processes of a save at random times, fifty times.
 """
 
 from __future__ import annotations

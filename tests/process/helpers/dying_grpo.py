@@ -1,4 +1,4 @@
-"""The wrapped loops of the docs, with deaths at exact points: each happens once in a job.
+"""The wrapped loops of the docs, with deaths at exact points, each of them once in a job.
 
 Every token that was sampled and logged is one byte in the file ``sampled``.
 """

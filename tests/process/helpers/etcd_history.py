@@ -1,4 +1,4 @@
-"""A client under load whose story is checked afterwards: what was acknowledged, what was seen."""
+"""A client under load, whose acknowledged writes and observed changes are checked afterwards."""
 
 from __future__ import annotations
 

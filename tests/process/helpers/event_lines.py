@@ -1,4 +1,4 @@
-"""Reads the event files of a run as a log reader of one's own does: lines of JSON, nothing else."""
+"""A reader of a run's event files that, like a user's own, knows only lines of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small mixture of experts, which the ranks along the axis ``ep`` have between them."""
+"""A small mixture of experts, divided among the ranks along the axis ``ep``."""
 
 from __future__ import annotations
 

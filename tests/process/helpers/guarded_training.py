@@ -1,8 +1,8 @@
-"""A training script whose loss goes wrong where it is told to, under a `LossGuard`.
+"""A training script whose loss goes wrong on demand, under a `LossGuard`.
 
-``--bad STEP[:TIMES]`` makes the loss of that step not finite, the first so many times it is run in
-all (counted in ``--count FILE``; always, when no number is given). ``--late`` has rank
-0, which tells of it, wait so many seconds from then on before it looks whether it is fenced.
+``--bad STEP[:TIMES]`` makes the loss of that step not finite, the first TIMES times it is run in
+total (counted in ``--count FILE``; always, if no number is given). With ``--late`` rank 0, which
+reports the loss, waits that many seconds from then on before it checks whether it is fenced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real jobs of toy workers, and what tests ask of them."""
+"""Real jobs of toy workers, with the queries that tests need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in every layout that four ranks can have, and what they must hold: for real processes."""
+"""Models in every layout of four ranks, and their expected contents, for real processes."""
 
 from __future__ import annotations
 

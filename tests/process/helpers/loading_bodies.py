@@ -1,4 +1,4 @@
-"""What the ranks of the loader's process tests do."""
+"""The functions that ranks run in the loader's process tests."""
 
 from __future__ import annotations
 

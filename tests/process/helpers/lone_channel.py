@@ -1,4 +1,4 @@
-"""A channel for one worker whose agent and coordinator the test plays."""
+"""A channel for one worker; the test plays its agent and coordinator."""
 
 from __future__ import annotations
 

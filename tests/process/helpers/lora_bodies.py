@@ -1,4 +1,4 @@
-"""What ranks do that train adapters; a module of its own, so that a new process finds it."""
+"""The functions of ranks that train adapters, in a module that a new process can import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several launchers of one job, standing for as many machines."""
+"""Several launchers of one job, which represent as many machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker under torchrun: meets the others in a collective, says so, and waits for the end."""
+"""A worker under torchrun that runs a collective with the others, reports it, and waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One small model cut in every way a mesh allows, and trained on any of these meshes.
+"""One small model divided in every way a mesh allows, and its training on any of these meshes.
 
-The stages of a pipeline have a model of their own, in `pipeline_bodies`.
+The stages of a pipeline have their own model, in `pipeline_bodies`.
 """
 
 from __future__ import annotations

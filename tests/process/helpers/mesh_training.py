@@ -1,6 +1,6 @@
-"""A training script on a mesh of several axes, which stands still where the test changes the world.
+"""A training script on a multi-axis mesh, which pauses where the test changes the world.
 
-The first generation does not go beyond ``--first`` steps, and says when these are protected; no
+The first generation does not go beyond ``--first`` steps, and reports when these are protected; no
 generation of fewer than ``--ranks`` ranks goes beyond ``--then`` (0: no such limit).
 """
 

@@ -1,4 +1,4 @@
-"""What the ranks of a loop of one's own do; a module of its own, so that a new process finds it."""
+"""The functions that ranks of a custom loop run, in a module that a new process can import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Distributions built from a copy of this checkout, and environments into which they are installed.
+"""Distributions built from a copy of this checkout, and environments to install them into.
 
-An environment has no pip and no dependencies of its own: a ``.pth`` file names the folders in which
-the running interpreter has them. Nothing is fetched.
+An environment has no pip and no dependencies of its own: a ``.pth`` file names the folders of the
+running interpreter's packages. Nothing is downloaded.
 """
 
 from __future__ import annotations

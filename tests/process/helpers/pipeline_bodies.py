@@ -1,4 +1,4 @@
-"""A small model in the stages of a pipeline, trained on any mesh that has some."""
+"""A small model in pipeline stages, trained on any mesh with such stages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A job without torch and without Holdfast: two ranks, all started again when one of them dies.
+"""A job without torch and Holdfast: two ranks, which all restart if one of them dies.
 
-Every rank saves its progress with every step, and the job goes on from the least. With
-``--forgets`` it does not go on in its data but begins it again; with ``--hangs`` it stands still
-after a restart; with ``--leaves`` a process of it stays behind. With ``--gate STEP:NUMBER`` that
-step waits for the strike of that number, where it was drawn: however slow the machine is, it comes.
-No rank begins a step before all have the one before it complete.
+Every rank saves its progress with every step, and the job resumes from the smallest one. With
+``--forgets`` it begins its data again instead of resuming it; with ``--hangs`` it hangs after a
+restart; with ``--leaves`` one of its processes stays behind. With ``--gate STEP:NUMBER`` that step
+waits for the strike of that number if it was drawn, so that the strike comes even on a slow
+machine. No rank begins a step before all ranks have completed the previous one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the ranks of the process tests do; a module of its own, so that a new process finds it."""
+"""The functions that ranks run in the process tests, in a module that a new process can import."""
 
 from __future__ import annotations
 

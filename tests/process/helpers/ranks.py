@@ -1,4 +1,4 @@
-"""Real ranks without agents: processes that form one generation under a fence the test holds."""
+"""Real ranks without agents: processes of one generation, whose fence the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets that are hard on who reads them; a module of its own, so that any process finds it."""
+"""Data sets that are hard on their readers, in a module that any process can import."""
 
 from __future__ import annotations
 

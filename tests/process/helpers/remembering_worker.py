@@ -1,8 +1,8 @@
-"""A worker without torch that snapshots every step and checks what it is given back.
+"""A worker without torch that snapshots every step and checks every restored snapshot.
 
-It counts steps in memory only: whatever the sidecars cannot restore, it begins anew. ``--bytes``
-is the length of a rank's payload, ``--grow`` what every step adds to it, ``--memory`` the budget
-that is declared for a node.
+It counts steps in memory only: steps that the sidecars cannot restore, it repeats. ``--bytes`` is
+the length of a rank's payload, ``--grow`` its growth per step, ``--memory`` the declared budget of
+a node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rewrite a checkpoint in a child that is killed at its Nth call to the system. No torch.
+"""Rewrite a checkpoint in a child that is killed at its Nth system call. No torch.
 
 Usage: rewrite_driver.py ROOT reshard|safetensors; prints a JSON line per N, the last with
-``"status": 0``. After each kill it is looked at what can be seen, then the work is done again.
+``"status": 0``. After each kill it checks the visible files, then repeats the work.
 """
 
 from __future__ import annotations

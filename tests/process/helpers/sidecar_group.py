@@ -1,4 +1,4 @@
-"""Sidecars standing for nodes, as processes or as threads of this one, and ways to hurt them."""
+"""Sidecars that represent nodes, as processes or threads, and faults for them."""
 
 from __future__ import annotations
 

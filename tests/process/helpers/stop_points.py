@@ -1,4 +1,4 @@
-"""Sidecars that stop where a slot gets to a point of its life; `stopping` does it in them."""
+"""Sidecars that stop at a point of a slot's life; `stopping` implements it inside them."""
 
 from __future__ import annotations
 

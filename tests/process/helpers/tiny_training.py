@@ -1,9 +1,9 @@
-"""A training script that takes next to no time: what `train_gpt.py` does, on a few numbers.
+"""A training script that takes very little time: `train_gpt.py` on a few numbers.
 
-With ``--hold FILE`` every generation but the first waits, before it restores, until the file is
-there; with ``--gate STEP FILE`` it waits once so many steps are complete. With ``--pace S`` a step
-takes at least so many seconds, with ``--until FILE`` only until the file is there: what is to
-happen at work finds it there, however late it comes. ``--ddp`` wraps the model.
+With ``--hold FILE`` every generation but the first waits before it restores until the file exists;
+with ``--gate STEP FILE`` it waits once that step is complete. With ``--pace S`` a step takes at
+least S seconds, with ``--until FILE`` only until the file exists: late events of a test then still
+find the job at work. ``--ddp`` wraps the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A two-turn environment that writes down its calls, and holds second turns back on request."""
+"""A two-turn environment that records its calls, and delays second turns on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real torchrun agents on this machine, as nodes of one job, and what their workers wrote."""
+"""Real torchrun agents on this machine, as nodes of one job, with the output of their workers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """A worker without torch: it takes part in generations and pretends to train.
 
-``--steps N`` steps of ``--seconds S`` (rank ``--slow R`` takes five times as long); rank 0 keeps
-the step number in the file ``--progress``: no snapshot is taken or restored here. ``--crash`` fails
-at once, ``--user-error`` fails for good, ``--hang`` stops beating at step 3 of the first generation
-(``hard``: inside native code that holds the interpreter's lock; ``paused``: in a pause it
-announced; ``meet``: all ranks, waiting for each other; ``always``: the same in every generation),
-``--late`` fails after its part is complete, ``--until FILE`` ends once the file is there.
+It makes ``--steps N`` steps of ``--seconds S`` (rank ``--slow R`` takes five times as long). Rank 0
+keeps the step number in the file ``--progress``: no snapshot is taken or restored. ``--crash``
+fails at once. ``--user-error`` fails permanently. ``--hang`` stops beating at step 3 of the first
+generation (``hard``: inside native code that holds the interpreter's lock; ``paused``: in an
+announced pause; ``meet``: all ranks, waiting for each other; ``always``: the same in every
+generation). ``--late`` fails after its part is complete. ``--until FILE`` ends once the file
+exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the small training comes to when nothing disturbs it: the oracle of disturbed ones."""
+"""The result of the undisturbed small training, as the oracle for disturbed ones."""
 
 from __future__ import annotations
 

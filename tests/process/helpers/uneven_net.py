@@ -1,4 +1,4 @@
-"""A model that no number of ranks divides evenly, and ways to spread it over four of them."""
+"""A model that no number of ranks divides evenly, and ways to spread it over four ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training script one rank of which is slow: ``--slow SEAT`` takes longer over a microbatch."""
+"""A training script with one slow rank: ``--slow SEAT`` takes longer for each microbatch."""
 
 from __future__ import annotations
 

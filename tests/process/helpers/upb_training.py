@@ -1,4 +1,4 @@
-"""`tiny_training` in a worker that fails if it has a client of etcd, and says its protobuf."""
+"""`tiny_training` in a worker that fails if it has a client of etcd; it reports its protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small training that says what it restored and what came out, and waits to be disturbed."""
+"""A small training that reports restored and final state, and waits for faults."""
 
 from __future__ import annotations
 

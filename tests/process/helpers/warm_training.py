@@ -1,4 +1,4 @@
-"""A small training that waits in step 6, and at the end of a rehearsal, for the test to go on."""
+"""A small training that waits for the test in step 6 and at the end of a rehearsal."""
 
 from __future__ import annotations
 

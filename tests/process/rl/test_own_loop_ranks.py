@@ -1,4 +1,4 @@
-"""What rank 0 sampled is the batch of every rank."""
+"""The samples of rank 0 are the batch of every rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The loop of the docs with sampling processes of its own: killed on either side, as if it was not.
+"""The example of the docs with separate samplers: kills on either side do not affect the result.
 
-What they do not need processes for is in tests/unit/rl/test_rl_sampler.py.
+Tests of samplers that need no processes are in tests/unit/rl/test_rl_sampler.py.
 """
 
 from __future__ import annotations

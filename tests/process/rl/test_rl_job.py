@@ -1,4 +1,4 @@
-"""The RL job with real processes: killed workers and nodes do not show in its outcome."""
+"""The RL job with real processes: kills of workers and nodes do not affect its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in real jobs: small snapshots and pulls, and the same bits whatever is killed."""
+"""Adapters in real jobs: small snapshots and pulls, and the same bits under any kill."""
 
 from __future__ import annotations
 

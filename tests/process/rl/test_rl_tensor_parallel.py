@@ -1,4 +1,4 @@
-"""Trainers that have a layer's heads between them: a lost one costs its row for a time, no bit."""
+"""Trainers that share a layer's heads: a loss removes their row for a time and changes no bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapped loop of the docs: killed while it samples and while it trains, as if it was not."""
+"""The wrapped loop of the docs: kills during sampling and training do not affect the result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`holdfast bench`: every section runs and says what it is measured by; nothing is left behind.
+"""`holdfast bench`: every section runs and names its references; nothing is left behind.
 
-No test here knows how fast anything is.
+No test here depends on how fast anything is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users get wrong, end to end: a sentence with the remedy, 1 or 2, and never a traceback."""
+"""Users' mistakes, end to end: a sentence with the remedy, exit code 1 or 2, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast demo` as a stranger runs it: the verdict, the report, and a clean machine after."""
+"""`holdfast demo` as a user runs it: the verdict, the report, and a clean machine afterwards."""
 
 from __future__ import annotations
 

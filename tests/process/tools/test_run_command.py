@@ -1,4 +1,4 @@
-"""``holdfast run`` as a user meets it: exit codes, messages, Ctrl-C, and nothing left behind."""
+"""``holdfast run`` as a user runs it: exit codes, messages, Ctrl-C, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar that stands alone beside torchrun: processes restart, and go on from its memory."""
+"""A separate sidecar beside torchrun: restarted processes resume from its memory."""
 
 from __future__ import annotations
 

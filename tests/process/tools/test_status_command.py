@@ -1,4 +1,4 @@
-"""`holdfast status` asked of a job while it runs, when it is over, and where there is none."""
+"""`holdfast status` for a running job, for an ended one, and without any job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that read whole checkpoints do it within the memory they were given."""
+"""The commands that read whole checkpoints keep to their memory limit."""
 
 from __future__ import annotations
 

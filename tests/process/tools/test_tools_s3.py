@@ -1,4 +1,4 @@
-"""The commands that look at checkpoints do the same at s3:// as in a directory."""
+"""The commands that read checkpoints work at s3:// as in a directory."""
 
 from __future__ import annotations
 

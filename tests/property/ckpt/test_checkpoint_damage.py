@@ -1,4 +1,4 @@
-"""No byte of a checkpoint can change without being noticed, and the file is named."""
+"""Any changed byte of a checkpoint is detected, and its file is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a tensor is cut among the items of a plan, DCP over our format gives it back whole."""
+"""DCP over our format restores a tensor whole, for any division among the items of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong and whoever joins: all ranks decide alike, and the job gets to an end."""
+"""Under any faults and joins all ranks decide alike, and the job comes to an end."""
 
 from __future__ import annotations
 

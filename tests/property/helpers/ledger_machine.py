@@ -1,4 +1,4 @@
-"""A ledger among a trainer that is restored and workers that die: what its property tests share."""
+"""A ledger with a trainer that is restored and workers that die, for property tests."""
 
 from __future__ import annotations
 

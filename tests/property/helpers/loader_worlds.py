@@ -1,7 +1,7 @@
-"""Worlds of loaders in one process: what several ranks would load, and what becomes of it.
+"""Worlds of loaders in one process: the batches of several ranks, and their histories.
 
-A `World` is one generation. Its ranks' gather answers with what a rank that runs every microbatch
-gets, after checking that the asking rank got the same of its share.
+A `World` is one generation. Its ranks' gather answers with the values of a rank that runs every
+microbatch, after checking that the asking rank got the same for its share.
 """
 
 from __future__ import annotations

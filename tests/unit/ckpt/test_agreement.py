@@ -1,4 +1,4 @@
-"""A plain value that every rank has must be one value."""
+"""A plain value that every rank has must be equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meters: what is added up, and the spread of the recent."""
+"""Meters: sums, and quantiles of recent values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of one model: names of the whole one, whatever part a rank has of it and whenever."""
+"""Parts of one model have the names of the whole model, on every rank and at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is private to torch is used in one module, where each name says what it stands for."""
+"""Torch's private names are used in one module only, which explains each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only a torch that was tested is used; the packaging, the tests and the document say the same."""
+"""Only tested torch versions are used; packaging, tests and document agree on them."""
 
 from __future__ import annotations
 

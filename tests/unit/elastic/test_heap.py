@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: what is allocated next faults no page in again."""
+"""Freed memory stays with the process: later allocations cause no page faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss is not finite or leaps."""
+"""The judgement of a step whose loss is not finite or leaps."""
 
 from __future__ import annotations
 

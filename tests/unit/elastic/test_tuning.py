@@ -1,4 +1,4 @@
-"""Memory is tuned while a function trains; afterwards the process is as it was."""
+"""Memory is tuned while a function trains; afterwards the process is restored."""
 
 from __future__ import annotations
 

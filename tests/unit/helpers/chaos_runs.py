@@ -1,4 +1,4 @@
-"""Folders of invented runs: of a job of Holdfast on three nodes, and of a plain one."""
+"""Folders of invented runs: of a Holdfast job on three nodes, and of a plain one."""
 
 from __future__ import annotations
 

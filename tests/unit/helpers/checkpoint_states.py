@@ -1,4 +1,4 @@
-"""What tests ask of a root of checkpoints: which steps it holds, whole, and what lies about."""
+"""The state of a checkpoint root for tests: whole steps, and leftover files."""
 
 from __future__ import annotations
 

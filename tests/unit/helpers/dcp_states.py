@@ -1,4 +1,4 @@
-"""States to take through torch.distributed.checkpoint, and how to compare them."""
+"""States for torch.distributed.checkpoint, and their comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a world whose others are not there: DTensors with their places, no communication."""
+"""One rank of a world without the others: DTensors with their placements, no communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that fail, for tests: installed under the savers, readers and removers of checkpoints."""
+"""Stores that fail, for tests of savers, readers and removers of checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multiplication table of GF(256), to check codecs by."""
+"""The multiplication table of GF(256), as a reference for codecs."""
 
 from __future__ import annotations
 

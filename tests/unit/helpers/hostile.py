@@ -1,4 +1,4 @@
-"""Checkpoints whose seals are right and whose content is evil, and all ways to read one."""
+"""Checkpoints with valid seals and hostile content, and all ways to read one."""
 
 from __future__ import annotations
 

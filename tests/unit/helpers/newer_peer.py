@@ -1,4 +1,4 @@
-"""A peer of a later version, which raises an error that nobody else knows."""
+"""A peer of a later version, which raises an error with an unknown code."""
 
 from __future__ import annotations
 

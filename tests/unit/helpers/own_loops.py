@@ -1,4 +1,4 @@
-"""A stand-in for a run, and a loop of its own whose sampling is nothing but noise."""
+"""A stand-in for a run, and a custom loop whose samples are noise."""
 
 from __future__ import annotations
 

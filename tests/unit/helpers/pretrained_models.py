@@ -1,4 +1,4 @@
-"""Small models of transformers' architectures, initialised at random on the spot."""
+"""Small models of transformers' architectures, initialised at random."""
 
 from __future__ import annotations
 

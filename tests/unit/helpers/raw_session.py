@@ -1,4 +1,4 @@
-"""A bulk session driven by hand: genuine messages, to be sent as they are, damaged, or twice."""
+"""A bulk session driven by hand: genuine messages, sent unchanged, damaged, or twice."""
 
 from __future__ import annotations
 

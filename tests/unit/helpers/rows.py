@@ -1,4 +1,4 @@
-"""What tests of parity rows share: blocks written, rows compared, what comes back of a node."""
+"""Helpers of tests on parity rows: written blocks, compared rows, rebuilt nodes."""
 
 from __future__ import annotations
 

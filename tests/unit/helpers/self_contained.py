@@ -1,4 +1,4 @@
-"""What every page that a tool writes must be: one well-formed document that loads nothing."""
+"""The check that a page is one well-formed document that loads nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every `Store` must do: one suite, run by each implementation's tests."""
+"""The conformance suite of `Store`, run by each implementation's tests."""
 
 from __future__ import annotations
 

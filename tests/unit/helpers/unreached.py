@@ -1,4 +1,4 @@
-"""Nodes of a view that do not reach each other, found by asking every one of them."""
+"""A brute-force search for nodes of a view that do not reach each other."""
 
 from __future__ import annotations
 

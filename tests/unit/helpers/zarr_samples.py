@@ -1,4 +1,4 @@
-"""Arrays of every dtype that can be stored, with bits chosen at random."""
+"""Arrays of every storable dtype, with random bits."""
 
 from __future__ import annotations
 

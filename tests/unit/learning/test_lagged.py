@@ -1,4 +1,4 @@
-"""A run in one process lags as it says, learns, and gives equal curves for equal settings."""
+"""A run in one process has the configured lag, learns, and is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations survive their file, and a wrong one says what is wrong with it."""
+"""Configurations survive their file, and errors name the wrong entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop of one's own around the ledger: what was sampled comes back, what was trained does not."""
+"""A custom loop around the ledger: unfinished samples come back, trained ones do not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sampling processes of one's own: how they find the loop, and what they do with their samples.
+"""Separate sampling processes: their way to the loop, and their handling of samples.
 
-That their kills cost no token is in tests/process/rl/test_own_samplers.py.
+tests/process/rl/test_own_samplers.py shows that their kills cost no token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `holdfast` command: quick, lazy, and without tracebacks for what users can cause."""
+"""The `holdfast` command: quick, lazy, and without tracebacks for users' errors."""
 
 import argparse
 import errno

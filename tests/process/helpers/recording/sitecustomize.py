@@ -1,8 +1,8 @@
-"""Has workers and sidecars of a test record every action that a sink accepted, and when.
+"""Recording of the actions that sinks accept from a test's workers and sidecars, with the time.
 
-Python imports this at its start where this folder is on its path. Each action is one line of JSON
-in a file per process under ``HOLDFAST_TEST_RECORD``: the time, the sink, the node, the generation
-that acted. A step counts from the end that its event tells, not from when it was told.
+Python imports this at its start if this folder is on its path. Each action is one line of JSON in a
+file per process under ``HOLDFAST_TEST_RECORD``: the time, the sink, the node, the acting
+generation. A step counts from the end that its event reports, not from the time of the report.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Has sidecars of a test stop where a slot gets to a point of its life.
+"""Stops for a test's sidecars at points of a slot's life.
 
-Python imports this at its start where this folder is on its path; `stop_points` beside the folder
-says how a test asks for it. ``HOLDFAST_TEST_STOP_AT`` is ``POINT:N``, the point that a slot gets to
-for the Nth time; or the path of a file, in which a test writes the point: the first process to get
-there removes the file and stops.
+Python imports this at its start if this folder is on its path; `stop_points` beside the folder
+explains its use. ``HOLDFAST_TEST_STOP_AT`` is ``POINT:N``, the Nth time that a slot reaches the
+point; or it is the path of a file in which a test writes the point: the first process to reach it
+removes the file and stops.
 """
 
 from __future__ import annotations

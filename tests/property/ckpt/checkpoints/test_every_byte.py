@@ -1,7 +1,7 @@
-"""Every byte of every file of a small checkpoint, and samples of a large one: none may change.
+"""Damage to every byte of a small checkpoint's files, and to samples of a large one, is found.
 
-The small one has all there is: packs of two writers, padded and compressed chunks, cells that were
-merged, packs of an earlier step, a note of what was removed.
+The small one has every feature: packs of two writers, padded and compressed chunks, merged cells,
+packs of an earlier step, a note of what was removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pieces, layouts and headers for shapes that nobody thought of."""
+"""Pieces, layouts and headers for arbitrary shapes."""
 
 from __future__ import annotations
 

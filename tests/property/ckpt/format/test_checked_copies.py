@@ -1,4 +1,4 @@
-"""Regions of a chunk arrive as they are, and all of the chunk is checked on the way."""
+"""Regions of a chunk arrive unchanged, and the whole chunk is verified on the way."""
 
 from __future__ import annotations
 

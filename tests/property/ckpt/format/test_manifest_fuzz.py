@@ -1,4 +1,4 @@
-"""Whatever a sealed manifest or index says, reading ends in the truth or in a clear refusal."""
+"""Reading any sealed manifest or index gives the true content or a clear refusal."""
 
 from __future__ import annotations
 

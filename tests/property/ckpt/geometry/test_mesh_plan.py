@@ -1,4 +1,4 @@
-"""What is computed for all ranks at once is what each rank by itself would find."""
+"""The joint computation for all ranks equals the computation of each rank by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever boxes the savers have, the checkpoint reads back, natively and as Zarr."""
+"""Checkpoints saved with arbitrary boxes read back, natively and as Zarr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the shardings before and after, every cell arrives once and with its own value."""
+"""Between any two shardings every cell arrives once, with its own value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece that checksums itself as it is copied has the checksums that reading it again gives."""
+"""Checksums computed during a copy equal those of a separate pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums of a block by runs: what they are of, what they notice, what they call the same."""
+"""Checksums of a block by runs: their scope, the damage they detect, and equality of runs."""
 
 from __future__ import annotations
 

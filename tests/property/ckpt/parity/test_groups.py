@@ -1,4 +1,4 @@
-"""Parity groups: a fair partition over the domains, that stays put, and says what it survives."""
+"""Parity groups: balanced over the domains, stable, and with a correct survival statement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where decisions take a short cut through large worlds, the long way round says the same."""
+"""Shortcuts of decisions in large worlds give the same result as the full computation."""
 
 from __future__ import annotations
 

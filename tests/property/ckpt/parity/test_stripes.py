@@ -1,4 +1,4 @@
-"""Any m nodes of a group may vanish, whatever the sizes; more is refused; flips are seen."""
+"""Any m nodes of a group may vanish at any sizes; more is refused; flips are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever changes between steps, and whichever are missed, a part is what it is said to be."""
+"""Prefetched parts belong to the step that they claim, under any changes and missed steps."""
 
 from __future__ import annotations
 

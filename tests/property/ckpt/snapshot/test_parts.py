@@ -1,4 +1,4 @@
-"""Checksums of parts give those of ranges and of runs, whatever the ranges."""
+"""Checksums of parts give those of any ranges and runs."""
 
 from __future__ import annotations
 

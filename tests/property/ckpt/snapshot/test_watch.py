@@ -1,7 +1,7 @@
-"""A state that is watched is taken apart as one that is seen for the first time, whatever happens.
+"""A watched state is flattened exactly as a state that is seen for the first time.
 
-Two copies of nothing: the same live state is flattened by a `ChangeWatch` that has seen it before
-and by a plain ``flatten``; what they say must not differ in a name, a value or a bit.
+The same live state is flattened by a `ChangeWatch` that has seen it before and by a plain
+``flatten``. The results must not differ in a name, a value or a bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every way of laying tensors out over ranks loads from every other, cell for cell, bit for bit.
+"""Every layout of tensors over ranks loads from every other, cell by cell, bit for bit.
 
 The ranks are simulated in one process: real capture, index, plan and restore, real DTensors,
-without a process group. What each rank must end up with comes from torch's own splitting of the
-whole tensor, not from our arithmetic; what a cell holds is a function of its name and index.
+without a process group. The expected result of each rank comes from torch's own splitting of the
+whole tensor, not from our arithmetic; the value of a cell is a function of its name and index.
 """
 
 from __future__ import annotations

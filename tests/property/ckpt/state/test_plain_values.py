@@ -1,4 +1,4 @@
-"""Any plain value comes back through JSON as it was."""
+"""Any plain value survives the round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica becomes every snapshot it is shown, and reads of it only the chunks that changed."""
+"""A replica follows every snapshot that it is shown, and reads only the changed chunks."""
 
 from __future__ import annotations
 

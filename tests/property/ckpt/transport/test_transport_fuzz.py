@@ -1,4 +1,4 @@
-"""Whatever bytes arrive: the decoder raises its one error, and a live server goes on serving."""
+"""For arbitrary bytes the decoder raises its one error, and a live server keeps serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever was done to a table, what was written down leads to the same table."""
+"""The journal of a table, after any operations, leads to the same table."""
 
 from __future__ import annotations
 

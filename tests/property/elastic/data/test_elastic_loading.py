@@ -1,4 +1,4 @@
-"""Every sample once per epoch, in the same microbatches, over any history of worlds."""
+"""Every sample comes once per epoch, in the same microbatches, over any history of worlds."""
 
 from __future__ import annotations
 

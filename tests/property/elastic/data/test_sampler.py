@@ -1,4 +1,4 @@
-"""Every sample once per epoch, every microbatch once per step, whatever the world."""
+"""Every sample comes once per epoch, every microbatch once per step, in any world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every seating, plan and decision has in common, whatever the view."""
+"""Invariants of every seating, plan and decision, for any view."""
 
 from __future__ import annotations
 

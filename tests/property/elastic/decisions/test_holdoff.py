@@ -1,4 +1,4 @@
-"""What becomes of nodes that leave and are lost in any order: only losses hold a node off."""
+"""Nodes that leave and are lost in any order: only losses hold a node off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No alarm on ranks that are alike, whatever their noise; always one on a rank that is not."""
+"""No alarm on equal ranks with any noise; always an alarm on a slow rank."""
 
 from __future__ import annotations
 

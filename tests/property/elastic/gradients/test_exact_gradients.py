@@ -1,4 +1,4 @@
-"""Gradients of a whole pass, over ranks that are threads: no split of the work shows in them."""
+"""Gradients of a whole pass over ranks that are threads: no split of the work changes them."""
 
 from __future__ import annotations
 

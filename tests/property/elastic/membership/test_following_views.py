@@ -1,4 +1,4 @@
-"""Views that follow each other by changes decide what a view made anew of everything decides."""
+"""Views that are updated by changes decide the same as views built from all entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignments and shares against the plainest way to find the best ones."""
+"""Assignments and shares against a brute-force search for the best ones."""
 
 from __future__ import annotations
 

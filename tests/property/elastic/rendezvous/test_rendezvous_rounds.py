@@ -1,4 +1,4 @@
-"""Rounds of a rendezvous under any order of starts, crashes, late news and lost leases."""
+"""Rounds of a rendezvous under any order of starts, crashes, late messages and lost leases."""
 
 from __future__ import annotations
 

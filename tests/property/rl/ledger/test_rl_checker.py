@@ -1,4 +1,4 @@
-"""Whatever a ledger lives through is found right; whatever is changed in a step is found wrong."""
+"""The checker accepts every history of a ledger, and finds every change made to a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever workers do, lose, repeat or forget: every ordinal is trained once, with its samples."""
+"""Under any actions of workers, losses, repeats and omissions, every ordinal is trained once."""
 
 from __future__ import annotations
 

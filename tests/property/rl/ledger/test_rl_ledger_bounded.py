@@ -1,4 +1,4 @@
-"""Samples that go on under new weights: each trained once, never by a version too old or undone."""
+"""Samples continued under new weights are trained once, never by a version too old or undone."""
 
 from __future__ import annotations
 

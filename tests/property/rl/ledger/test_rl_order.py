@@ -1,4 +1,4 @@
-"""Steps that take what arrives: nothing gets too old, and no step waits for more than it must."""
+"""Steps that take samples as they arrive: none gets too old, no step waits longer than needed."""
 
 from __future__ import annotations
 

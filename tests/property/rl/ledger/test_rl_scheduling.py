@@ -1,4 +1,4 @@
-"""Whatever is lost, set aside, held back, overtaken: each ordinal once, in time, no standstill."""
+"""Under losses, deferrals, delays and overtaking, each ordinal is trained once and in time."""
 
 from __future__ import annotations
 

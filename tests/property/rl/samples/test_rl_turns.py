@@ -1,4 +1,4 @@
-"""Whatever an episode is like and wherever its log is cut, it comes back, and so do beginnings."""
+"""Any episode is restored from a log cut anywhere, and so are its beginnings."""
 
 from __future__ import annotations
 

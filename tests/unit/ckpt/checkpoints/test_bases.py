@@ -1,4 +1,4 @@
-"""Unchanged tensors are referred to, and what is referred to stays as long as it is needed."""
+"""Unchanged tensors are stored as references, and their packs stay as long as they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes are read as they are, by a bounded number of threads in a bounded room."""
+"""Boxes are read correctly by a bounded number of threads in bounded memory."""
 
 from __future__ import annotations
 

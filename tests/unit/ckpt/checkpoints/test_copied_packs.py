@@ -1,4 +1,4 @@
-"""Packs that are checksummed while they are copied are the packs there were before, and as safe."""
+"""Packs checksummed during the copy equal those of a separate pass, and are as safe."""
 
 from __future__ import annotations
 

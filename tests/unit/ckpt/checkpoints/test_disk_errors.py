@@ -1,4 +1,4 @@
-"""A disk that refuses at any call: a clear error, the old state as it was, nothing left behind."""
+"""A disk that refuses any call: a clear error, the old state unchanged, nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that dies at any change to the store leaves what was, or what was to be."""
+"""A process that dies at any change to the store leaves the old state or the new one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Savers and removers that work at once, in every order of what they do to the store.
+"""Savers and removers that work at once, in every order of their store operations.
 
-Two actors take turns, one operation at a time: one does k operations, the other n, then each goes
+Two actors take turns, one operation at a time: one does k operations, the other n, then each runs
 to its end. The slow test tries every k and n, the quick one every k with some of the n.
 """
 

@@ -1,4 +1,4 @@
-"""Pruning keeps what was asked for and, whatever happens, the newest verified checkpoint."""
+"""Pruning keeps the requested steps, and always the newest verified checkpoint."""
 
 from pathlib import Path
 

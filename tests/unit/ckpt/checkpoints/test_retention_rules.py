@@ -1,4 +1,4 @@
-"""Which steps stay follows from the rules alone, and every verdict has its reason."""
+"""The rules alone determine the remaining steps, and every verdict has its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression and references to an earlier step, as `ckpt.save` and the sidecars offer them."""
+"""Compression and references to an earlier step, in `ckpt.save` and in the sidecars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no committed step needs is found, said to be what it is, and left where it is."""
+"""Files that no committed step needs are found, classified, and left in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every damage is found in one pass, and named by file, tensor, chunk and offset."""
+"""Every damage is found in one pass, and reported with file, tensor, chunk and offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are written by pulling, filled from pieces that are pushed."""
+"""Files of writers that pull, filled from pieces that are pushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between formats: cutting, choosing, transferring."""
+"""The interface between formats: dividing, selecting, transferring."""
 
 from __future__ import annotations
 

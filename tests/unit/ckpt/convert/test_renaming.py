@@ -1,4 +1,4 @@
-"""Sources under other names."""
+"""Sources with renamed tensors."""
 
 from __future__ import annotations
 

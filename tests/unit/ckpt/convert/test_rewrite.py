@@ -1,4 +1,4 @@
-"""`holdfast reshard`: a checkpoint written again as other ranks would have."""
+"""`holdfast reshard`: a checkpoint rewritten as other ranks would have saved it."""
 
 from __future__ import annotations
 

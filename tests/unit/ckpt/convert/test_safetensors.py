@@ -1,4 +1,4 @@
-"""safetensors files: theirs read by us, ours read by them, hostile ones refused."""
+"""safetensors files: the library's are read, ours are read by the library, hostile ones refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which writer holds what under a mesh and rules."""
+"""The boxes of each writer under a mesh and rules."""
 
 from __future__ import annotations
 

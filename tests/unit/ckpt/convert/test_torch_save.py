@@ -1,4 +1,4 @@
-"""torch.save files: read without running their code, written so that others can do the same."""
+"""torch.save files: read without running their code, and written so that others can do the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zarr directories that others wrote, as sources of tensors."""
+"""Zarr directories from other writers, as sources of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs give back what they took, and never believe what compressed data claims."""
+"""Codecs restore their input, and never trust the sizes claimed in compressed data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a manifest or an index may say: all that a saver can have written, and nothing else.
+"""Valid content of a manifest or an index is accepted, and nothing else.
 
-Every file here has the right checksum. What it says is refused by name, before anything outside
-the checkpoint is touched and before room is made for what it claims.
+Every file here has the right checksum. Invalid content is refused by name, before anything outside
+the checkpoint is accessed and before memory is allocated for its claims.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packs: what is written is what is described, once, and nothing is published that is wrong."""
+"""Packs: the content matches its description, once, and nothing wrong is published."""
 
 from __future__ import annotations
 

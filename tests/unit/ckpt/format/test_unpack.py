@@ -1,4 +1,4 @@
-"""Ranged reads of chunks: all of it checked, and no more read than is needed."""
+"""Ranged reads of chunks: everything is verified, and no more than needed is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which grids the boxes of savers form, and how their cells are split."""
+"""The grids that the boxes of savers form, and the division of their cells."""
 
 from __future__ import annotations
 

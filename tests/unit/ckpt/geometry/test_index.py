@@ -1,4 +1,4 @@
-"""A shard's index: what is written is read, and what is damaged is named."""
+"""A shard's index: it survives a round trip, and damage is reported by name."""
 
 from __future__ import annotations
 

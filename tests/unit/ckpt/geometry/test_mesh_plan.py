@@ -1,4 +1,4 @@
-"""Plans between meshes: what they refuse, what they say of themselves, what memory they take."""
+"""Plans between meshes: their refusals, their figures, their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices are parsed and refused as people expect, and cut where chunks end."""
+"""Slices are parsed and refused as numpy users expect, and divided at the borders of chunks."""
 
 from __future__ import annotations
 

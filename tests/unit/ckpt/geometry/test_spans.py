@@ -1,4 +1,4 @@
-"""Covers of many boxes are judged by arrays; what is wrong with them is said as for few."""
+"""Covers of many boxes are checked with arrays, with the same messages as for few boxes."""
 
 from __future__ import annotations
 

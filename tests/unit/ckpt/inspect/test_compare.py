@@ -1,4 +1,4 @@
-"""Two arrays, and two trees of values, differ exactly where and as much as they do."""
+"""Comparisons of arrays and of value trees report exactly their differences."""
 
 from __future__ import annotations
 

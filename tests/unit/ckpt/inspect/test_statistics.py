@@ -1,4 +1,4 @@
-"""Statistics of a stream are those of the whole, whatever the pieces."""
+"""Statistics of a stream equal those of the whole array, for any pieces."""
 
 from __future__ import annotations
 

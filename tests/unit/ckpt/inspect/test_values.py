@@ -1,4 +1,4 @@
-"""Every bit pattern of the types numpy lacks decodes to the number torch sees in it."""
+"""Every bit pattern of the types numpy lacks decodes to torch's number."""
 
 from __future__ import annotations
 

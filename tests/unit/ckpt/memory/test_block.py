@@ -1,4 +1,4 @@
-"""What a sealed block is checked for where its writer says the sums."""
+"""The checks of a sealed block when its writer supplies the checksums."""
 
 from __future__ import annotations
 

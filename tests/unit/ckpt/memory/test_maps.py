@@ -1,4 +1,4 @@
-"""Mapped slots stay mapped while their file lives, and no longer; reading them needs no torch."""
+"""Slots stay mapped while their file lives, and no longer; reading them needs no torch."""
 
 from __future__ import annotations
 

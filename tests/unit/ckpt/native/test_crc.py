@@ -1,4 +1,4 @@
-"""Checksums of pieces give that of the whole."""
+"""Checksums of pieces combine to that of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ISA-L is the wheel's, or the system's with a warning, and never one that is not relied on."""
+"""ISA-L comes from the wheel, or from the system with a warning; an unsupported one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of slots: filled ahead, huge where the kernel says so, refused where there is no room."""
+"""Pages of slots: filled ahead, huge if the kernel supports it, refused if there is no space."""
 
 from __future__ import annotations
 

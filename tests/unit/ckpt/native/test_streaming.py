@@ -1,4 +1,4 @@
-"""Copying with checksums in one pass: compiled, and without the compiled part."""
+"""Copying with checksums in one pass, with and without the compiled part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node needs in memory: what its files will really take, and what parity costs."""
+"""A node's memory need: the actual sizes of its files, and the cost of parity."""
 
 from __future__ import annotations
 

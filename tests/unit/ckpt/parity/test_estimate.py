@@ -1,4 +1,4 @@
-"""The public estimate of memory: plain numbers in, the budget's own arithmetic behind it."""
+"""The public estimate of memory: plain numbers in, the arithmetic of the budget behind it."""
 
 from __future__ import annotations
 

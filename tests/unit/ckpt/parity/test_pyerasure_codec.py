@@ -1,4 +1,4 @@
-"""The codec over pyerasure: against a plain implementation of its API, and itself where it is."""
+"""The codec over pyerasure: against a plain implementation of its API, and the real package."""
 
 from __future__ import annotations
 

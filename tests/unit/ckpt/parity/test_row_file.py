@@ -1,4 +1,4 @@
-"""A parity row's file: what its label promises, and what a torn or foreign one does not."""
+"""A parity row's file: valid labels are trusted, torn or foreign ones are not."""
 
 from __future__ import annotations
 

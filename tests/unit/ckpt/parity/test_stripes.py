@@ -1,4 +1,4 @@
-"""Restore points: which snapshots survive which losses, and what is said about the others."""
+"""Restore points: which snapshots survive which losses, and the reasons for the others."""
 
 from __future__ import annotations
 

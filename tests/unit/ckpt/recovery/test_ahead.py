@@ -1,4 +1,4 @@
-"""What was fetched ahead is of the step that it is said to be of, or it is fetched again."""
+"""Prefetched bytes belong to the step that they claim, or are fetched again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried next when a restore point fails follows from the faults alone."""
+"""The next attempt after a failed restore point follows from the faults alone."""
 
 from __future__ import annotations
 

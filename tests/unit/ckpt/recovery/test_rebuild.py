@@ -1,4 +1,4 @@
-"""A lost block comes back right from any fragments, and only what is wanted of it."""
+"""A lost block is rebuilt correctly from any fragments, and only its wanted part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sidecar answers: sealing, protection, fencing, reading, logs, checkpoints."""
+"""A sidecar's answers: sealing, protection, fencing, reading, logs, checkpoints."""
 
 from __future__ import annotations
 

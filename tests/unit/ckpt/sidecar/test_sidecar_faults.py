@@ -1,4 +1,4 @@
-"""What goes wrong around a sidecar stays where it went wrong: ranks, rebuilds, logs, stores."""
+"""Faults around a sidecar stay local: ranks, rebuilds, logs, stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State on a device reaches the slot in stream order, and training is held back by events alone."""
+"""State on a device is copied to the slot in stream order, and only events hold training back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy is spread over the window there is, and hurries when somebody had to wait."""
+"""The copy is spread over the available window, and speeds up when training had to wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are exchanged over a store, apart from everything else, and nobody waits for ever."""
+"""Values are exchanged over a separate store, and no wait is unbounded."""
 
 from __future__ import annotations
 

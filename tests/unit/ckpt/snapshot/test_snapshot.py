@@ -1,4 +1,4 @@
-"""Snapshots are whole, cost the caller little, and are given up when the state changes below."""
+"""Snapshots are whole, cost the caller little, and are given up if the state changes meanwhile."""
 
 from __future__ import annotations
 

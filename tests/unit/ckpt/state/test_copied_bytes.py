@@ -1,4 +1,4 @@
-"""A rank knows how much of what it holds its replicas write."""
+"""A rank knows how much of its state its replicas write."""
 
 from __future__ import annotations
 

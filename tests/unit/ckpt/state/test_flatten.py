@@ -1,4 +1,4 @@
-"""A state is taken apart into named tensors and plain values, or refused with the path."""
+"""A state is flattened into named tensors and plain values, or refused with the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything else a training run keeps: schedules, scalers, samplers, averages, every dtype."""
+"""All other state of a training run: schedules, scalers, samplers, averages, every dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank holds is what torch put there: each box, and the memory it is in."""
+"""A rank's local boxes agree with torch's placement: each box, and its memory."""
 
 from __future__ import annotations
 

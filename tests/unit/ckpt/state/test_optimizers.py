@@ -1,4 +1,4 @@
-"""Optimizer state goes by parameter name: any optimizer, any grouping, whatever was trained."""
+"""Optimizer state is keyed by parameter name, for any optimizer, grouping and set of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain values survive JSON exactly, and what cannot is refused with its path."""
+"""Plain values survive JSON exactly; unsupported ones are refused with their path."""
 
 from __future__ import annotations
 

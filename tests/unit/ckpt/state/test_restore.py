@@ -1,4 +1,4 @@
-"""Restoring puts back exactly what was saved, in place, and refuses what does not fit."""
+"""Restoring writes exactly the saved values in place, and refuses mismatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys may differ is said per key, refused or reported, and never stretches to contents."""
+"""Differing keys are reported or refused by key; strictness never extends to contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files written around the page cache are the bytes they were given, whatever the disk can do."""
+"""Files written around the page cache have the given bytes on any kind of disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local store: whole files or none, whatever the system refuses."""
+"""The local store writes whole files or none, under any refusal of the system."""
 
 from __future__ import annotations
 

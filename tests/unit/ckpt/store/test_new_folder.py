@@ -1,4 +1,4 @@
-"""Directories that appear complete or not at all."""
+"""Directories appear complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From addresses to stores."""
+"""Addresses select stores."""
 
 from __future__ import annotations
 

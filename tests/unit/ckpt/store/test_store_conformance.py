@@ -1,4 +1,4 @@
-"""The stores that need no server, against the suite of all stores."""
+"""The stores that need no server, in the suite of all stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transport: authenticated, deferred, bounded, and fenced where the server says so."""
+"""The transport: authenticated, deferred, bounded, and fenced if the server says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bulk path: sealed, refused where it is not genuine, bounded, and renewed where it is lost."""
+"""The bulk path: sealed, refused if not genuine, bounded, and renewed after a loss."""
 
 from __future__ import annotations
 

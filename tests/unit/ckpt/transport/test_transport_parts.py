@@ -1,4 +1,4 @@
-"""The parts of the transport by themselves: memory that is lent, sessions, keys and limits."""
+"""The parts of the transport by themselves: lent memory, sessions, keys and limits."""
 
 from __future__ import annotations
 

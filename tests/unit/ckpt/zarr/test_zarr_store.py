@@ -1,4 +1,4 @@
-"""The Zarr store of a checkpoint: zarr's own tests of stores, and what ours promises beyond."""
+"""The Zarr store of a checkpoint: zarr's own store tests, and the additional promises."""
 
 from __future__ import annotations
 

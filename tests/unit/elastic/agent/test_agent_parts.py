@@ -1,4 +1,4 @@
-"""The small parts of agent and launcher, each on its own."""
+"""The small parts of agent and launcher, each by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit tests of a conductor: it acts through parts that it is given, all of them from the start."""
+"""A conductor acts through the parts that it is given at its start."""
 
 from __future__ import annotations
 

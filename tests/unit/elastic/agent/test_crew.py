@@ -1,4 +1,4 @@
-"""The workers of a node without processes: who is started when, and what ends the job."""
+"""The workers of a node without processes: order of starts, and reasons for the job's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EC2's metadata service is asked with a session token, and without where it gives none."""
+"""EC2's metadata service is queried with a session token, or without if it offers none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers: a server that runs, and nobody else."""
+"""Answers to probes of reachability: only a running server of the same run answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a stuck process stands, also where it answers no signal."""
+"""The stack of a stuck process, also if it answers no signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's channel against a hand-driven agent end, and what travels over it."""
+"""The worker's channel against a hand-driven agent end, and its messages."""
 
 from __future__ import annotations
 

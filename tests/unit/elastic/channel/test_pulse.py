@@ -1,4 +1,4 @@
-"""What a worker's heartbeat says while it waits for others."""
+"""The content of a worker's heartbeat while it waits for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file by which a script finds its sidecar."""
+"""The file through which a script finds its sidecar."""
 
 from __future__ import annotations
 

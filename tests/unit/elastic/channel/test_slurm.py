@@ -1,4 +1,4 @@
-"""What Slurm's environment says, and the node lists in it."""
+"""Slurm's environment, and the node lists in it."""
 
 from __future__ import annotations
 

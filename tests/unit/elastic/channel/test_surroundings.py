@@ -1,4 +1,4 @@
-"""Where a process stands, by the environment that its launcher gave it."""
+"""A process's surroundings, derived from its launcher's environment."""
 
 from __future__ import annotations
 

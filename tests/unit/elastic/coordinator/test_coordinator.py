@@ -1,4 +1,4 @@
-"""The coordinator's implementations."""
+"""The coordinator's implementations, in the suite of all coordinators."""
 
 from __future__ import annotations
 

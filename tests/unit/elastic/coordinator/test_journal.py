@@ -1,4 +1,4 @@
-"""A table that is written down is the same after its process died."""
+"""A journaled table is the same after the death of its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader accepts, refuses, and hands out."""
+"""A loader's accepted data, refusals, and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares by measured speed: all ranks alike, only now and then, only where it is worth it."""
+"""Shares by measured speed: equal on all ranks, changed rarely, and only if it pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision of one agent, moment by moment: the whole path, and failures at each point."""
+"""The decision of one agent, step by step: the whole path, and failures at each point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When silence counts as a hang, and how long a survivor may take to leave."""
+"""The limit after which silence counts as a hang, and the time a survivor has to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that were told to end: one after the other, each when its last step is safe."""
+"""Nodes with termination notices leave one after the other, each when its last step is safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a node asks whether it reaches them, when, and what it makes of the answers."""
+"""Probing between nodes: the choice of peers, the times, and the conclusions."""
 
 from __future__ import annotations
 

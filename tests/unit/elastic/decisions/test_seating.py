@@ -1,4 +1,4 @@
-"""Seating: sticky, started again where it died, moved where its node is gone."""
+"""Seating is sticky: a seat restarts on its node, and moves if the node is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds the others up, and who does not."""
+"""Detection of stragglers, and no false alarms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event files: whole lines, read once, by whoever follows them."""
+"""Event files: whole lines, read once by each follower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as lines of JSON: whole there and back, and what others wrote is passed over."""
+"""Events survive the round trip as JSON lines; foreign lines are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets are started in one order on every rank, under the last backward where they can be."""
+"""Buckets start in one order on every rank, during the last backward pass if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact gradients of FSDP2 modules that compute in another dtype than they keep."""
+"""Exact gradients of FSDP2 modules whose compute dtype differs from their parameter dtype."""
 
 from __future__ import annotations
 

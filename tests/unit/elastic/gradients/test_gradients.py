@@ -1,4 +1,4 @@
-"""Exact gradients refuse what they cannot keep exact, by name."""
+"""Exact gradients refuse by name what they cannot keep exact."""
 
 from __future__ import annotations
 

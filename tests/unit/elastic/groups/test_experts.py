@@ -1,4 +1,4 @@
-"""Experts along an axis of the mesh: who is in which group, who sums what, what is refused."""
+"""Experts along a mesh axis: groups, sums, refusals."""
 
 from __future__ import annotations
 

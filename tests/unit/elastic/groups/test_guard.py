@@ -1,4 +1,4 @@
-"""Unit tests of a guard's calls: the waiter is released, whatever the waiting thread raises."""
+"""A guarded call releases its waiter for any error of the waiting thread."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The logic around NCCL, with a stand-in for its group: what it does needs devices."""
+"""The logic around NCCL, with a stand-in for its group, as the real one needs devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank counts what of a tensor, and whose gradients FSDP2 reduces."""
+"""The part of a tensor that each rank counts, and the gradients that FSDP2 reduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of several launchers names its nodes, and what they fail together with."""
+"""One of several launchers names its nodes and their failure domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's watch over its agents."""
+"""The launcher's supervision of its agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages and schedules that were not made for each other, or their run, are refused by name."""
+"""Stages and schedules that do not match each other or their run are refused by name."""
 
 from __future__ import annotations
 

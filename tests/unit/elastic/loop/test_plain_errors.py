@@ -1,4 +1,4 @@
-"""An error of ours that nobody catches ends a script in one line; the user's hook comes back."""
+"""An uncaught Holdfast error ends a script with one line; the user's hook is restored."""
 
 from __future__ import annotations
 

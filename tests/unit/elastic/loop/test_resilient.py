@@ -1,4 +1,4 @@
-"""The decorator refuses what cannot be, at once and by name."""
+"""The decorator refuses invalid settings at once and by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit tests of questions that a view answers as it is made, so that they are at hand later."""
+"""A view computes some answers when it is built, so that they are ready later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainers that left a generation to go back are given a snapshot that is old enough."""
+"""Trainers that left a generation to roll back get a snapshot that is old enough."""
 
 from __future__ import annotations
 

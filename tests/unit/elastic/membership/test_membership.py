@@ -1,4 +1,4 @@
-"""The view: built from entries, and what it refuses."""
+"""The view: its construction from entries, and its refusals."""
 
 from __future__ import annotations
 

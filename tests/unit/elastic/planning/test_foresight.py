@@ -1,4 +1,4 @@
-"""A joiner foresees the rank that the plan will give it, while the others still train."""
+"""A joiner predicts the rank that the plan will give it while the others still train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that come and go: what is remembered of them, and how long they wait."""
+"""Nodes that come and go: the memory of their losses, and their waiting times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published inventories: small for each node, and together as good as whole ones."""
+"""Published inventories: small for each node, and together equivalent to whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes and cells: sizes of the axes, groups kept whole, ranks where their bytes are."""
+"""Meshes and cells: sizes of the axes, whole groups, ranks near their bytes."""
 
 from __future__ import annotations
 

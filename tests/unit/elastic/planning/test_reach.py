@@ -1,4 +1,4 @@
-"""Nodes that do not reach each other: who is left out, when, and what is planned."""
+"""Nodes that do not reach each other: exclusion, its time, and the plan."""
 
 from __future__ import annotations
 

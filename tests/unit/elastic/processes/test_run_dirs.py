@@ -1,4 +1,4 @@
-"""Temporary run directories: what is in use or somebody's own is never removed."""
+"""Temporary run directories: one that is in use or belongs to a user is never removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who meets whom in a rendezvous, decided from what everybody says."""
+"""Membership of a rendezvous, decided from all nodes' records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cursor refuses a state whose numbers this run would not continue."""
+"""The cursor refuses a state whose numbers do not fit this run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run knows of its protection is learnt beside training, and seldom asked for."""
+"""The run learns its protection in the background, with few queries."""
 
 from __future__ import annotations
 

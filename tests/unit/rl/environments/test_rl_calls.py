@@ -1,4 +1,4 @@
-"""Slow calls of an environment hold up nobody, are retried, and are given up with a reason."""
+"""Slow calls of an environment delay nothing else, are retried, and are given up with a reason."""
 
 from __future__ import annotations
 

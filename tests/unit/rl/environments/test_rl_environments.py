@@ -1,4 +1,4 @@
-"""Environments are found by name or import path; the built-in ones do what they say."""
+"""Environments are found by name or import path; the built-in ones follow their descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts are a function of their ordinal, splits are disjoint, rewards are what they say."""
+"""Prompts are a function of their ordinal, splits are disjoint, rewards follow their definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds every violation that is planted, and nothing in a step as it should be."""
+"""The checker finds every planted violation, and none in a correct step."""
 
 from __future__ import annotations
 

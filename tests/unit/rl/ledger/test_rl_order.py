@@ -1,4 +1,4 @@
-"""Which groups a step takes and waits for, one sentence each."""
+"""The choice of groups for a step, and its waiting, one sentence each."""
 
 from __future__ import annotations
 

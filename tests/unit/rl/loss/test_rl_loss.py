@@ -1,4 +1,4 @@
-"""The loss against a naive version, its parting into microbatches, and the batch's packing."""
+"""The loss against a naive version, its division into microbatches, and the batch's packing."""
 
 from __future__ import annotations
 

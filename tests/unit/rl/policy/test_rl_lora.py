@@ -1,4 +1,4 @@
-"""Adapters: what is frozen is nobody's state, begins to change nothing, and is the same for all."""
+"""Adapters: frozen weights are not part of the state, the start changes nothing, bits are equal."""
 
 from __future__ import annotations
 

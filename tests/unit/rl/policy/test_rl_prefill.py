@@ -1,4 +1,4 @@
-"""Feeding many tokens at once leaves in the cache what feeding them one by one does."""
+"""Feeding many tokens at once leaves the same cache as feeding them one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of transformers samples, trains and is sampled again like the small one of our own."""
+"""A transformers model samples, trains and samples again like the built-in small one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine samples depends on the prompt, the seed and the weights, and on nothing else."""
+"""An engine's samples depend on the prompt, the seed and the weights, and on nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode is the same whatever waits, fails or is handed on; replies are logged and kept."""
+"""An episode is the same under waits, failures and handovers; replies are logged and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout worker tells what it sampled, not at every token."""
+"""A rollout worker reports its samples, but not at every token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout worker waits for weights that are still to come, and not for those that are gone."""
+"""A rollout worker waits for weights that are still to come, but not for released ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed tokens are context: told apart from sampled ones in trajectories, records, batches."""
+"""Observed tokens are context, distinct from sampled ones in trajectories, records, batches."""
 
 from __future__ import annotations
 

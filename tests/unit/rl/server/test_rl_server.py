@@ -1,4 +1,4 @@
-"""The rollout server over real sockets, with workers that are only messages."""
+"""The rollout server over real sockets, with simulated workers that only send messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row's log-probabilities are computed anew under the versions that sampled it."""
+"""A row's log-probabilities are recomputed under the versions that sampled it."""
 
 from __future__ import annotations
 

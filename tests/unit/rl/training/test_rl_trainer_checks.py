@@ -1,4 +1,4 @@
-"""What the trainer does with what the checker finds."""
+"""The trainer's reaction to the checker's findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is retained are the versions before the present one, each in its slot."""
+"""The versions before the present one are retained, each in its slot."""
 
 from __future__ import annotations
 

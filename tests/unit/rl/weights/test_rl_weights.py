@@ -1,4 +1,4 @@
-"""Weights are what the trainer published, and only what changed of them is fetched."""
+"""Weights are those that the trainer published, and only their changes are fetched."""
 
 from __future__ import annotations
 

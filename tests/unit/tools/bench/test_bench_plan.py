@@ -1,4 +1,4 @@
-"""The plan section of the bench counts the copies that torch's own planner counts."""
+"""The plan section of the bench counts the same copies as torch's own planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the events of a job of reinforcement learning."""
+"""Measures read from the events of a reinforcement learning job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hooks write is what a history reads."""
+"""Histories read back what the hooks write."""
 
 from __future__ import annotations
 

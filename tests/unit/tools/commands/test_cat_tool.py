@@ -1,4 +1,4 @@
-"""`holdfast cat` prints what is stored: numbers as numpy would, statistics, pictures, values."""
+"""`holdfast cat` prints stored content: numbers as numpy would, statistics, pictures, values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast diff` says what differs, whatever the layouts, and its exit code says whether."""
+"""`holdfast diff` lists the differences of any layouts, and its exit code says if there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast prune` removes what no rule keeps, remembers pins, and looks at no other clock."""
+"""`holdfast prune` removes steps that no rule keeps, stores pins, reads no other host's clock."""
 
 from __future__ import annotations
 

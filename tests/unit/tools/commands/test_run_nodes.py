@@ -1,4 +1,4 @@
-"""How one `holdfast run` of several finds the others, from options and environment."""
+"""Rendezvous of one `holdfast run` with others, from options and environment."""
 
 from __future__ import annotations
 

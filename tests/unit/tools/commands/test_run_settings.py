@@ -1,4 +1,4 @@
-"""The options of ``holdfast run`` that override what the script asks for."""
+"""The options of ``holdfast run`` that override the script's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `holdfast status` makes of the sidecars' answers, for people and for scrapers."""
+"""The output of `holdfast status` from the sidecars' answers, for people and for scrapers."""
 
 from __future__ import annotations
 

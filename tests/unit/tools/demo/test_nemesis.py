@@ -1,4 +1,4 @@
-"""The nemesis: kills on time, waits until the job stands, and does not count a miss."""
+"""The nemesis kills on time, waits until the job is whole, and does not count a miss."""
 
 from __future__ import annotations
 

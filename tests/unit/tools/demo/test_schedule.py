@@ -1,4 +1,4 @@
-"""Whom the demo kills and when: the same seed, the same kills, never the last of a kind."""
+"""The schedule and victims of the demo's kills: set by the seed, never the last of a kind."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The demo's judgement: what holds passes, and every kind of failure is called by name."""
+"""The demo's verdict: correct runs pass, and every kind of failure is named."""
 
 from typing import Any
 

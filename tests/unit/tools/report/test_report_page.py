@@ -1,4 +1,4 @@
-"""The page: one self-contained, well-formed document that shows what the report holds."""
+"""The page is one self-contained, well-formed document with the content of the report."""
 
 import re
 from xml.etree import ElementTree

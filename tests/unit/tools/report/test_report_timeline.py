@@ -1,4 +1,4 @@
-"""The story that events tell: recoveries by phase, goodput, lanes."""
+"""The timeline built from events: recoveries by phase, goodput, lanes."""
 
 import pytest
 from synthetic_run import Story, hurt_job

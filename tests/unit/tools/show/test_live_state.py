@@ -1,4 +1,4 @@
-"""A running job folded from its events."""
+"""The state of a running job, folded from its events."""
 
 from synthetic_run import hurt_job
 

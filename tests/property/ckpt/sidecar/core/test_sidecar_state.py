@@ -1,7 +1,7 @@
 """A group of books under any order of messages, repeats included, and any loss of m nodes.
 
-What no schedule may break: whoever believes a step to be protected is right, that is, after any
-``m`` nodes are gone the survivors can restore it or a newer one.
+No schedule may break this invariant: if any node believes a step to be protected, then after the
+loss of any ``m`` nodes the survivors can restore that step or a newer one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A record log against a list: whatever is appended, truncated, cut off, torn or flipped."""
+"""A record log against a list, under appends, truncation, cuts, torn writes and flips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed in a column is never left out, whatever moved; what did not is."""
+"""Changed bytes of a column are always included, and unchanged ones are not."""
 
 from __future__ import annotations
 

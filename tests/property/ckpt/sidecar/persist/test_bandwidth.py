@@ -1,4 +1,4 @@
-"""However pieces come, no more than the rate passes, and little less."""
+"""The bandwidth limit holds for any pieces, and nearly all of the rate is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of all checkpoints that are due, one is written and the newest of the others waits."""
+"""Of all due checkpoints one is written, and the newest of the others waits."""
 
 from __future__ import annotations
 

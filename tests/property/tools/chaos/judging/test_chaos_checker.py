@@ -1,4 +1,4 @@
-"""The checker against jobs that restart at random: silent where all is right, and never else."""
+"""The checker against jobs that restart at random: no false alarm, and no missed error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar keeps to the time until which its node may act, and to the port it had."""
+"""A sidecar respects its node's lease, and keeps its port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues to peers: in order, bounded, repeated while that helps, and never in each other's way."""
+"""Queues to peers: in order, bounded, with useful retries, and independent of each other."""
 
 from __future__ import annotations
 

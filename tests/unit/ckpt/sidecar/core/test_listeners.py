@@ -1,4 +1,4 @@
-"""Unit tests of the order in which the parts of a sidecar hear of what happens to a snapshot."""
+"""The order in which the parts of a sidecar hear of a snapshot's events."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a sidecar leaves to its successor: whole, the newest, and without room of its own."""
+"""The note of a sidecar to its successor: whole, the newest, and without growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sidecars spill to their disks is there for the next ones, of this run or another."""
+"""Snapshots spilled to a sidecar's disk are available to later sidecars, of this run or another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots on a node's disk: the newest stay, old or new after any death, damage is found."""
+"""Snapshots on a node's disk: the newest stay, deaths leave old or new, damage is found."""
 
 from __future__ import annotations
 

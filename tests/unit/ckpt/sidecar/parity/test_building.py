@@ -1,4 +1,4 @@
-"""Parity is right whatever is sent, lost, repeated, changed or damaged on the way to it."""
+"""Parity is right although fragments are lost, repeated, changed or damaged on the way."""
 
 from __future__ import annotations
 

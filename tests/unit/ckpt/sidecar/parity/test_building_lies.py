@@ -1,4 +1,4 @@
-"""Answers and requests about columns and rows that lie."""
+"""False answers and requests about columns and rows."""
 
 from __future__ import annotations
 

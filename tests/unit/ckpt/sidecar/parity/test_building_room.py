@@ -1,4 +1,4 @@
-"""What rows take: memory that is used again, time that is not taken from others."""
+"""The resources of rows: reused memory, and no delay for others."""
 
 from __future__ import annotations
 

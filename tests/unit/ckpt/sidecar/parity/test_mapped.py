@@ -1,4 +1,4 @@
-"""Files of another sidecar on this host are read only while they hold what was meant."""
+"""Files of another sidecar on this host are read only while they hold the expected content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of one column is a copy of it, made and checked in one pass."""
+"""A row of one column is a copy of the column, made and verified in one pass."""
 
 from __future__ import annotations
 

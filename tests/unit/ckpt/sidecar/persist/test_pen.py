@@ -1,4 +1,4 @@
-"""A writer yields to others, keeps its pace, and tries again."""
+"""A writer yields to others, respects its bandwidth limit, and retries."""
 
 from __future__ import annotations
 

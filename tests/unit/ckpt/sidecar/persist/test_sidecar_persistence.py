@@ -1,4 +1,4 @@
-"""Checkpoints go on, whatever happens around them: slow stores, full ones, lost nodes."""
+"""Checkpoints continue with slow stores, full stores and lost nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may hold: the declared budget and its two modes, a full file system, a new shape."""
+"""A node's memory: the declared budget and its two modes, a full file system, a new shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The S3 store's parts that need no server: what is tried again, for how long, in which pieces."""
+"""The S3 store's parts that need no server: retries, deadlines, pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of etcd say who, where and by which files; wrong ones say what is wrong."""
+"""Addresses of etcd contain credentials, places and files; errors name the fault."""
 
 from __future__ import annotations
 

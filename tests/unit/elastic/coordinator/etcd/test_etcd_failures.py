@@ -1,4 +1,4 @@
-"""What a failed request means: may it be repeated, by whom, and what should the user do."""
+"""The meaning of a failed request: whether and where to retry it, and the user's remedy."""
 
 from __future__ import annotations
 

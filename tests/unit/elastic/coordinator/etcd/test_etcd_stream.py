@@ -1,4 +1,4 @@
-"""A stream of changes is alive or known to be broken, in order, and bounded."""
+"""A stream of changes is alive or known to be broken; it is ordered and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without the client of etcd the error names the extra."""
+"""Without the etcd client the error names the extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues between a rank and its workers: what is sent arrives, and who is killed blocks nobody."""
+"""Queues between a rank and its workers: messages arrive, and a killed process blocks nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that is not forked can be given, and why not."""
+"""Objects that a spawned process can receive, and the reasons for refusals."""
 
 from __future__ import annotations
 

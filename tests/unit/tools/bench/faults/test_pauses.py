@@ -1,4 +1,4 @@
-"""The figures of many recoveries, their table, and the share of the time that was useful."""
+"""The figures of many recoveries, their table, and the share of useful time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's events say of a recovery."""
+"""The recovery that a job's events describe."""
 
 from __future__ import annotations
 

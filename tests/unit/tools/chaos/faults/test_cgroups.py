@@ -1,4 +1,4 @@
-"""Which control group limits a process, by which file, and what is said where none can."""
+"""The control group that limits a process, its files, and the message if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of faults: what they do, what they refuse, and what they need no process for."""
+"""The families of faults: their effects, refusals, and parts that need no process."""
 
 from __future__ import annotations
 

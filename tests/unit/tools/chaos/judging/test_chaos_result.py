@@ -1,4 +1,4 @@
-"""The result of a run is the same when it is read again."""
+"""The result of a run survives the round trip through its file."""
 
 from __future__ import annotations
 

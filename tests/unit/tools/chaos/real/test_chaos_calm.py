@@ -1,4 +1,4 @@
-"""The undisturbed run beside one that is hurt: by which coordinator, and what it leaves."""
+"""The undisturbed run beside a struck one: its coordinator, and its leftovers."""
 
 from __future__ import annotations
 

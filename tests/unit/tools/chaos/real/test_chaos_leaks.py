@@ -1,4 +1,4 @@
-"""What a job leaves in its coordinator and among its checkpoints is told, and by name."""
+"""Leftovers of a job in its coordinator and among its checkpoints are reported by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a strike hits, and when its moment has come."""
+"""The victims of a strike, and its moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of many runs: its figures, and the forms it is written in."""
+"""The report of many runs: its figures and its output formats."""
 
 from __future__ import annotations
 

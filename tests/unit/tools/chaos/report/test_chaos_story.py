@@ -1,4 +1,4 @@
-"""What the report makes of a run: whose recovery each was, how long, which nodes were lost."""
+"""The report's view of a run: recoveries by fault, durations, lost nodes."""
 
 from __future__ import annotations
 

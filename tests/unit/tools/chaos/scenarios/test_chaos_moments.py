@@ -1,4 +1,4 @@
-"""The events that scenarios and tests wait for are checked by name before anything runs."""
+"""The names of events in scenarios and tests are checked before anything runs."""
 
 from __future__ import annotations
 

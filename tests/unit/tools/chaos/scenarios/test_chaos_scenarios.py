@@ -1,4 +1,4 @@
-"""The scenarios that are shipped, the kinds of faults, and what the command line says of them."""
+"""The shipped scenarios, the kinds of faults, and their command line."""
 
 from __future__ import annotations
 

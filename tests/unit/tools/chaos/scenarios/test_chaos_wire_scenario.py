@@ -1,4 +1,4 @@
-"""The ready scenario of bits that change on the wire: drawn, and refused where there is no wire."""
+"""The ready scenario of bit flips on the wire: drawn, and refused if there is no wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario on virtual time: what exists there, when strikes come, whom they hit, what is told."""
+"""A scenario on virtual time: supported entries, moments, victims, reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a soak that need no job: what is drawn, what is promised, what is counted."""
+"""The parts of a soak that need no job: drawn faults, promises, counts."""
 
 from __future__ import annotations
 

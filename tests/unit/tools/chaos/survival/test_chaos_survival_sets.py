@@ -1,4 +1,4 @@
-"""The sets of nodes that are lost, what is run for each, and what is wrong with what came of it."""
+"""The sets of nodes that are lost: the run for each, and the check of its outcome."""
 
 from __future__ import annotations
 
