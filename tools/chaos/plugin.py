@@ -56,7 +56,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Return nodes on this machine with agents and sidecars; nothing of them outlives the test."""
+    """Yield nodes on this machine with agents and sidecars; nothing of them outlives the test."""
     from holdfast.tools.chaos.fixtures.cluster import Cluster
     from holdfast.tools.chaos.fixtures.options import options_of
 
