@@ -43,7 +43,7 @@ LONG: Final = (
     "process/elastic/test_etcd_faults.py",
     "process/ckpt/test_slot_deaths.py",
 )
-"""What takes longest, longest first, as ``--durations`` tells; below `tests`."""
+"""The longest test files by ``--durations``, longest first; paths below `tests`."""
 
 
 def rank(path: PurePath, *, long: Sequence[str] = LONG) -> int:

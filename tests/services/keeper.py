@@ -27,7 +27,7 @@ _CANNOT: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 
 Facts = dict[str, Any]
-"""What users need to know of a running service, as JSON says it."""
+"""The facts that users need about a running service, as JSON."""
 
 
 class CannotInstall(Exception):

@@ -43,7 +43,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What becomes of frames on their way: lost whole (``loss`` 1) or in part, or late."""
+    """The faults of the cable: a share of frames is lost (``loss`` 1: all), and frames are late."""
 
     loss: float = 0.0
     delay_s: float = 0.0

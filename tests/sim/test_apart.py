@@ -34,7 +34,7 @@ JOB = SimulationConfig(
 )
 SEEDS = range(3)
 BOTH, OUT, IN = 0.0, 0.001, 0.002
-"""What a fault's ``pick`` says of the direction."""
+"""Values of a fault's ``pick`` that select the direction."""
 
 
 def apart(
@@ -46,7 +46,7 @@ def apart(
 
 
 class Story:
-    """What became of a job: its generations' members, and when each of them went on."""
+    """The history of a job: its generations' members, and the time at which each resumed."""
 
     def __init__(self, seed: int, *faults: SimulatedFault, config: SimulationConfig = JOB) -> None:
         self.resumed: dict[int, float] = {}

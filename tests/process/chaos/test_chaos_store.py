@@ -43,7 +43,7 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 
 
 class Store:
-    """What a job asks, through the proxy."""
+    """A client that sends a job's requests through the proxy."""
 
     def __init__(self, folder: Path, asked: list[str]) -> None:
         self.asked, self.site, self.injector = asked, Site(folder), StoreInjector()

@@ -125,9 +125,9 @@ def _run(
 
 
 class Stopped(NamedTuple):
-    """What a job of three nodes left that ended at step 25: disks, checkpoints, and where to go on.
+    """The state after a job of three nodes that ended at step 25: disks, checkpoints, its flags.
 
-    ``unbroken`` is the result of 26 steps that nothing interrupted.
+    ``unbroken`` is the result of 26 steps without interruption.
     """
 
     folder: Path

@@ -19,7 +19,7 @@ MIB = 1 << 20
 STATE_MIB = 512
 MEMORY_MIB = 64
 SLACK_MIB = 48
-"""What the process itself comes to need while it works: modules, threads' stacks, indexes."""
+"""Memory of the process itself while it works: modules, threads' stacks, indexes."""
 
 
 @pytest.mark.parametrize("how", ["reshard", "safetensors"])

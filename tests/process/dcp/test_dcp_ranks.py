@@ -92,7 +92,7 @@ def layouts_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
 
 
 def failures_body(rank: int, folder: Path, found: dict[str, Any]) -> None:
-    """What goes wrong on one rank is told to all, and nothing of it shows."""
+    """Check that a failure on one rank is reported on all ranks, and leaves nothing visible."""
     root = folder / "ours"
     state = {"w": torch.arange(8.0), f"only {rank}": rank}
     dcp.save(state, storage_writer=HoldfastWriter(root, step=1))

@@ -54,7 +54,7 @@ def trained(world_size: int, folder: Path) -> Trained:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What every way of training comes to on one rank."""
+    """Return the results of every way of training on one rank."""
     return trained(1, tmp_path_factory.mktemp("alone"))
 
 

@@ -15,7 +15,7 @@ STEPS = 40
 
 
 def taken_bytes(directory: Path) -> int:
-    """What a node's files take; those removed while they are counted count as they were."""
+    """Return the size of a node's files; files removed during the count may still be included."""
     total = 0
     with contextlib.suppress(FileNotFoundError):  # the directory goes with the job
         for path in directory.iterdir():

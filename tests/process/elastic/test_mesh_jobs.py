@@ -119,7 +119,7 @@ def test_a_lost_machine_takes_a_pipeline_along_and_the_other_trains_it_all(tmp_p
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank comes to without a pipeline, and with four stages of its own."""
+    """Return the results of one rank without a pipeline, and with four stages on that rank."""
     turns: list[Turn] = [
         (MeshSize(), Mesh(), ["plain"], "float32"),
         (MeshSize(), Mesh(pp=(4, 2, 1)), ["bfs dropout"], "float32"),

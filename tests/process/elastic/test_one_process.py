@@ -74,7 +74,7 @@ print(json.dumps([call(0.5), call(0.25), call(0.5, "ours"), call(0.5, "theirs"),
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What five calls of the decorated function in one process left; two of them failed."""
+    """Return the results of five calls of the decorated function in one process; two failed."""
     script = tmp_path_factory.mktemp("script") / "script.py"
     script.write_text(_SCRIPT)
     done = subprocess.run(

@@ -136,7 +136,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
 
 
 class _Channel:
-    """What a keeper needs of a channel before anything is restored."""
+    """The part of a channel that a keeper uses before anything is restored."""
 
     sidecar, key, run, node, memory_of = "tcp://127.0.0.1:1", RunKey.new(), "r", "n", ""
 

@@ -106,7 +106,7 @@ SCENES: Mapping[str, tuple[Action, Action]] = {
     "over a base": (old_and_base, lambda root: save(root, 1, NEW)),
     "prune": (old_and_base, lambda root: prune(root, keep_last=1)),
 }
-"""What was before, and what is killed."""
+"""Name → the preparation, and the work that is killed."""
 
 
 def content(root: Path) -> dict[str, int]:

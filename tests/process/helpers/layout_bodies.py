@@ -331,7 +331,7 @@ def flat_parameters(root: Path) -> None:
 
 
 def refusals(root: Path) -> None:
-    """What one rank has differently is said on all, and nothing is written."""
+    """Check that a difference on one rank is reported on all ranks, and that nothing is written."""
     rank = dist.get_rank()
     state: State = {"t": torch.ones(2), "progress": {"seed": rank // 3}}
     try:

@@ -34,7 +34,7 @@ class Machines:
 
     @property
     def place(self) -> str:
-        """Where they meet: on the first machine."""
+        """The meeting point of the launchers, on the first machine."""
         return f"{self._lan.machines[0].address if self._lan else 'localhost'}:{self.port}"
 
     def start(self, *options: str, script: Sequence[str] = (str(WAITING),)) -> int:

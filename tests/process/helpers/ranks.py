@@ -23,7 +23,7 @@ from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSi
 Body = Callable[[reform.GenerationWorld, Path], Any]
 
 GRACE_S = 10.0
-"""How long a rank waits for the fence that explains an error."""
+"""Time that a rank waits for the fence that explains an error."""
 
 
 def record_of(

@@ -22,7 +22,7 @@ guards = st.builds(
     window=st.just(8),
 )
 bad = st.dictionaries(st.integers(0, STEPS - 1), st.integers(1, 9), max_size=6)
-"""How often which step goes wrong before it goes right."""
+"""Step → the number of times that it goes wrong before it goes right."""
 
 
 @settings(deadline=None, max_examples=300)

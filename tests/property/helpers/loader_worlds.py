@@ -104,7 +104,7 @@ def alone(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one step trained: samples by microbatch, and the sum of all weights."""
+    """The training of one step: samples by microbatch, and the sum of all weights."""
 
     epoch: int
     samples: dict[int, tuple[Any, ...]]

@@ -114,7 +114,7 @@ def rebuilt(reader: dcp.StorageReader) -> dict[str, Any]:
 
 
 def rebuilt_by_torch(state: dict[str, Any]) -> dict[str, Any]:
-    """What DCP gives back where it has no target: plain dicts, empty ones left out."""
+    """Return the state that DCP builds without a target: plain dicts, empty ones left out."""
     return {
         key: rebuilt_by_torch(value) if isinstance(value, dict) else value
         for key, value in state.items()

@@ -27,7 +27,7 @@ SYNTHETIC = (
     struck(3, "kill", "trainer/9", 14.0, missed=True),
     struck(4, "lose", "node a", 17.0),
 )
-"""What was done to `hurt_job`; the first did no harm, the one before the last hit nobody."""
+"""The strikes on `hurt_job`; the first did no harm, the one before the last hit nothing."""
 
 
 def holdfast_events() -> list[Event]:

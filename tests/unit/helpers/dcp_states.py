@@ -49,7 +49,7 @@ def build(seed: int) -> Parts:
 
 
 def state_of(model: Net, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:
-    """What a DCP user saves."""
+    """Return the state that a DCP user saves."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict()}
 

@@ -18,7 +18,7 @@ NAMES = ("b", "c", "d")
 
 
 class End(Enum):
-    """How a node's stay ends."""
+    """The end of a node's stay."""
 
     LEFT = "left"
     LOST = "lost"

@@ -254,7 +254,7 @@ def test_a_reference_map_that_was_written_over_is_healed(tmp_path: Path) -> None
 
 
 def test_what_could_not_be_read_again_is_not_committed(tmp_path: Path) -> None:
-    """What the format refuses to read, it refuses to write."""
+    """Check that content which the format refuses to read is not written either."""
     with pytest.raises(CorruptError, match=r"leads to 'nothing'"):
         write_checkpoint(tmp_path, sample_arrays(1), aliases={"tied": "nothing"})
     with pytest.raises(CorruptError, match="unknown tag"):

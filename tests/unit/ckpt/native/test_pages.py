@@ -45,7 +45,7 @@ def test_a_kernel_without_them_has_none(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def resident_bytes(mapping: mmap.mmap) -> int:
-    """What the page table of this process has of the one mapping of that size."""
+    """Return the resident bytes of this process's one mapping of that size."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     size = f"Size: {len(mapping) // 1024:>18} kB".split()
     at = next(n for n, line in enumerate(lines) if line.split() == size)

@@ -24,7 +24,7 @@ def entry(rank: int, step: int = 1, generation: int = 1, crc: int = 0) -> BlockE
 def inventory(
     node: str, *steps: int, world: SnapshotWorld = WORLD, parity: bool = True
 ) -> Inventory:
-    """What ``node`` has after ``steps`` that every rank sealed."""
+    """Return the inventory of ``node`` after ``steps`` that every rank sealed."""
     sealed = tuple(
         entry(rank, step, world.generation)
         for step in steps

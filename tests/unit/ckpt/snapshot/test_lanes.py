@@ -117,7 +117,7 @@ def test_a_write_on_the_device_before_the_fence_discards_the_snapshot(
 
 
 class Runtime:
-    """What CUDA's runtime is asked to do."""
+    """A fake of CUDA's runtime that records its calls."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}

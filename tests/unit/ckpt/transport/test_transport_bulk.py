@@ -493,7 +493,7 @@ def test_a_watching_client_hears_at_once_that_its_server_is_gone(serve: Serve, k
 def test_a_request_that_was_taken_is_not_sent_again(
     server: Server, client: Client, store: Store
 ) -> None:
-    """Whoever sits on the wire can say that a session is unknown: nobody sealed that."""
+    """An attacker on the wire can forge the message that a session is unknown: it is not sealed."""
     refused: list[PeerError] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""How rollouts are scheduled, one sentence each: lengths, budgets, limits, metrics, settings."""
+"""The scheduling of rollouts, one sentence each: lengths, budgets, limits, metrics, settings."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def protect(book: Book, step: int, generation: int = 1) -> list[Instruction]:
 
 
 def told(instructions: list[Instruction]) -> list[tuple[str, int]]:
-    """What is to be done with which step."""
+    """Return the name of each instruction with its step."""
     return [
         (type(each).__name__, each.key[1] if isinstance(each, Release) else each.snapshot.step)
         for each in instructions
