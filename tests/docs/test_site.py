@@ -78,9 +78,9 @@ def test_every_package_says_what_it_is_for() -> None:
 def test_the_pages_of_events_and_errors_have_those_of_the_code() -> None:
     page = events_page()
     for kind in ("detected", "fenced", "proposed", "restored", "protected"):
-        assert f"| `{kind}` |" in page
-    for name in ("CkptError", "CorruptError", "HoldfastError", "ConfigError"):
-        assert f"| `{name}` |" in errors_page()
+        assert f"### `{kind}`" in page
+    for name in ("CorruptError", "ConfigError", "ScenarioError"):
+        assert f"| `{name}`" in errors_page()
 
 
 def test_every_page_is_in_the_navigation() -> None:
