@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-_PACKAGES: Final = ("holdfast",)
+_PACKAGES: Final = ("holdfast", "mutants")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,7 +292,7 @@ BUGS: Final = (
     _bug(
         "old-fence-counts",
         "the fence of the generation before counts for this one",
-        "holdfast.elastic.membership.view:late_nodes",
+        "holdfast.elastic.membership.readiness:late_nodes",
         _counts_the_fence_before,
         0,
     ),
@@ -306,7 +306,7 @@ BUGS: Final = (
     _bug(
         "not-ready",
         "a worker that is still starting becomes a rank",
-        "holdfast.elastic.membership.view:_parked",
+        "holdfast.elastic.membership.readiness:_parked",
         _takes_who_is_still_starting,
         0,
     ),
@@ -320,7 +320,7 @@ BUGS: Final = (
     _bug(
         "dead-votes",
         "nodes that are gone are counted, with what they held",
-        "holdfast.elastic.membership.view:fenced_nodes",
+        "holdfast.elastic.membership.readiness:fenced_nodes",
         _counts_the_dead,
         7,
     ),

@@ -369,12 +369,12 @@ def _checks_nothing_it_restores(_real: Any) -> Any:
 def _gives_slots_of_old_writers_away(_real: Any) -> Any:
     from holdfast.ckpt.memory.block import SlotState
 
-    def fence(self: Any, _world: SnapshotWorld) -> None:
+    def adopted(self: Any) -> None:
         for slot in self._core.slots.all():
             if slot.state is SlotState.WRITING:
                 self._core.slots.release(slot)
 
-    return fence
+    return adopted
 
 
 def _ignores_the_lease(_real: Any) -> Any:
@@ -459,7 +459,7 @@ BUGS: Final = (
     _bug(
         "buffer-reused",
         "a slot that an old writer still has mapped is given to another",
-        "holdfast.ckpt.sidecar.writing.operations:WriteOperations._fence",
+        "holdfast.ckpt.sidecar.writing.operations:WriteOperations.adopted",
         _gives_slots_of_old_writers_away,
         6,
     ),
