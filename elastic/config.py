@@ -18,7 +18,7 @@ from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
 
 Exact: TypeAlias = Literal["float32", "int64"] | None
-"""How sums of gradients are made independent of the world: by rounding, in fixed point, not."""
+"""Method that makes sums of gradients independent of the world: rounding, fixed point, or none."""
 
 OVERRIDABLE: Final = ("snapshots", "checkpoint", "timeouts", "rehearse")
 """The fields of `Settings` that a launcher may override (`Settings.overridden`)."""
@@ -37,17 +37,17 @@ def _is_seconds(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """The wanted grid of ranks: ``dp`` data-parallel groups, ``"auto"`` for whoever is there.
+    """The wanted grid of ranks: ``dp`` data-parallel groups, ``"auto"`` for as many as there are.
 
-    With ``"auto"`` the run goes on with any number of groups from ``min_dp`` up. Each has ``tp`` ×
-    ``pp`` ranks, which share its work by tensor parallelism and as the stages of a pipeline;
-    several sizes, as in ``tp=(4, 2)``, are accepted in that order. ``shard`` cuts the groups into
-    replicas of so many, each of which has all of the state (hybrid sharding). ``ep`` groups that
-    follow each other have the experts of a mixture between them. `axes` are the names
-    of the axes of ``run.mesh``. A script started by hand is alone, and all axes have the size 1.
-    ``device`` is the kind that ``run.mesh`` spans: ``"cpu"``, ``"cuda"`` with a device per rank and
-    NCCL between them, or ``"auto"`` for CUDA where it is to be had. CUDA is written and not yet run
-    on a device; it takes no pipeline stages.
+    With ``"auto"`` the run continues with any number of groups from ``min_dp`` up. Each group has
+    ``tp`` × ``pp`` ranks, which share its work by tensor parallelism and as the stages of a
+    pipeline; several sizes, as in ``tp=(4, 2)``, are accepted in that order. ``shard`` divides the
+    groups into replicas of that many groups; each replica holds the whole state (hybrid sharding).
+    ``ep`` consecutive groups share the experts of a mixture. `axes` are the names of the axes of
+    ``run.mesh``. A script started by hand has one rank, and all axes have the size 1. ``device`` is
+    the device type of ``run.mesh``: ``"cpu"``, ``"cuda"`` with one device per rank and NCCL between
+    them, or ``"auto"`` for CUDA if it is available. The CUDA path has not yet run on a device; it
+    supports no pipeline stages.
     """
 
     dp: int | Literal["auto"] = "auto"
@@ -102,10 +102,10 @@ class Mesh:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of ``run.mesh``: what the job asks for, whatever the sizes come to.
+        """The names of the axes of ``run.mesh``. They follow from the request, not from the sizes.
 
-        With ``ep`` the last data-parallel axis is two, ``edp`` of those with the same experts and
-        ``ep``; it is there under its own name as well.
+        With ``ep`` the last data-parallel axis is split in two: ``edp``, the ranks with the same
+        experts, and ``ep``. The unsplit axis keeps its own name as well.
         """
         data: tuple[str, ...] = ("dp",) if self.shard is None else ("replicate", "shard")
         if self.ep != 1:
@@ -114,7 +114,7 @@ class Mesh:
 
 
 def sizes_of(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the accepted sizes of an axis, preferred ones first; 1 where it is not asked for."""
+    """Return the accepted sizes of an axis, preferred ones first; 1 if it is not requested."""
     if value is None:
         return (1,)
     return value if isinstance(value, tuple) else (value,)
@@ -124,9 +124,9 @@ def sizes_of(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
 class Batch:
     """A step's work: ``microbatches`` of ``size`` samples each, whatever the world size.
 
-    ``by_speed``: faster ranks run more of them. Without a word they do in exact mode, where that
-    changes no bit of the result, unless there are pipeline stages, whose schedules want certain
-    numbers; elsewhere it changes in which order gradients are added up.
+    ``by_speed``: faster ranks run more microbatches. By default this is on in exact mode, where it
+    changes no bit of the result, except with pipeline stages, whose schedules need certain numbers
+    of microbatches. Outside exact mode it changes the order in which gradients are added.
     """
 
     microbatches: int
@@ -142,14 +142,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
-    """Copies of the state in host memory, from which a run goes on after a loss.
+    """Copies of the state in host memory, from which a run continues after a failure.
 
-    ``every`` steps the state is copied; the ``keep`` newest copies stay. Any ``parity`` nodes may
-    be lost of each group of about ``group`` (0: none; ``"replicate"``: one, by a whole copy on
-    another node). ``memory`` (as in ``"12GiB"``) is the host memory that a node may spend on it.
-    ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on every node's own
-    disk. The two newest stay there when the job ends; a later start that is given the same
-    directory goes on from them where no checkpoint is newer.
+    The state is copied every ``every`` steps; the ``keep`` newest copies stay. Any ``parity`` nodes
+    of each group of about ``group`` nodes may be lost (0: none; ``"replicate"``: one, by a whole
+    copy on another node). ``memory`` (as in ``"12GiB"``) is the host memory that a node may use for
+    snapshots. Every ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on
+    every node's own disk. The two newest stay there when the job ends. A later start with the same
+    directory continues from them unless a checkpoint is newer.
     """
 
     every: int = 1
@@ -203,17 +203,17 @@ class Snapshots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Durable copies of the state below ``root``, from which a later start goes on.
+    """Durable copies of the state below ``root``, from which a later start continues.
 
-    ``root`` is a directory or ``s3://bucket/prefix``. A checkpoint is written ``every`` steps and
-    after the last. ``compression`` and ``incremental`` are `ckpt.save`'s ``compression`` and
-    ``base="latest"``. ``bandwidth`` (as in ``"500MB/s"``) limits what a node writes.
+    ``root`` is a directory or ``s3://bucket/prefix``. A checkpoint is written every ``every`` steps
+    and after the last. ``compression`` and ``incremental`` are `ckpt.save`'s ``compression`` and
+    ``base="latest"``. ``bandwidth`` (as in ``"500MB/s"``) limits the write rate of a node.
 
-    Training never waits for the store: while a checkpoint is being written the newest of the
-    others waits, and older ones are skipped. ``on_error``: ``"retry"`` tries ``retries`` times
-    more, then warns, and ends the job when more than ``failures_allowed`` in a row have failed, or
-    the last one; ``"skip"`` only warns; ``"stop"`` ends the job at the first. At its end the job
-    waits for the last checkpoint, at most ``wait_s``.
+    Training never waits for the store: while one checkpoint is being written, the newest of the
+    others waits, and older ones are skipped. ``on_error``: ``"retry"`` tries ``retries`` more
+    times, then warns; it ends the job if more than ``failures_allowed`` checkpoints in a row have
+    failed, or the last one. ``"skip"`` only warns; ``"stop"`` ends the job at the first failure. At
+    its end the job waits for the last checkpoint, at most ``wait_s``.
     """
 
     root: str = field(kw_only=False)
@@ -249,7 +249,7 @@ class Checkpoints:
             raise ConfigError(f"Checkpoints(wait_s={self.wait_s!r}): give 0 or more seconds")
 
     def bytes_per_s(self) -> int:
-        """Return how fast a node may write, 0 for no limit. Raises ``ConfigError``."""
+        """Return the limit of a node's write rate, 0 for no limit. Raises ``ConfigError``."""
         if self.bandwidth is None:
             return 0
         try:
@@ -263,8 +263,8 @@ class Timeouts:
     """Time limits of a run, in seconds.
 
     ``collective_s``: a collective that takes longer has failed. ``stop_grace_s``: when the job is
-    stopped (SIGTERM, as before a preemption), the newest protected step is saved to
-    `Snapshots.disk` and to `Checkpoints` if that takes no longer.
+    stopped (SIGTERM, as before a preemption), the time within which the newest protected step is
+    saved to `Snapshots.disk` and to `Checkpoints`.
     """
 
     collective_s: float = 1800.0
@@ -353,10 +353,10 @@ class Settings:
             )
 
     def overridden(self, overrides: Mapping[str, Json]) -> Settings:
-        """Return these settings with those replaced that a launcher overrides.
+        """Return these settings with the launcher's overrides applied.
 
-        ``overrides`` is shaped as `Settings`: a value by the name of a field, or for a group the
-        values of its fields that differ. What concerns checkpoints has no effect where the script
+        ``overrides`` has the shape of `Settings`: a value by the name of a field, or, for a group,
+        the values of its fields that differ. Overrides of checkpoints have no effect if the script
         writes none. Raises ``ConfigError`` for an unknown name and for a wrong value.
         """
         changed: dict[str, Any] = {}
@@ -376,15 +376,16 @@ class Settings:
     def shares_by_speed(self) -> bool:
         """Whether faster ranks run more microbatches.
 
-        With pipeline stages only where it is asked for: few schedules take any number of them. With
-        CUDA too: what a microbatch takes there is not seen by the processor's clock.
+        With pipeline stages only on request, because few schedules accept any number of
+        microbatches. With CUDA only on request too, because the processor's clock does not measure
+        a microbatch there.
         """
         if self.batch.by_speed is not None:
             return self.batch.by_speed
         return bool(self.exact) and self.mesh.pp == 1 and self.mesh.device == "cpu"
 
     def disk_target(self) -> DiskTarget | None:
-        """Return where protected snapshots are spilled to, None for nowhere."""
+        """Return the disk target of protected snapshots, None if they are not spilled."""
         snapshots = self.snapshots
         if snapshots.disk is None:
             return None
@@ -392,7 +393,7 @@ class Settings:
         return DiskTarget(directory=snapshots.disk, every=snapshots.disk_every, grace_s=grace_s)
 
     def target(self) -> CheckpointTarget | None:
-        """Return where checkpoints go and how, None for none."""
+        """Return the target of checkpoints and its options, None if there are no checkpoints."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             return None
@@ -411,7 +412,7 @@ class Settings:
         )
 
     def job(self) -> JobSpec:
-        """Return what the control plane must know of it."""
+        """Return the part of these settings that the control plane needs."""
         dp = None if self.mesh.dp == "auto" else self.mesh.dp
         min_dp = self.mesh.min_dp if dp is None else dp
         snapshots = self.snapshots
@@ -433,7 +434,7 @@ class Settings:
 
 
 def _replaced(group: Any, name: str, values: Json) -> Any:
-    """Return a group with ``values`` in place of its own. Raises ``ConfigError``."""
+    """Return a group with ``values`` in place of its own values. Raises ``ConfigError``."""
     known = [each.name for each in dataclasses.fields(group)]
     if not isinstance(values, Mapping):
         raise ConfigError(f"the launcher overrides {name} by {values!r}: give values by name")

@@ -1,8 +1,8 @@
-"""What to do when the loss is not finite or leaps: watched by all ranks, decided alike. Pure.
+"""The response to a loss that is not finite or leaps; every rank decides the same. Pure.
 
-A flipped bit makes the loss wrong once: going back and repeating the steps makes it right. A bad
-batch makes it wrong again: then the update is left out. Both are bounded. (Rolling back and leaving
-out the batches around a spike is what PaLM's authors did by hand: Chowdhery et al., 2022, §5.1.)
+A flipped bit makes the loss wrong once: a roll-back and a repetition of the steps correct it. A bad
+batch makes it wrong again: then the update is skipped. Both responses are bounded. (PaLM's authors
+rolled back and skipped the batches around a spike by hand: Chowdhery et al., 2022, §5.1.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Response = Literal["warn", "skip", "rollback", "stop"]
 
 
 class LossAction(StrEnum):
-    """What becomes of a step."""
+    """The action taken for a step after its loss was judged."""
 
     GO_ON = "go_on"
     WARN = "warn"
@@ -36,14 +36,15 @@ class LossAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGuard:
-    """A watch over a number that the loop logs in its microbatches, ``"loss"`` by default.
+    """A guard on a metric that the loop logs in its microbatches, ``"loss"`` by default.
 
-    ``nonfinite`` and ``spike`` say what to do when it is NaN or infinite, and when it is more than
-    ``factor`` robust deviations above the median of the last ``window`` steps (not before
-    ``warmup`` of them): ``"warn"``; ``"skip"``: the step does not change the weights;
-    ``"rollback"``: go back ``steps_back`` steps or, where no snapshot is that near, more, and
-    repeat them; ``"stop"`` the job. At most ``limit`` times a step is rolled back to get past it,
-    then ``then`` follows; at most ``limit`` steps in a row are skipped, then the job ends.
+    ``nonfinite`` is the response to a value that is NaN or infinite. ``spike`` is the response to a
+    value more than ``factor`` robust deviations above the median of the last ``window`` steps (not
+    before ``warmup`` steps). Responses: ``"warn"``; ``"skip"``: the step does not change the
+    weights; ``"rollback"``: go back ``steps_back`` steps, or more if no snapshot is that near, and
+    repeat them; ``"stop"``: end the job. The run rolls back at most ``limit`` times to get past a
+    step, then the response ``then`` follows. At most ``limit`` steps in a row are skipped, then the
+    job ends.
     """
 
     metric: str = "loss"
@@ -80,14 +81,15 @@ class LossGuard:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether it may go back."""
+        """Whether a response may roll back."""
         return "rollback" in (self.nonfinite, self.spike)
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank remembers: the accepted losses by step, and how often which step went wrong.
+    """A rank's memory: the accepted losses by step, the worst step, and the counts of responses.
 
-    It outlives generations but is no state of the run: going back must not forget that it did.
+    It outlives generations but is not part of the run's state: a roll-back must not erase the count
+    of roll-backs.
     """
 
     losses: dict[int, float] = {}
@@ -102,14 +104,14 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def longest(pasts: Collection[Past], *, before: int) -> Past:
-    """Return what all ranks go on from at ``before`` complete steps: the memory of the oldest."""
+    """Return the oldest rank's memory, which all ranks share at ``before`` complete steps."""
     known = max(pasts, key=lambda past: past.knowledge)
     losses = {step: loss for step, loss in known.losses.items() if step < before}
     return msgspec.structs.replace(known, losses=losses)
 
 
 def judge(loss: float, losses: Collection[float], *, guard: LossGuard) -> str:
-    """Return what is wrong with a loss that follows ``losses``; empty when nothing is."""
+    """Return the fault of a loss that follows ``losses``; empty if there is none."""
     if not math.isfinite(loss):
         return f"{guard.metric} is {loss}"
     if len(losses) < guard.warmup:
@@ -125,9 +127,9 @@ def judge(loss: float, losses: Collection[float], *, guard: LossGuard) -> str:
 def decide(
     loss: float, past: Past, *, step: int, guard: LossGuard, wrong: str = ""
 ) -> tuple[LossAction, str, Past]:
-    """Return what becomes of step ``step``, why, and what is remembered of it.
+    """Return the action for step ``step``, the reason, and the new memory.
 
-    ``wrong`` says what else is not finite, as a gradient.
+    ``wrong`` names another value that is not finite, such as a gradient.
     """
     why = wrong or judge(loss, list(past.losses.values()), guard=guard)
     if not why:
@@ -152,20 +154,20 @@ def decide(
             return LossAction.STOP, why, past
         case _:
             known = _accepted(past, step, loss, guard=guard) if math.isfinite(loss) else past
-            return LossAction.WARN, why, known  # a new level of the loss is learned in time
+            return LossAction.WARN, why, known  # so a new level of the loss is learned
 
 
 def _accepted(past: Past, step: int, loss: float, *, guard: LossGuard) -> Past:
     losses = {**past.losses, step: loss}
     for old in sorted(losses)[: -guard.window]:
         del losses[old]
-    if step < past.worst_step:  # on the way to where it went wrong
+    if step < past.worst_step:  # repeating steps up to the worst one
         return msgspec.structs.replace(past, losses=losses)
     return msgspec.structs.replace(past, losses=losses, skipped=0, rollbacks=0)
 
 
 def value_of(metrics: Mapping[str, float], *, guard: LossGuard) -> float:
-    """Return the watched number. Raises ``ConfigError`` where the loop does not log it."""
+    """Return the watched metric. Raises ``ConfigError`` if the loop does not log it."""
     if guard.metric not in metrics:
         raise ConfigError(
             f"LossGuard watches {guard.metric!r}, which no microbatch of the step logged: call "

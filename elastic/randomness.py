@@ -1,7 +1,7 @@
 """Random streams that belong to the work, not to the rank that does it. Pure.
 
-A stream is named by (seed, what, numbers): every microbatch of every step has its own, so it
-sees the same randomness whichever rank runs it, in whichever generation, the first time or again.
+A stream is named by (seed, what, numbers). Every microbatch of every step has its own stream, so it
+sees the same randomness on any rank, in any generation, the first time and when repeated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def microbatch_seed(seed: int, *, step: int, microbatch: int) -> int:
 
 
 def step_seed(seed: int, *, step: int, after_microbatches: bool) -> int:
-    """Return the seed of what a step does before, or after, its microbatches; same on all ranks."""
+    """Return a step's seed before, or after, its microbatches; the same on all ranks."""
     return stream_seed(seed, "step", step, int(after_microbatches))
 
 
 def build_seed(seed: int) -> int:
-    """Return the seed in force when the model is built, the same in every generation."""
+    """Return the seed for building the model; the same in every generation."""
     return stream_seed(seed, "build")

@@ -9,13 +9,13 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed every global generator, those of devices too, with the 63-bit ``seed``."""
+    """Seed every global generator, including those of devices, with the 63-bit ``seed``."""
     torch.manual_seed(seed)
     _seed_plain(seed)
 
 
 def seed_host(seed: int) -> None:
-    """Seed the generators of the CPU, what reading samples uses: 8 µs, a tenth of `seed_all`."""
+    """Seed the CPU's generators, which reading samples uses; takes 8 µs, a tenth of `seed_all`."""
     torch.default_generator.manual_seed(seed)
     _seed_plain(seed)
 

@@ -1,12 +1,12 @@
-"""Process-wide tuning of memory for the time that a training function runs.
+"""Process-wide tuning of memory while a training function runs.
 
 The state of the next generation is about as large as that of the last. If the C library (glibc)
-gave it back to the kernel in between, each of its pages would be zeroed and faulted in once more,
-while all ranks wait: filling it would take ten times as long. And the collector would walk through
-the hundred thousands of objects that imports leave, at every change of generation.
+returned this memory to the kernel in between, the kernel would zero and map each page again while
+all ranks wait: filling it would take ten times as long. The garbage collector would also visit the
+hundreds of thousands of objects that imports leave, at every change of generation.
 
-The process belongs to the user's script, as a notebook that goes on after training; so all of it is
-undone at the end, as far as it can be.
+The process belongs to the user's script, for example a notebook that continues after training. So
+everything is undone at the end, as far as possible.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TUNED_BY: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_T
 
 @contextmanager
 def tuned() -> Iterator[None]:
-    """Keep freed memory, and leave what exists now to no collection of garbage; then undo both.
+    """Keep freed memory and exclude existing objects from garbage collection; then undo both.
 
-    The collector has one set of frozen objects. Where the process froze some before, it is left as
-    it is, because theirs could not be told from ours at the end.
+    The collector has one set of frozen objects. If the process froze some before, this function
+    freezes none, because the two could not be distinguished at the end.
     """
     keeps, freezes = keep(), not gc.get_freeze_count()
     if freezes:
@@ -46,10 +46,10 @@ def tuned() -> Iterator[None]:
 
 
 def keep() -> bool:
-    """Have tensors of up to 32 MiB taken from the heap, and up to 2 GiB of it kept when freed.
+    """Make glibc take tensors of up to 32 MiB from its heap, and keep up to 2 GiB of freed heap.
 
-    glibc does the first by itself from when a tensor of such a size was freed. Returns whether it
-    was done: not with another C library, and not where the environment tunes this one.
+    glibc does the first by itself once a tensor of that size has been freed. Returns whether it was
+    done: not with another C library, and not if the environment tunes glibc.
     """
     library = _glibc()
     if library is None or any(name in os.environ for name in _TUNED_BY):
@@ -60,13 +60,13 @@ def keep() -> bool:
 
 
 def release() -> None:
-    """Return to the kernel what `keep` kept, and have glibc keep little again.
+    """Return the memory that `keep` kept to the kernel, and make glibc keep little again.
 
-    glibc starts with thresholds of 128 KiB and moves both as blocks are freed, until mallopt sets
-    one: from then on they are fixed, and nothing turns the adjustment on again. So the process does
-    not get its first thresholds, which would map every tensor above 128 KiB anew for good, but
-    those at which the adjustment ends: allocations of up to 32 MiB come from the heap, and twice
-    that much of it is kept.
+    glibc starts with thresholds of 128 KiB and raises both as blocks are freed, until mallopt sets
+    one: from then on they are fixed, and nothing turns the adjustment on again. So this function
+    does not restore the first thresholds: with them, every tensor above 128 KiB would be mapped
+    again at each allocation. It sets those at which the adjustment ends: allocations of up to 32
+    MiB come from the heap, and twice that much of it is kept.
     """
     library = _glibc()
     if library is None:
@@ -76,7 +76,7 @@ def release() -> None:
 
 
 def _glibc() -> Any:
-    """Return the C library where it is glibc, else None."""
+    """Return the C library if it is glibc, else None."""
     try:
         library = ctypes.CDLL(None)
         return library if library.mallopt and library.malloc_trim else None

@@ -1,4 +1,4 @@
-"""The decorator: runs a training function generation after generation in one living process."""
+"""The decorator `resilient`, which runs a training function in every generation in one process."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 USER_ERRORS = (BudgetError, ConfigError, JobFailedError, MismatchError, StateError, StoreError)
-"""What no retry can help: the job ends at once with the message."""
+"""Errors that a retry cannot fix: the job ends at once with their message."""
 
 _AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
 
 
-def resilient(  # noqa: PLR0913 - the one place where a run is configured, all by keyword
+def resilient(  # noqa: PLR0913 - the one place that configures a run, all by keyword
     *,
     mesh: Mesh | None = None,
     batch: Batch | None = None,
@@ -82,26 +82,28 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
 ) -> Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]:
     """Keep a training function alive through failures and changes of the world.
 
-    The decorated function takes a `Run` first. It is called again, in the same process, whenever
-    the set of ranks changes, and goes on from the newest complete step. Started by hand it runs
-    alone; ``holdfast run`` makes it elastic.
+    The decorated function takes a `Run` as its first argument. It is called again, in the same
+    process, whenever the set of ranks changes, and continues from the newest complete step. Started
+    by hand it runs as one rank; ``holdfast run`` makes it elastic.
 
-    ``mesh``: how many ranks there are; ``batch``: the work of a step, whatever their number.
-    ``snapshots``: copies of the state in host memory, and which losses they survive.
-    ``checkpoint``: where and how often the state is written to a store; a string is its root, with
-    the defaults of `Checkpoints` for the rest. None: no checkpoints.
+    ``mesh``: the grid of ranks.
+    ``batch``: the work of a step, independent of the number of ranks.
+    ``snapshots``: copies of the state in host memory, and the failures that they survive.
+    ``checkpoint``: the store to which the state is written, and how often; a string is its root,
+    with the defaults of `Checkpoints` for the rest. None: no checkpoints.
     ``exact``: the weights do not depend on world size or failures, bit for bit. ``"float32"``
-    rounds every microbatch's gradient to what float32 adds exactly; ``"int64"`` adds in fixed
-    point, which loses next to nothing and costs more memory and traffic. None: they may depend.
-    ``seed``: of the model's initial weights, the order of samples and every random stream.
-    ``loss_guard``: what to do when the loss is not finite or leaps (`LossGuard`; None: nothing).
-    ``rehearse``: a worker that starts while others train calls the function once before it joins,
-    up to the first step, so that what is done for the first time holds up nobody. Its world is made
-    up: collectives do nothing there (False: it does not).
+    rounds every microbatch's gradient so that float32 adds it exactly; ``"int64"`` adds in fixed
+    point, which loses almost no precision and costs more memory and traffic. None: the weights may
+    depend on them.
+    ``seed``: the seed of the model's initial weights, the order of samples and every random stream.
+    ``loss_guard``: the response to a loss that is not finite or leaps (`LossGuard`; None: none).
+    ``rehearse``: a worker that starts while others train calls the function once, up to the first
+    step, before it joins, so that its initialization delays no other rank. Collectives do nothing
+    during this rehearsal. False: no rehearsal.
     ``timeouts``: time limits of collectives and of an orderly stop.
-    ``worker_info``: called at the start of each generation; the job's roster shows what it returns.
+    ``worker_info``: called at the start of each generation; the job's roster shows its result.
 
-    Raises ``ConfigError`` at once when a setting is wrong.
+    Raises ``ConfigError`` immediately if a setting is wrong.
     """
     settings = Settings(
         mesh=Mesh() if mesh is None else mesh,
@@ -137,7 +139,7 @@ def resilient(  # noqa: PLR0913 - the one place where a run is configured, all b
 
 
 class Loop:
-    """Fence, agree, re-form, restore, resume: the worker's side, until the function returns."""
+    """The worker's side of fence, agree, re-form, restore and resume."""
 
     def __init__(
         self, channel: Channel, settings: Settings, *, worker_info: Callable[[], dict[str, Json]]
@@ -189,7 +191,7 @@ class Loop:
             self._pulse.set(WorkerPhase.IDLE)
             channel.ready(after=after, spec=self._settings.job(), info=info)
             if after:
-                gc.collect()  # the old model must be gone before the next is built
+                gc.collect()  # the old model must be freed before the next is built
             try:
                 record = channel.await_generation(after=after)
             finally:
@@ -231,13 +233,13 @@ class Loop:
             anew = str(error)
             _log.warning("the state is built anew: %s", anew)
             _forget(error)
-        gc.collect()  # what is half restored must be gone before it is built again
+        gc.collect()  # the half-restored model must be freed before the next is built
         return self._enter(body, world, anew=anew)
 
     def _enter(
         self, body: Callable[[Run], _R], world: reform.GenerationWorld, *, anew: str = ""
     ) -> _R:
-        """Call ``body`` once; ``anew`` says why it restores nothing, if that is so."""
+        """Call ``body`` once. A nonempty ``anew`` is the reason why it restores nothing."""
         channel, settings = self._channel, self._settings
         torch.manual_seed(randomness.build_seed(settings.seed))
         keeper = StateKeeper(
@@ -263,21 +265,21 @@ class Loop:
 
 
 def _on_this_machine(settings: Settings) -> Settings:
-    """Say what ``device="auto"`` comes to; there is no made-up world for devices to rehearse in."""
+    """Resolve ``device="auto"``; allow rehearsals only on the CPU."""
     device = devices.kind(settings.mesh.device)
     mesh = dataclasses.replace(settings.mesh, device=device)
     return dataclasses.replace(settings, mesh=mesh, rehearse=settings.rehearse and device == "cpu")
 
 
 def _import_all() -> None:
-    """Import what torch would with the first optimizer: a second, for which others would wait."""
+    """Import what the first optimizer would import; it takes a second, and others would wait."""
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
 def _explained(error: Exception, guard: WaitGuard) -> bool:
-    """Say whether the end of the generation explains the error; its news may come a little later.
+    """Return whether the end of the generation explains the error; the fence may come a bit later.
 
-    A peer's death shows first as a broken connection, then as a fence.
+    A peer's death appears first as a broken connection, then as a fence.
     """
     if isinstance(error, GenerationOverError) or guard.fenced:
         return True
@@ -287,7 +289,7 @@ def _explained(error: Exception, guard: WaitGuard) -> bool:
 
 
 def _forget(error: BaseException) -> None:
-    """Clear the frames an error holds, and with them the model of the generation that is over."""
+    """Clear the frames that an error holds; they keep the model of the ended generation alive."""
     seen: BaseException | None = error
     while seen is not None:
         if seen.__traceback__ is not None:

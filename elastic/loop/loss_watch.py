@@ -1,4 +1,4 @@
-"""The watch over the loss of one process, through all its generations."""
+"""The guard of the loss in one process, through all its generations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class LossWatch:
-    """Judges every step's loss; all ranks come to the same, from the same numbers and memory."""
+    """Judges every step's loss. All ranks decide the same, from the same metrics and memory."""
 
     def __init__(self, guard: LossGuard) -> None:
         self._guard, self._past = guard, Past()
 
     def begin(self, world: GenerationWorld, *, completed: int) -> None:
-        """Take over what the rank that has watched the longest knows; collective."""
+        """Take over the memory of the rank that has watched the longest; collective."""
         said = world.gather(msgspec.to_builtins(self._past, str_keys=True))
         pasts = [msgspec.convert(each, Past, str_keys=True) for each in said]
         self._past = longest(pasts, before=completed)
@@ -34,11 +34,11 @@ class LossWatch:
         wrong: str,
         tell: Callable[[str, LossAction], None],
     ) -> bool:
-        """Say whether the step is to leave the weights as they are.
+        """Return whether the step must not change the weights.
 
-        ``wrong`` says what else is not finite. ``tell`` is called with what is wrong and what
-        becomes of it. Raises ``RollBackError`` to go back, ``JobFailedError`` when that is over,
-        and ``ConfigError`` where the loop does not log the number.
+        ``wrong`` names another value that is not finite. ``tell`` is called with the fault and the
+        action. Raises ``RollBackError`` to roll back, ``JobFailedError`` to end the job, and
+        ``ConfigError`` if the loop does not log the metric.
         """
         guard = self._guard
         loss = value_of(metrics, guard=guard)

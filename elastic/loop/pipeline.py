@@ -1,10 +1,10 @@
-"""A step's microbatches through the stages of a pipeline, each with its own randomness.
+"""Pipeline stages: run a step's microbatches through them, each with its own randomness.
 
-The schedules are those of ``torch.distributed.pipelining``; what they call a microbatch is one of
-ours. The schedule is told how many a step has for this group of ranks, and a stage seeds each of
-them before its forward pass, so that neither the order nor the group shows. A rank with several
-stages has every ``pp``-th of them (Narayanan et al., "Efficient Large-Scale Language Model Training
-on GPU Clusters", and Lamy-Poirier, "Breadth-First Pipeline Parallelism").
+The schedules are those of ``torch.distributed.pipelining``; their microbatches are Holdfast's. A
+schedule is built for this group's number of microbatches in a step. A stage seeds each microbatch
+before its forward pass, so that the result depends neither on the order nor on the group. A rank
+with several stages has every ``pp``-th of them (Narayanan et al., "Efficient Large-Scale Language
+Model Training on GPU Clusters", and Lamy-Poirier, "Breadth-First Pipeline Parallelism").
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from holdfast.elastic.seeding import seed_all
 AXIS: Final = "pp"
 
 _WHOLE_STAGES: Final = 3
-"""So many stages of a rank a schedule keeps gathered; of more it gathers some again, in an order
-that follows the number of microbatches."""
+"""The number of a rank's stages that a schedule keeps gathered. Of more stages it gathers some
+again, in an order that depends on the number of microbatches."""
 
 Feed = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
-"""Takes a microbatch apart: the input of the first stage, and the target of the loss."""
+"""Splits a microbatch into the input of the first stage and the target of the loss."""
 
 Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
-"""What ``torch.distributed.pipelining`` has for one stage per rank, and for several."""
+"""Schedule of ``torch.distributed.pipelining``, for one stage per rank or for several."""
 
 
 def _is_no_fence(_: logging.LogRecord) -> bool:
     return not isinstance(sys.exc_info()[1], GenerationOverError)
 
 
-# Where a generation ends under a schedule, that would log an error and all that it had planned.
+# If a generation ends during a schedule, torch would log an error and the whole plan.
 schedules.logger.addFilter(_is_no_fence)
 
 
 class Stage(PipelineStage):
-    """Stage ``index`` of ``count``; ``seeds`` are of the microbatches to come, in their order.
+    """Stage ``index`` of ``count``; ``seeds`` are those of the coming microbatches, in order.
 
-    Raises ``ConfigError`` for a module whose gradients would be summed behind our back.
+    Raises ``ConfigError`` for a module that would sum its gradients by itself.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run one microbatch under its own seed.
 
-        Raises ``GenerationOverError`` when the generation is over.
+        Raises ``GenerationOverError`` if the generation is over.
         """
         self._check()
         seed_all(self.seeds[fwd_chunk_id])
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Make the gradients of the weights apart from those of the input.
+        """Compute the gradients of the weights separately from those of the input.
 
-        Raises ``ConfigError`` in exact mode: they pass by the hooks that round them.
+        Raises ``ConfigError`` in exact mode: these gradients bypass the hooks that round them.
         """
         if self._exact:
             raise ConfigError(
@@ -117,10 +117,10 @@ def stages_of(
     exact: bool,
     shares_are_even: bool,
 ) -> list[Stage]:
-    """Return the stages of this rank, which has every ``pp``-th of them; collective.
+    """Return the stages of this rank, which are every ``pp``-th of all stages; collective.
 
-    Raises ``ConfigError`` where some rank has another number of stages, or no axis ``pp``, and for
-    modules that cannot be one.
+    Raises ``ConfigError`` if a rank has another number of stages, if the mesh has no axis ``pp``,
+    and for modules that cannot be stages.
     """
     counts = world.gather(len(modules))
     if not modules or any(count != len(modules) for count in counts):
@@ -151,7 +151,7 @@ def stages_of(
 
 
 def pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two parts of a batch that is input and target."""
+    """Return the input and the target of a batch that is such a pair."""
     inputs, target = batch
     return inputs, target
 
@@ -159,9 +159,9 @@ def pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def run_schedule(
     schedule: Schedule, pieces: Sequence[LoadedMicrobatch], *, feed: Feed, seed: int, step: int
 ) -> list[float]:
-    """Run microbatches forward and backward; return their losses, zeros before the last stage.
+    """Run microbatches forward and backward; return their losses, zeros without the last stage.
 
-    Raises ``ConfigError`` where the schedule is not made for them.
+    Raises ``ConfigError`` if the schedule is not built for them.
     """
     stages = _stages_in(schedule, len(pieces))
     fed = [feed(piece.fetch()) for piece in pieces]
@@ -181,7 +181,7 @@ def run_schedule(
 
 
 def _seed(seed: int, step: int, microbatch: int, *, stage: int) -> int:
-    """Return the seed of a microbatch at a stage; at the first the same as without a pipeline."""
+    """Return the seed of a microbatch at a stage; stage 0 has that of a run without stages."""
     if stage == 0:
         return randomness.microbatch_seed(seed, step=step, microbatch=microbatch)
     return randomness.stream_seed(seed, "stage", step, microbatch, stage)

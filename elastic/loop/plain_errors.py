@@ -1,8 +1,8 @@
-"""Errors of Holdfast that nobody catches end a script with their message, without a traceback.
+"""The hook that prints uncaught errors of Holdfast as their message, without a traceback.
 
-The hook for uncaught exceptions is the user's. It is replaced only from when such an error leaves
-the decorated function until that error is gone: printed at the end of the process, or caught and
-let go of. Every other exception goes to the hook that was there before.
+The hook for uncaught exceptions belongs to the user. It is replaced only from the moment such an
+error leaves the decorated function until that error is gone: printed at the end of the process, or
+caught and freed. Every other exception goes to the previous hook.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType |
 
 
 class _PlainHook:
-    """Prints the message of the errors it was given, and leaves all others to ``before``."""
+    """Prints the message of registered errors, and passes all others to the hook ``before``."""
 
     def __init__(self, before: _Hook) -> None:
         self._before = before
         self._printed: dict[weakref.ref[BaseException], bool] = {}
 
     def add(self, error: BaseException, *, printed: bool) -> None:
-        """Take charge of ``error``, of which a launcher has ``printed`` the message, or not."""
+        """Register ``error``; ``printed`` says whether a launcher prints its message."""
         self._printed[weakref.ref(error, self._forget)] = printed
 
     def __call__(
@@ -40,14 +40,14 @@ class _PlainHook:
             sys.stderr.write(f"holdfast: {error}\n")
 
     def _forget(self, gone: weakref.ref[BaseException]) -> None:
-        """Put back the hook from before once no error is left, unless another hook is on top."""
+        """Restore the previous hook once no error is left, unless another hook is on top."""
         self._printed.pop(gone, None)
         if not self._printed and sys.excepthook is self:
             sys.excepthook = self._before
 
 
 def show_plainly(error: Exception, *, printed: bool) -> None:
-    """Have ``error``, if nobody catches it, end the process with its message alone.
+    """Make ``error``, if it is not caught, end the process with only its message.
 
     ``printed``: the launcher prints it, so this process prints nothing. Errors that are not
     Holdfast's keep their traceback, and so do a snapshot's ``FencedError`` and ``InternalError``.

@@ -1,9 +1,9 @@
-"""Fetch what a rank will need while the others train, and follow them from step to step.
+"""Prefetcher: fetches the state that a rank will need while other ranks train, step after step.
 
-One thread of low priority asks for the newest protected step, has the holders of the blocks say
-what changed since the one before, and fetches that. It rests between requests, so that the holders
-have time for others. What it has is bounded by what the rank wants: as much memory again as the
-rank's state takes, until that is restored.
+A thread of low priority asks for the newest protected step, asks the holders of its blocks for the
+changes since the step before, and fetches them. It rests between requests, so that the holders have
+time for others. Its memory is bounded by the rank's share: as much again as the rank's state takes,
+until the state is restored.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.02
 _STALLED_S: Final = 30.0
 _REST: Final = 1.0
-"""Rest after a request, as a multiple of what it took: holders serve one half of the time."""
+"""Rest after a request, as a multiple of its duration: holders serve one half of the time."""
 
 _SPARE_REST: Final = 9.0
 _SPARE_AFTER_S: Final = 30.0
-"""The same for one that has been ready for so long and is not wanted: that may be so for days."""
+"""The same for a worker that has been ready this long without being needed, possibly for days."""
 
 _PASSES: Final = 3
-"""So many times as much as is wanted is fetched before it is clear that the others are faster."""
+"""Limit of fetched bytes, as a multiple of the wanted bytes; beyond it, the trainers are faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetched:
-    """How far it came: ``held_bytes`` of the ``wanted_bytes`` are of ``step`` of ``generation``.
+    """Progress: ``held_bytes`` of the ``wanted_bytes`` belong to ``step`` of ``generation``.
 
-    ``fetched_bytes`` is what travelled for it in all.
+    ``fetched_bytes`` counts all bytes that were transferred.
     """
 
     generation: int
@@ -59,7 +59,7 @@ class Prefetched:
 
 
 class Donors:
-    """Clients of the sidecars of a generation; made when first asked for."""
+    """Clients of the sidecars of a generation, made on first use."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -67,16 +67,16 @@ class Donors:
         self.addresses: Mapping[str, str] = {}
 
     def of(self, node: str) -> SidecarClient:
-        """Return the client of a node's sidecar, wherever that serves now."""
+        """Return the client of a node's sidecar at its present address."""
         address = self.addresses[node]
         if address not in self._clients:
             self._clients[address] = SidecarClient(address, self._channel.key)
         return self._clients[address]
 
     def newest(self, world: SnapshotWorld, *, beyond: int = -1, wait_s: float = 0.0) -> int:
-        """Return the newest protected step, waiting a while for one beyond; -1 where there is none.
+        """Return the newest protected step, or -1; wait up to ``wait_s`` for one after ``beyond``.
 
-        Raises what the sidecar raises that is asked.
+        Raises the errors of the sidecar's client.
         """
         self.addresses = {peer.node: peer.address for peer in world.peers}
         guide = self.of(self._guide(world))
@@ -90,13 +90,13 @@ class Donors:
         return guide.locate(generation=world.generation, step=step)
 
     def _guide(self, world: SnapshotWorld) -> str:
-        """Return whom to ask: the own sidecar where it takes part, else that of rank 0."""
+        """Return the node to ask: this node if its sidecar takes part, else that of rank 0."""
         return self._channel.node if self._channel.node in self.addresses else world.rank_nodes[0]
 
     def source(
         self, point: RestorePoint, *, maps: SlotMaps, ahead: Ahead | None = None
     ) -> MemorySource:
-        """Return the blocks of ``point`` as something to restore from."""
+        """Return the blocks of ``point`` as a source for a restore."""
         channel = self._channel
         self.addresses = {**self.addresses, channel.node: channel.sidecar}
         return MemorySource(
@@ -116,7 +116,7 @@ class Donors:
 
 
 class Prefetcher:
-    """Holds what is wanted of the newest protected step, as well as the others' pace allows."""
+    """Holds the wanted chunks of the newest protected step, as far as it keeps up with trainers."""
 
     def __init__(self, channel: Channel, *, maps: SlotMaps, wanted: Wanted) -> None:
         self._channel, self._maps, self._wanted = channel, maps, wanted
@@ -131,9 +131,9 @@ class Prefetcher:
         self._thread.start()
 
     def await_current(self, *, goes_on: Callable[[], bool]) -> Prefetched | None:
-        """Wait until all is of one protected step, the others prove to be faster, or nothing comes.
+        """Wait until all chunks are of one protected step, trainers are faster, or nothing comes.
 
-        ``goes_on`` says whether there is still time. Returns None where nothing has to be fetched.
+        ``goes_on`` says whether there is still time. Returns None if nothing has to be fetched.
         """
         fetched, since_s = 0, time.monotonic()
         while not self._current.wait(_POLL_S) and goes_on():
@@ -148,7 +148,7 @@ class Prefetcher:
         return self.progress()
 
     def progress(self) -> Prefetched | None:
-        """Return how far it has come, None where nothing is to be fetched."""
+        """Return the progress, None if nothing is to be fetched."""
         ahead, world, step = self._ahead, self._world, self._step
         if ahead is None or world is None or not ahead.nbytes:
             return None
@@ -161,11 +161,11 @@ class Prefetcher:
         )
 
     def complete(self) -> Ahead | None:
-        """Return what there is if that is all; it may be of a newer step the next moment."""
+        """Return the chunks if they are complete, else None; they may move to a newer step soon."""
         return self._ahead if self._current.is_set() else None
 
     def stop(self) -> Ahead | None:
-        """Fetch no more; return what there is. A request under way is not waited for."""
+        """Stop fetching; return the chunks held so far. Does not wait for a running request."""
         self._over.set()
         ahead = self._ahead
         if ahead is not None:
@@ -180,14 +180,14 @@ class Prefetcher:
             while not self._over.is_set():
                 try:
                     self._catch_up()
-                except CkptError as error:  # released, or a holder is gone: there will be another
+                except CkptError as error:  # released, or a holder is gone: try again
                     _log.info("prefetching: %s", error)
                     self._over.wait(_RETRY_S)
         finally:
             self._donors.close()
 
     def _catch_up(self) -> None:
-        """Bring all that is wanted to the newest protected step, as far as there is time for it."""
+        """Bring all wanted chunks to the newest protected step, as far as there is time for it."""
         generation = self._channel.roster().generation
         if generation is None:
             self._over.wait(_RETRY_S)
@@ -212,24 +212,24 @@ class Prefetcher:
             began_s = time.monotonic()
         self._current.set()
         if not ahead.nbytes:
-            self._over.set()  # all of it is on this host: there is nothing to follow
+            self._over.set()  # all chunks are on this host: there is nothing to fetch
 
     def _rest(self) -> float:
-        """Return how long to rest after a request, as a multiple of what it took."""
+        """Return the rest after a request, as a multiple of its duration."""
         if not others_train(self._channel.roster()):
-            return 0.0  # the generation is over: nobody is held up, and it is urgent
+            return 0.0  # the generation is over: no trainer is slowed down, and it is urgent
         spare = time.monotonic() - self._ready_s > _SPARE_AFTER_S
         return _SPARE_REST if spare else _REST
 
     def _overtaken(self, world: SnapshotWorld, step: int) -> bool:
-        """Say whether there is a newer step: first learn what has not changed, while that is known.
+        """Return whether there is a newer step: then stop this fetch and compare with that first.
 
-        The step before stays in memory for as long as one more, as a rule.
+        Holders can compare two steps only while both are in memory, as a rule for one more step.
         """
         return self._donors.newest(world) > step
 
     def _room(self, point: RestorePoint) -> Ahead:
-        """Make room for the chunks that are wanted of blocks on other hosts."""
+        """Allocate memory for the wanted chunks of blocks on other hosts."""
         self._maps.prune()
         with self._donors.source(point, maps=self._maps) as source:
             refs = plan(source.indexes(), self._wanted, strict=False).refs()

@@ -1,11 +1,12 @@
-"""Run the training function up to its first step, before the generation that it is to join.
+"""Rehearsal: run the training function up to its first step before the worker joins a generation.
 
-A worker that comes late has everything to do for the first time: imports inside the function, lazy
-initialisation, memory from the kernel, the mappings of snapshots. In the re-form all others would
-wait for that. So it *rehearses* while they train: the function is called in a world of this process
-alone, of the size and with the rank that are to be expected, and left where the first step would
-begin. Its model is dropped: the mesh of the real generation is another object. What stays is what
-the process has learned, and the bytes fetched meanwhile (`holdfast.elastic.loop.prefetch`).
+A worker that joins late does everything for the first time: imports inside the function, lazy
+initialization, memory from the kernel, the mappings of snapshots. During the re-form all other
+ranks would wait for it. So it *rehearses* while they train: it calls the function in a world of
+this process alone, with the size and rank that it expects to get, and leaves the function where the
+first step would begin. The model is dropped, because the mesh of the real generation is another
+object. The warm state of the process stays, and so do the bytes fetched meanwhile
+(`holdfast.elastic.loop.prefetch`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ from holdfast.elastic.tracked.cursor import KEY
 from holdfast.elastic.tracked.keeper import StateKeeper
 
 LIMIT_S: Final = 600.0
-"""A function that does not come to its first step in this time is not rehearsed any longer."""
+"""Time limit of a rehearsal: after it, the function is left before its first step."""
 
 SIGNAL: Final = signal.SIGRTMIN + 12
-"""Ends a rehearsal that takes too long, inside the training function; none that scripts use."""
+"""Signal that ends a rehearsal that takes too long, inside the function; scripts do not use it."""
 
 _ROSTER_WAIT_S: Final = 5.0
 _PROTECTED_WAIT_S: Final = 10.0
@@ -69,7 +70,7 @@ class _TooLongError(InternalError):
 
 
 class StageWorld(GenerationWorld):
-    """A world of this process alone that says it is larger: what others would say is made up."""
+    """A world of this process alone with the size of a real one; its collectives do nothing."""
 
     def max_(self, tensor: torch.Tensor) -> None:
         """Leave the tensor as it is."""
@@ -93,7 +94,7 @@ class StageWorld(GenerationWorld):
 def stage(
     record: GenerationRecord, *, rank: int, guard: WaitGuard, axes: tuple[str, ...] = AXES
 ) -> Iterator[StageWorld]:
-    """Make this process ``rank`` of ``record``, with collectives that do nothing, for a while.
+    """Make this process ``rank`` of ``record`` inside the context; collectives do nothing there.
 
     ``axes`` is as for `reform.form`.
     """
@@ -123,7 +124,7 @@ def stage(
 
 
 class StageKeeper(StateKeeper):
-    """Tells ``tracked`` of the state instead of restoring it, and ends where steps begin."""
+    """Passes the state to ``tracked`` instead of restoring it; ends before the first step."""
 
     tracked: Callable[[Mapping[str, Any]], None]
 
@@ -139,7 +140,7 @@ class StageKeeper(StateKeeper):
 
 
 class WarmJoin:
-    """What a worker does that starts while others train, from its start to its generation."""
+    """Work of a worker that starts while others train, from its start to its first generation."""
 
     def __init__(
         self, channel: Channel, settings: Settings, *, pulse: Pulse, maps: SlotMaps
@@ -150,9 +151,10 @@ class WarmJoin:
         self._generation = 0
 
     def prepare(self, body: Callable[[Run], Any]) -> None:
-        """Rehearse ``body`` and prefetch its state, where others train meanwhile; else nothing.
+        """Rehearse ``body`` and prefetch its state while others train; otherwise do nothing.
 
-        Whatever goes wrong with it is told in an event, and will show again, or not, in earnest.
+        An error in the rehearsal is recorded in an event and does not end the worker. If it is
+        permanent, it occurs again in the real call.
         """
         channel = self._channel
         if not self._settings.rehearse or not isinstance(channel, AgentChannel):
@@ -176,7 +178,7 @@ class WarmJoin:
         except (_FirstStepError, _TooLongError) as error:
             said = "" if isinstance(error, _FirstStepError) else str(error)
             told = msgspec.structs.replace(told, error=said)
-        except Exception as error:  # noqa: BLE001 - told; in earnest it ends the worker
+        except Exception as error:  # noqa: BLE001 - recorded; in the real call it ends the worker
             said = f"{type(error).__name__}: {error}"
             told = msgspec.structs.replace(told, error=said, over=not self._goes_on())
         reform.leave()
@@ -185,12 +187,12 @@ class WarmJoin:
         channel.emit(msgspec.structs.replace(told, seconds=seconds))
 
     def finish(self) -> Ahead | None:
-        """Return what was prefetched, now that the generation has begun."""
+        """Stop prefetching, now that the generation has begun; return the prefetched chunks."""
         prefetcher, self._prefetcher = self._prefetcher, None
         return None if prefetcher is None else prefetcher.stop()
 
     def _goes_on(self) -> bool:
-        """Whether the others still train: if they do not, they may be waiting for this worker."""
+        """Return whether the others still train; otherwise they may be waiting for this worker."""
         roster = self._channel.roster()
         generation = roster.generation
         same = generation is not None and generation.number == self._generation
@@ -241,7 +243,7 @@ class WarmJoin:
                 run._close()
 
     def _tracked(self, state: Mapping[str, Any], *, rank: int, donors: Donors) -> None:
-        """Prefetch what ``state`` wants, then restore into it: what is done twice goes faster."""
+        """Prefetch the chunks for ``state``, then restore into it to warm the real restore."""
         generation = self._channel.roster().generation
         if generation is None:
             return
@@ -252,8 +254,8 @@ class WarmJoin:
         self._await(prefetcher)
         ahead = prefetcher.complete()
         if ahead is None or not self._goes_on():
-            return  # others are not asked for everything twice
-        with contextlib.suppress(CkptError):  # they go on: it may be gone by now
+            return  # do not request everything from others twice
+        with contextlib.suppress(CkptError):  # training continues: the step may be released by now
             point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
             with donors.source(point, maps=self._maps, ahead=ahead) as source:
                 restore(state, source, rank=rank)
@@ -275,7 +277,7 @@ class WarmJoin:
 
 
 def _train_once(world: GenerationWorld) -> None:
-    """Train next to nothing for a step: what torch does for the first time there, it has done."""
+    """Train a tiny model for one step, so that torch has initialized what a step needs."""
     model = nn.Linear(2, 2)
     if world.mesh.ndim == 1:
         fully_shard(model, mesh=world.mesh)
@@ -286,7 +288,7 @@ def _train_once(world: GenerationWorld) -> None:
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Have `_TooLongError` raised in the body when the time is up; on the main thread only."""
+    """Raise `_TooLongError` in the body when the time is up; on the main thread only."""
     main = threading.main_thread()
     if threading.current_thread() is not main or main.ident is None:
         yield
@@ -308,7 +310,7 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 
 def _interrupt_late(left: threading.Event, interrupt: Callable[[], None], limit_s: float) -> None:
-    """Interrupt until the body is left: what is raised in a callback or a destructor is lost."""
+    """Interrupt until the body is left: an error raised in a callback or a destructor is lost."""
     while not left.wait(limit_s):
         interrupt()
         limit_s = _AGAIN_S

@@ -1,4 +1,4 @@
-"""What the decorated function is given: its world, its steps, its share of the work."""
+"""`Run`, the decorated function's handle on its world, its steps and its share of the work."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _MAX_PASSES = 3
 
 
 class Run:
-    """One generation's view of the run; a new one is made whenever the world changes.
+    """One generation's view of the run; every change of the world makes a new one.
 
     ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least),
     ``completed`` the number of completed steps, ``metrics`` the values last logged. Libraries get
-    what else they need of the job from `session_of`.
+    the rest of the job from `session_of`.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Run:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The data-parallel axes of the mesh: what ``fully_shard`` shards over, but for experts."""
+        """The data-parallel axes of the mesh; ``fully_shard`` shards over them, except experts."""
         return self._world.data_mesh
 
     @property
     def device(self) -> torch.device:
-        """Where this rank builds its model: the CPU, or its CUDA device (see `Mesh`)."""
+        """The device for this rank's model: the CPU, or its CUDA device (see `Mesh`)."""
         return self._world.device
 
     @property
@@ -120,16 +120,16 @@ class Run:
 
     @property
     def completed(self) -> int:
-        """How many steps are complete."""
+        """The number of complete steps."""
         return self._keeper.cursor.step
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The values last logged; part of the state, so there after a restore too."""
+        """The values last logged; part of the state, so a restore brings them back."""
         return dict(self._keeper.cursor.metrics)
 
     def check(self) -> None:
-        """Raise ``GenerationOverError`` when this generation is over.
+        """Raise ``GenerationOverError`` if this generation is over.
 
         Call it in long work of your own.
         """
@@ -138,10 +138,11 @@ class Run:
 
     @contextmanager
     def pause(self, *, limit_s: float = 0.0) -> Iterator[None]:
-        """Announce work beside training, as an evaluation: silence in it is no hang.
+        """Announce work besides training, such as an evaluation: silence during it is not a hang.
 
-        After ``limit_s`` it is one; without it after what the launcher allows (half an hour). A
-        change of the world waits for the end of it unless it calls `check` now and then.
+        After ``limit_s`` it counts as a hang; without ``limit_s``, after the launcher's limit (half
+        an hour). A change of the world waits for the end of this work unless it calls `check`
+        regularly.
         """
         if limit_s < 0:
             raise ConfigError(f"run.pause(limit_s={limit_s!r}): give seconds, or 0 for the default")
@@ -149,12 +150,12 @@ class Run:
             yield
 
     def track(self, **state: Any) -> None:
-        """Name the state to keep, and restore it in place where there is something to restore.
+        """Declare the state to keep, and restore it in place if there is a restore point.
 
         ``state``: modules, `ckpt.ModelParts` (of a rank's stages), optimizers, objects with
-        ``state_dict``/``load_state_dict``, tensors and plain values. Raises ``ConfigError`` when a
-        setting contradicts the saved run's, and ``ckpt``'s ``MismatchError`` when the saved state
-        is another model's.
+        ``state_dict``/``load_state_dict``, tensors and plain values. Raises ``ConfigError`` if a
+        setting contradicts the saved run's, and ``ckpt``'s ``MismatchError`` if the saved state
+        belongs to another model.
         """
         if self._gradients is not None:
             raise ConfigError("run.track was called twice; name all state in one call")
@@ -178,8 +179,8 @@ class Run:
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.
 
-        The whole body belongs to the step and must depend only on the tracked state and the
-        step's number: after a failure it is run again from the last complete step.
+        The whole loop body belongs to the step. It must depend only on the tracked state and the
+        step's number: after a failure it runs again from the last complete step.
         """
         self._tracked()
         self._begin(count)
@@ -191,7 +192,7 @@ class Run:
     def epochs(self, count: int, loader: Loader) -> Iterator[int]:
         """Yield the number of each step until ``loader`` has gone ``count`` times through its data.
 
-        As `steps` for the rest; for when the number of steps is not known, or follows the data.
+        Otherwise like `steps`. Use it if the number of steps is unknown or depends on the data.
         """
         self._tracked()
         over = loader.reaches(count)
@@ -217,13 +218,13 @@ class Run:
     ) -> Loader:
         """Return a loader of ``dataset`` for `microbatches`; every epoch has each sample once.
 
-        ``dataset`` can be indexed, or iterated, or is a DataLoader whose data set, order and
-        options are taken over. ``batch`` is a step's samples over all ranks (without it as many
-        as `Batch` says); the last step of an epoch is smaller. Samples are shuffled unless
-        ``shuffle`` is False or ``order`` (as `Weighted`) says otherwise. ``options`` go to
-        ``factory``: a DataLoader, or torchdata's StatefulDataLoader. The place is saved under
-        ``name`` with the run, not in `track`. A worker process without a batch ``first_batch_s``
-        after its start is replaced. Raises ``ConfigError`` where these do not fit.
+        ``dataset`` can be indexed or iterated, or is a DataLoader whose data set, order and options
+        are taken over. ``batch`` is a step's number of samples over all ranks (default: that of
+        `Batch`); the last step of an epoch may be smaller. Samples are shuffled unless ``shuffle``
+        is False or ``order`` (such as `Weighted`) is given. ``options`` go to ``factory``: a
+        DataLoader, or torchdata's StatefulDataLoader. The position is saved under ``name`` with the
+        run; it does not belong in `track`. A worker process without a batch ``first_batch_s`` after
+        its start is replaced. Raises ``ConfigError`` if these arguments do not fit together.
         """
         return self._work.loader(
             dataset,
@@ -271,8 +272,8 @@ class Run:
         protection = self.protection
         start, began, cpu_began = self._began
         seconds = time.perf_counter() - began
-        # The end of the step is read before the fence is: however long a pause in here is, what is
-        # told ended while the generation stood, and what did not is not told.
+        # Read the end of the step before the fence. Then, however long a pause here is, only steps
+        # that ended while the generation was valid are reported.
         self.check()
         self._session.emit(
             StepDone(
@@ -312,11 +313,11 @@ class Run:
     def microbatches(self, dataset: MapDataset[Any] | Loader | None = None) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
-        Of a data set the samples of all steps are one endless row, epoch after epoch, shuffled;
-        of a `loader` a step never spans two epochs, and a microbatch counts by its samples.
-        Each is seeded on its own. With ``exact`` the pass is repeated in the rare case that a
-        gradient outgrew its grid; when the loop ends, every ``.grad`` is the mean over all
-        microbatches of all ranks.
+        For a data set, the samples of all steps are one endless shuffled sequence, epoch after
+        epoch. For a `loader`, a step never spans two epochs, and a microbatch is weighted by its
+        number of samples. Each microbatch has its own seed. With ``exact`` the pass is repeated in
+        the rare case that a gradient outgrew its grid. When the loop ends, every ``.grad`` is the
+        mean over all microbatches of all ranks.
         """
         gradients = self._tracked()
         for pieces in self._passes(dataset):
@@ -326,7 +327,7 @@ class Run:
             self._piece = None
 
     def _passes(self, dataset: MapDataset[Any] | Loader | None) -> Iterator[list[LoadedMicrobatch]]:
-        """Yield the microbatches of the step, again where the pass has to be repeated."""
+        """Yield the microbatches of the step, again if the pass has to be repeated."""
         gradients = self._tracked()
         if not self._in_step:
             raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
@@ -356,22 +357,23 @@ class Run:
 
     @property
     def share(self) -> int:
-        """How many of a step's microbatches this rank runs."""
+        """The number of a step's microbatches that this rank runs."""
         return self._work.share
 
     def stage(self, module: nn.Module) -> Stage:
-        """Return the one stage of this rank, as of `stages`."""
+        """Return the one stage of this rank; see `stages`."""
         return self.stages([module])[0]
 
     def stages(self, modules: Iterable[nn.Module]) -> list[Stage]:
         """Return this rank's stages, for a schedule of torch.distributed.pipelining.
 
-        ``modules`` (as `ckpt.ModelParts`) are its parts of the model, with the names they have in
-        the whole one: rank ``r`` of the axis ``pp`` has the stages ``r``, ``r + pp``, … in this
-        order, every rank as many. Collective. Raises ``ConfigError`` for what cannot be stages.
+        ``modules`` (such as `ckpt.ModelParts`) are this rank's parts of the model, with their names
+        in the whole model: rank ``r`` of the axis ``pp`` has the stages ``r``, ``r + pp``, … in
+        this order. Every rank has the same number. Collective. Raises ``ConfigError`` for modules
+        that cannot be stages.
         """
         from holdfast.elastic.loop.pipeline import (
-            stages_of,  # a second to import, for those who need it
+            stages_of,  # takes a second to import, so only on use
         )
 
         return stages_of(
@@ -389,12 +391,12 @@ class Run:
         *,
         feed: Feed | None = None,
     ) -> None:
-        """Run this group's microbatches through the stages: in place of `microbatches`.
+        """Run this group's microbatches through the stages; replaces `microbatches`.
 
         ``schedule`` is for a `stage`, or for `stages`, with ``n_microbatches=run.share`` and
-        ``scale_grads=False``. ``feed`` makes of a microbatch the input of the first stage and the
-        target of the loss, whose mean is logged as ``loss`` (without it a microbatch is such a
-        pair). Afterwards every ``.grad`` is the mean over all microbatches.
+        ``scale_grads=False``. ``feed`` splits a microbatch into the input of the first stage and
+        the target of the loss (default: a microbatch is such a pair). The mean loss is logged as
+        ``loss``. Afterwards every ``.grad`` is the mean over all microbatches.
         """
         from holdfast.elastic.loop.pipeline import pair, run_schedule
 
@@ -437,10 +439,10 @@ class Run:
         return True
 
     def _judge_loss(self, wrong: str) -> None:
-        """Let the watch say what becomes of the step; it may end the generation, or the job."""
+        """Let the loss guard decide about the step; it may end the generation, or the job."""
         if self._losses is None:
             return
-        self._world.settle()  # a number out of an aborted collective is not judged
+        self._world.settle()  # a value from an aborted collective is not judged
 
         def tell(why: str, action: LossAction) -> None:
             if self.is_leader:
@@ -453,7 +455,7 @@ class Run:
                     )
                 )
             if action in (LossAction.ROLL_BACK, LossAction.STOP):
-                self._world.barrier()  # the first to leave ends it for all: it is told by then
+                self._world.barrier()  # the first rank to leave ends it for all: report first
 
         self._skips = self._losses.skips(
             self._logs.latest, step=self.completed, wrong=wrong, tell=tell
@@ -462,7 +464,7 @@ class Run:
             self._tracked().clear()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of this microbatch's loss (its mean over the microbatch's samples)."""
+        """Add the gradient of this microbatch's loss (the mean over the microbatch's samples)."""
         if self._piece is None:
             raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
         self._backwards += 1
@@ -472,9 +474,9 @@ class Run:
         self._tracked().end_backward()
 
     def step(self, *optimizers: Optimizer) -> None:
-        """Apply the mean gradient and drop it: once per step, after the microbatches.
+        """Apply the mean gradient and drop it. Call it once per step, after the microbatches.
 
-        Nothing is applied in a step that the `LossGuard` leaves out.
+        It applies nothing in a step that the `LossGuard` skips.
         """
         if not optimizers:
             raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
@@ -486,7 +488,7 @@ class Run:
         self.check()
         if not self._skips:
             for optimizer in optimizers:
-                self._keeper.fence_steps_of(optimizer)  # those that are tracked are fenced already
+                self._keeper.fence_steps_of(optimizer)  # tracked ones are fenced already
                 optimizer.step()
         self._tracked().clear()
         self._stepped = True
@@ -499,19 +501,19 @@ class Run:
         return clip_grad_norm_(parameters, max_norm, world=self._world)
 
     def fence(self) -> None:
-        """Wait for the snapshot being copied: call it before changing tracked tensors by hand.
+        """Wait for the snapshot being copied. Call it before you change tracked tensors by hand.
 
-        ``run.step`` and every tracked optimizer do so by themselves. A change without it, as of
-        parameters under ``torch.no_grad()``, is noticed, and the snapshot under way is discarded:
-        `protection` names the tensor.
+        ``run.step`` and every tracked optimizer do so by themselves. A change without it, for
+        example of parameters under ``torch.no_grad()``, is detected, and the snapshot being copied
+        is discarded; `protection` names the tensor.
         """
         self._keeper.fence()
 
     @property
     def protection(self) -> Protection:
-        """How well this run is protected: the newest restore point, its age, what it cost.
+        """The protection of this run: the newest restore point, its age and its cost.
 
-        Reading it costs nothing. Raises ``ConfigError`` before `track`.
+        Reading it is cheap. Raises ``ConfigError`` before `track`.
         """
         return self._keeper.protection()
 
@@ -520,14 +522,14 @@ class Run:
         self._session.emit(event)
 
     def log(self, **values: float | torch.Tensor) -> None:
-        """Record numbers of this step; inside a microbatch, its part of their mean over all."""
+        """Record metrics of this step; inside a microbatch, its part of their mean."""
         if self._piece is None:
             self._logs.add(None, values)
         else:
             self._logs.add(self._piece.microbatch, values, samples=self._piece.samples)
 
     def _finish(self) -> None:
-        """Make the last step durable where asked for, and wait for all ranks (the loop does)."""
+        """Make the last step durable if requested, and wait for all ranks; called by the loop."""
         if self._in_step and self._stepped:
             self._end_step(last=True)  # the loop was left by `break`
         self._pulse.set(WorkerPhase.WAIT, step=self.completed)
@@ -535,7 +537,7 @@ class Run:
         self._world.barrier()
 
     def _close(self) -> None:
-        """Let go of everything that holds the model or the data."""
+        """Release everything that holds the model or the data."""
         self._work.close()
         if self._gradients is not None:
             self._gradients.close()

@@ -12,7 +12,7 @@ from holdfast.elastic.tracked.keeper import StateKeeper
 
 
 class Session:
-    """One generation's access to the job; `session_of` returns the one of a `Run`.
+    """One generation's access to the job; `session_of` returns that of a `Run`.
 
     ``seed`` is the run's.
     """
@@ -39,7 +39,7 @@ class Session:
         return self._channel.key
 
     def roster(self) -> Roster:
-        """Return the whole job as last heard."""
+        """Return the whole job as last received."""
         return self._channel.roster()
 
     def emit(self, event: Event) -> None:
